@@ -1,0 +1,1 @@
+"""Where prediction and measurement meet: recorded figures, comparison and its tolerances."""

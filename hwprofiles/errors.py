@@ -1,0 +1,34 @@
+"""The base of every refusal, and the two that reading a data file can raise. `twin/errors.py` draws the whole tree."""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_BAD_INPUT = 2
+
+
+class TwinError(Exception):
+    """An expected outcome: shown in one line, never as a traceback."""
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class UnknownName(TwinError, KeyError):
+    """A name that stands for nothing here; the hint has the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        nearest = f"did you mean {near[0]}? " if near else ""
+        super().__init__(f"unknown {kind} {name!r}", hint=f"{nearest}known: {', '.join(names)}")
+
+
+class BadFile(TwinError, ValueError):
+    """A data file that cannot be read as what it claims to be; the message names the file and the key."""

@@ -1,0 +1,154 @@
+"""The schema of a machine: its devices, links, host and kernel rates, checked when it is read."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from hwprofiles.rates import Curve, Rate, Unit
+
+SCHEMA = "twin.hardware/1"
+FULL_LANES = 16
+
+# Allowed range of each quantity: wide enough for any machine, narrow enough to catch GB/s written as B/s.
+Allowed = tuple[Unit, float, float]
+
+_VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
+_LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
+_FLOP_PER_S: Allowed = ("FLOP/s", 1e10, 1e17)
+_LATENCY_S: Allowed = ("s", 1e-8, 1.0)
+_CAPACITY_BYTES: Allowed = ("B", 2.0**28, 2.0**50)
+
+
+class Link(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One direction between two memories: seconds = latency + bytes / (rate x efficiency of the run length)."""
+
+    rate: Rate
+    latency: Rate
+    run_length: Curve
+    datasheet: Rate
+
+    def check(self, path: str) -> None:
+        """Raise ValueError where a unit or range is wrong or the link beats its datasheet."""
+        _check(self.rate, f"{path}.rate", _LINK_BYTES_PER_S)
+        _check(self.latency, f"{path}.latency", _LATENCY_S)
+        _check_peak(self.rate, self.datasheet, path, _LINK_BYTES_PER_S)
+        _check_axis(self.run_length, f"{path}.run_length", "run_bytes")
+
+
+class Roof(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A calibrated rate under the datasheet peak that bounds it."""
+
+    rate: Rate
+    datasheet: Rate
+
+
+class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One device with a memory of its own and its links to the host."""
+
+    name: str
+    compute_capability: Annotated[str, Meta(pattern=r"^\d+\.\d+$")]
+    sm_count: Annotated[int, Meta(ge=1)]
+    vram: Rate
+    """Usable bytes."""
+    vram_read: Roof
+    tensor: dict[str, Roof]
+    """FLOP/s of dense matrix products, by operand type."""
+    h2d: Link
+    d2h: Link
+
+    def check(self, path: str) -> None:
+        """Raise ValueError naming the key that is out of range."""
+        _check(self.vram, f"{path}.vram", _CAPACITY_BYTES)
+        _check_peak(self.vram_read.rate, self.vram_read.datasheet, f"{path}.vram_read", _VRAM_BYTES_PER_S)
+        for dtype, roof in self.tensor.items():
+            _check_peak(roof.rate, roof.datasheet, f"{path}.tensor.{dtype}", _FLOP_PER_S)
+        self.h2d.check(f"{path}.h2d")
+        self.d2h.check(f"{path}.d2h")
+
+
+class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The memory and disk behind the links."""
+
+    memory: Rate
+    """Installed bytes."""
+    reserved: Rate
+    """Bytes that the operating system and the engine's process keep."""
+    dram: Link
+    disk: Link
+
+    def check(self, path: str) -> None:
+        """Raise ValueError naming the key that is out of range."""
+        _check(self.memory, f"{path}.memory", _CAPACITY_BYTES)
+        _check(self.reserved, f"{path}.reserved", ("B", 1.0, self.memory.value))
+        self.dram.check(f"{path}.dram")
+        self.disk.check(f"{path}.disk")
+
+
+class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one implementation makes of the roof above it: an efficiency curve, a latency per call, or both."""
+
+    efficiency: Curve | None = None
+    latency: Rate | None = None
+
+    def __post_init__(self) -> None:
+        if self.efficiency is None and self.latency is None:
+            raise ValueError("a kernel needs an efficiency, a latency or both")
+
+
+class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that a prediction may ask of a machine. Devices are alike, each with its own links."""
+
+    schema: str
+    name: str
+    summary: str
+    gpu_count: Annotated[int, Meta(ge=1, le=1024)]
+    gpu: Gpu
+    host: Host
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    """By `<operation>/<implementation>/<format>`."""
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise ValueError(f"schema must be {SCHEMA!r}, not {self.schema!r}")
+        self.gpu.check("$.gpu")
+        self.host.check("$.host")
+        for key, kernel in self.kernels.items():
+            if key.count("/") != 2:
+                raise ValueError(f"$.kernels.{key}: a kernel is named operation/implementation/format")
+            if kernel.latency is not None:
+                _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
+
+    def with_lanes(self, lanes: int) -> "HardwareProfile":
+        """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves."""
+        share = lanes / FULL_LANES
+        narrowed = replace(self.gpu, h2d=_narrowed(self.gpu.h2d, share), d2h=_narrowed(self.gpu.d2h, share))
+        return replace(self, gpu=narrowed)
+
+
+def _narrowed(link: Link, share: float) -> Link:
+    return replace(
+        link,
+        rate=replace(link.rate, value=link.rate.value * share),
+        datasheet=replace(link.datasheet, value=link.datasheet.value * share),
+    )
+
+
+def _check(rate: Rate, path: str, allowed: Allowed) -> None:
+    unit, low, high = allowed
+    if rate.unit != unit:
+        raise ValueError(f"{path}: unit must be {unit!r}, not {rate.unit!r}")
+    if not low <= rate.value <= high:
+        raise ValueError(f"{path}: {rate.value:g} {unit} is outside the range of {low:g} to {high:g} {unit}")
+
+
+def _check_peak(rate: Rate, peak: Rate, path: str, allowed: Allowed) -> None:
+    _check(rate, f"{path}.rate", allowed)
+    _check(peak, f"{path}.datasheet", allowed)
+    if rate.value > peak.value:
+        raise ValueError(f"{path}: the rate {rate.value:g} is above its datasheet peak {peak.value:g} {peak.unit}")
+
+
+def _check_axis(curve: Curve, path: str, axis: str) -> None:
+    if curve.over != axis:
+        raise ValueError(f"{path}: 'over' must be {axis!r}, not {curve.over!r}")

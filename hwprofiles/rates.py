@@ -1,0 +1,71 @@
+"""A rate is a number with a unit, a spread, a source and a date; a curve is a rate over one quantity."""
+
+import math
+from bisect import bisect_right
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Source = Literal["measured", "published", "datasheet", "fitted"]
+Unit = Literal["B/s", "FLOP/s", "s", "B", "1"]
+Positive = Annotated[float, Meta(gt=0)]
+Spread = Annotated[float, Meta(ge=0, le=1)]
+IsoDate = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+
+
+class Provenance(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a number comes from: carried into every prediction that uses it."""
+
+    spread: Spread
+    """Relative standard deviation, as a share of the value."""
+    n: Annotated[int, Meta(ge=1)]
+    """Samples behind the value."""
+    source: Source
+    date: IsoDate
+    note: str = ""
+    fitted_on: tuple[str, ...] = ()
+    """Ids of the recorded measurements that set the value; such a row is never evidence for it."""
+
+    def __post_init__(self) -> None:
+        if (self.source == "fitted") != bool(self.fitted_on):
+            raise ValueError("source is 'fitted' exactly when fitted_on names the rows")
+
+
+class Rate(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One number: bytes or operations a second, seconds, bytes, or a plain ratio."""
+
+    value: Positive
+    unit: Unit
+
+
+class Curve(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Efficiency (share of the roof, at most 1) over one quantity; linear in the logarithm of that quantity.
+
+    Outside the outermost points the nearest value holds: see `covers`.
+    """
+
+    over: str
+    at: tuple[Positive, ...]
+    efficiency: tuple[Annotated[float, Meta(gt=0, le=1)], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.at or len(self.at) != len(self.efficiency):
+            raise ValueError("'at' and 'efficiency' need the same length, at least 1")
+        if any(a >= b for a, b in zip(self.at, self.at[1:], strict=False)):
+            raise ValueError("'at' must rise strictly")
+
+    def __call__(self, x: float) -> float:
+        """Efficiency at `x`, in (0, 1]."""
+        right = bisect_right(self.at, x)
+        if right == 0 or len(self.at) == 1:
+            return self.efficiency[0]
+        if right == len(self.at):
+            return self.efficiency[-1]
+        low, high = self.at[right - 1], self.at[right]
+        weight = math.log(x / low) / math.log(high / low)
+        return self.efficiency[right - 1] * (1 - weight) + self.efficiency[right] * weight
+
+    def covers(self, x: float) -> bool:
+        """Whether `x` lies inside what was calibrated; a single point is a constant and claims no range."""
+        return len(self.at) == 1 or self.at[0] <= x <= self.at[-1]

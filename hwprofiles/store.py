@@ -1,0 +1,87 @@
+"""Finding and reading profiles: a shipped name, or the path of a JSON file."""
+
+import json
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.profile import HardwareProfile
+
+DATA = Path(__file__).parent / "data"
+
+
+def profile_names() -> list[str]:
+    """Names of the shipped machines."""
+    return sorted(path.parent.name for path in DATA.glob("*/profile.json"))
+
+
+def load_profile(name: str) -> HardwareProfile:
+    """The machine called `name`, or read from the file `name` if it looks like a path.
+
+    Raises UnknownName for a name that is not shipped, BadFile for a file that is not a profile.
+    """
+    if name in profile_names():
+        return _shipped(name)
+    if "/" in name or name.endswith(".json"):
+        return _parse(Path(name))
+    raise UnknownName("machine", name, profile_names())
+
+
+@cache
+def _shipped(name: str) -> HardwareProfile:
+    return _parse(DATA / name / "profile.json")
+
+
+def _parse(path: Path) -> HardwareProfile:
+    raw = _with_parent(read_json(path), path)
+    try:
+        return msgspec.convert(raw, HardwareProfile)
+    except (msgspec.ValidationError, ValueError) as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+
+
+def _with_parent(raw: Any, path: Path) -> Any:
+    """`raw` laid over the shipped profile that it extends, key by key; kernels are merged one by one."""
+    if not isinstance(raw, dict) or "extends" not in raw:
+        return raw
+    own = {key: value for key, value in raw.items() if key != "extends"}
+    parent = raw["extends"]
+    if parent not in profile_names():
+        raise BadFile(f"{path}: extends {parent!r}, which is not a shipped machine", hint=", ".join(profile_names()))
+    base = _with_parent(read_json(DATA / parent / "profile.json"), path)
+    kernels = {**base.get("kernels", {}), **own.get("kernels", {})}
+    return {**base, **own, "kernels": kernels}
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`, read strictly: no NaN, no infinity, no repeated key. Raises BadFile in one line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_refuse_repeats)
+    except UnicodeDecodeError as wrong:
+        raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
+    except OSError as wrong:
+        raise BadFile(f"{path}: cannot be read: {wrong.strerror}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise BadFile(f"{path}: not valid JSON: {wrong}") from None
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is not a number that a data file may hold")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if isfinite(number) else _refuse_constant(digits)
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        repeated = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
+        raise ValueError(f"key {repeated[0]!r} appears twice")
+    return table

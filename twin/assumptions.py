@@ -1,0 +1,39 @@
+"""Every simplification, numbered as in ARCHITECTURE.md; a prediction names those that it leans on."""
+
+from hwprofiles import HardwareProfile
+from twin.case import Case
+
+ASSUMPTIONS = {
+    "A1": "engines are first-in-first-out servers; one op holds one engine; two ops never share a link",
+    "A2": "layers of one kind on one device cost the same, and each layer waits for the one before it",
+    "A3": "launches of a layer's backbone, norms and residual mixing are inside the efficiency of its matrices",
+    "A4": "tokens choose experts independently and evenly",
+    "A5": "rates err independently and log-normally; intervals are first-order",
+    "A6": "workspace is spread over devices so that each cache layer has equal room; only its total is published",
+    "A7": "a selected block is one run of 4 tokens x all kv heads; masked lanes of the padded selection read nothing",
+    "A8": "a staged prefill issues every product of the padded selection once per bucket, masked or not",
+    "A9": "registered host memory costs every device 8 bytes of page table per 4 KiB, as measured on H200s",
+    "A10": "n-gram rows of a prompt are fetched a chunk ahead, those of a decode step beside the layers before",
+    "A11": "all batch sequences have the same length",
+    "A12": "buffers that live within one attention call reuse the workspace's largest transient; the arena does not",
+    "A13": "beyond the model's native context only memory and speed are predicted; answers need rope scaling",
+}
+
+_ALWAYS = ("A1", "A2", "A3", "A5")
+
+
+def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys of the assumptions that matter to this case, then a line for each rate used outside its calibrated range."""
+    applies = {
+        "A4": case.model.feed_forward.experts > 1,
+        "A6": machine.gpu_count > 1,
+        "A7": case.model.indexer is not None,
+        "A8": case.layout.name == "offload" and case.prefill != "naive",
+        "A9": case.layout.name == "offload",
+        "A10": case.model.ngram is not None,
+        "A11": case.question.batch > 1,
+        "A12": case.layout.name == "offload" and case.prefill != "naive",
+        "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
+    }
+    keys = [key for key in ASSUMPTIONS if key in _ALWAYS or applies.get(key)]
+    return (*keys, *(f"extrapolated: {what}" for what in extrapolated))

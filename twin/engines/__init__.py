@@ -1,0 +1,24 @@
+"""An inference engine's own rules; file name = name on the command line."""
+
+from importlib import import_module
+from pathlib import Path
+
+from twin.engines.rules import EngineRules
+from twin.errors import UnknownName
+
+__all__ = ["EngineRules", "engine_names", "load_engine"]
+
+_NOT_ENGINES = {"__init__", "rules"}
+
+
+def engine_names() -> list[str]:
+    """Names of the engines whose rules are known."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_ENGINES)
+
+
+def load_engine(name: str) -> EngineRules:
+    """The rulebook of engine `name`; UnknownName otherwise."""
+    if name not in engine_names():
+        raise UnknownName("engine", name, engine_names())
+    rules: EngineRules = import_module(f"twin.engines.{name}").RULES
+    return rules

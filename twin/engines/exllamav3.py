@@ -1,0 +1,38 @@
+"""exllamav3 1.4.9 to 1.6.5 with the public KV-offload patch.
+
+Sources: `constants.py` (page), `modules/qsa_indexer.py` (selection), `modules/attention_fn/qsa_triton.py` (tiles),
+`cache/qsa_offload.py` of the port cosmicnag/exllamav3@b7dcfa62 (staging), `generator` defaults (chunk).
+"""
+
+from hwprofiles.rates import Rate
+from twin.engines.rules import EngineRules
+from twin.units import MIB
+
+RULES = EngineRules(
+    name="exllamav3",
+    summary="exllamav3 1.6 with the KV-offload patch: layers split over devices in order, one sequence at a time",
+    page_tokens=256,
+    layouts=("vram", "offload"),
+    formats=("fp16",),
+    chunk_tokens=2048,
+    prefilled_short_of=1,
+    state_element_bytes=2,
+    hop_element_bytes=4,
+    ngram="disk",
+    workspace=Rate(
+        value=2_013_853_901,
+        unit="B",
+        spread=0.03,
+        n=1,
+        source="fitted",
+        date="2026-11-29",
+        note="what 64.35 GiB of loaded VRAM leave beside weights and recurrent state, a third per device",
+        fitted_on=("blog.vram_model",),
+    ),
+    selection_alignment=32,
+    head_tile=16,
+    score_rows=1024,
+    staging_bytes=32 * MIB,
+    staging_rows=1024,
+    overlaps_copies=False,
+)

@@ -1,0 +1,59 @@
+"""What every placement must answer, and the two records that questions and answers travel in."""
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from twin.ops import Block, Op
+
+if TYPE_CHECKING:
+    from twin.case import Case
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Bytes of cache per token of context, in each memory tier."""
+
+    vram_bytes: int
+    host_bytes: int
+
+
+class Pass(Struct, frozen=True, kw_only=True):
+    """One forward pass over `rows` new tokens of each of `batch` sequences that hold `past` tokens already."""
+
+    past: int
+    rows: int
+    batch: int = 1
+
+    @property
+    def end(self) -> int:
+        """Tokens of one sequence after the pass."""
+        return self.past + self.rows
+
+
+class CacheLayout(Protocol):
+    """One placement. Everything is per attention layer; `device` is where that layer runs."""
+
+    name: str
+    summary: str
+    options: frozenset[str]
+    """Fields of a Question that only mean something under this placement."""
+
+    def placement(self, case: "Case") -> Placement:
+        """Bytes per token of one attention layer."""
+        ...
+
+    def working_bytes(self, case: "Case") -> dict[str, int]:
+        """Buffers on each device that runs attention layers, by name."""
+        ...
+
+    def decode_ops(self, case: "Case", step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
+        """Ops of one decode step, a chain; `first` is the index in the block of the first of them."""
+        ...
+
+    def buckets(self, case: "Case", chunk: Pass) -> int:
+        """Parts in which a sparse chunk's history crosses the link; 0 where it is read in place."""
+        ...
+
+    def prefill_blocks(self, case: "Case", chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
+        """Blocks of one prefill chunk, for `times` equal layers."""
+        ...

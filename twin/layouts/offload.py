@@ -1,0 +1,125 @@
+"""offload: K, V and raw indexer keys in registered host memory, pooled keys in VRAM.
+
+Decode reads the selected blocks straight over the link (zero-copy). A prefill chunk would read nearly the whole history
+once per row; staged, it copies the history bucket by bucket into a VRAM buffer and lets all rows attend to each bucket.
+Sources: `cache/qsa_offload.py` and `modules/attention_fn/qsa_triton.py` of the port cosmicnag/exllamav3@b7dcfa62.
+"""
+
+from twin.case import Case
+from twin.counts import block_run_bytes, is_sparse, padded_selection, pooled_key_bytes, raw_key_bytes, selected_tokens
+from twin.layouts.layout import Pass, Placement
+from twin.ops import Block, Carried, Engine, Op
+from twin.products import dense_block, issued_flops, merge_partials, sparse_products
+from twin.selection import decode_selection, prefill_selection
+
+
+class Offload:
+    """K, V and raw keys on the host; `pooled` moves the pooled keys there too (a what-if)."""
+
+    name = "offload"
+    summary = "K and V in host RAM, read in place by the GPU; only pooled keys in VRAM"
+    options: frozenset[str] = frozenset({"staging_bytes", "prefill", "copies", "pooled"})
+
+    def placement(self, case: Case) -> Placement:
+        """K, V and the raw key on the host; a pooled key every `ratio` tokens in VRAM."""
+        pooled = pooled_key_bytes(case.model) // (case.model.indexer.ratio if case.model.indexer else 1)
+        planes = case.plane_bytes + raw_key_bytes(case.model)
+        if case.pooled == "host":
+            return Placement(vram_bytes=0, host_bytes=planes + pooled)
+        return Placement(vram_bytes=pooled, host_bytes=planes)
+
+    def working_bytes(self, case: Case) -> dict[str, int]:
+        """The staging arena. Partials, sums and indices of one call reuse the workspace's largest transient."""
+        staged = case.prefill != "naive" and case.question.batch == 1
+        return {"staging": case.staging_bytes} if staged else {}
+
+    def decode_ops(self, case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
+        """Write the new token to the host, select when the context is long, gather over the link."""
+        sparse = is_sparse(case.model, step.end)
+        selection = decode_selection(case, step, device, first=first) if sparse else ()
+        gather = Op(
+            part="kv_gather",
+            engine=Engine.H2D,
+            device=device,
+            kernel=case.rules.kernel("gather_host", case.fmt.name),
+            link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
+            run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
+            after=(first + len(selection) - 1,),
+        )
+        return (*selection, gather, self._write_back(case, step, device, after=(first - 1,)))
+
+    def prefill_blocks(self, case: Case, chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
+        """Write the chunk to the host, then dense, staged or token-by-token attention."""
+        write = Block(ops=(self._write_back(case, chunk, device, after=()),), times=times)
+        if not is_sparse(case.model, chunk.end):
+            past_bytes = chunk.past * case.plane_bytes * chunk.batch
+            return write, dense_block(case, chunk, device, times=times, link_bytes=past_bytes)
+        selection = Block(ops=prefill_selection(case, chunk, device, first=0), times=times)
+        attend = self._staged if self.is_staged(case, chunk) else self._naive
+        return write, selection, attend(case, chunk, device, times)
+
+    def is_staged(self, case: Case, chunk: Pass) -> bool:
+        """The port's rule: one sequence, and the rows would read more than twice the pages in use."""
+        if case.prefill != "auto":
+            return case.prefill == "staged"
+        reads = chunk.rows * padded_selection(case.model, case.rules.selection_alignment)
+        return chunk.batch == 1 and reads > 2 * case.rules.pages(chunk.end) * case.rules.page_tokens
+
+    def buckets(self, case: Case, chunk: Pass) -> int:
+        """Buckets of a staged chunk (0 if not staged); overlapped copies fill one half of the buffer at a time."""
+        if not self.is_staged(case, chunk):
+            return 0
+        buffers = 2 if case.copies == "overlapped" else 1
+        bucket_pages = max(1, case.staging_bytes // (buffers * case.rules.page_tokens * case.plane_bytes))
+        return -(-case.rules.pages(chunk.end) // bucket_pages)
+
+    def _staged(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
+        """Copy a bucket (K, then V), attend to it with every row, fold; all pages in use cross the link once."""
+        buckets = self.buckets(case, chunk)
+        history_bytes = case.rules.pages(chunk.end) * case.rules.page_tokens * case.plane_bytes
+        copy = Op(
+            part="kv_copy",
+            engine=Engine.H2D,
+            device=device,
+            calls=2,
+            link_bytes=history_bytes / buckets / 2,
+            run_bytes=case.rules.page_tokens * case.plane_bytes / 2,
+        )
+        attend = sparse_products(case, chunk, device, after=(0,), vram_bytes=history_bytes / buckets)
+        ops = (copy, attend) if buckets == 1 else (copy, attend, merge_partials(case, chunk, device, after=(1,)))
+        wait = 2 if case.copies == "overlapped" else 1
+        return Block(ops=ops, iterations=buckets, times=times, carried=(Carried(0, len(ops) - 1, wait),))
+
+    def _naive(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
+        """Every row gathers its own selection over the link, inside the sparse kernel."""
+        gather = Op(
+            part="kv_gather",
+            engine=Engine.H2D,
+            device=device,
+            kernel=case.rules.kernel("gather_host", case.fmt.name),
+            link_bytes=naive_read_bytes(case, chunk),
+            run_bytes=block_run_bytes(case.model, case.plane_bytes),
+            flops=issued_flops(case, chunk.rows * chunk.batch),
+        )
+        return Block(ops=(gather,), times=times)
+
+    def _write_back(self, case: Case, step: Pass, device: int, *, after: tuple[int, ...]) -> Op:
+        written = self.placement(case).host_bytes * step.rows * step.batch
+        return Op(part="kv_write", engine=Engine.D2H, device=device, link_bytes=written, after=after)
+
+
+def naive_read_bytes(case: Case, chunk: Pass) -> int:
+    """Bytes that the rows of a sparse chunk read, each its own selection (see counts.selected_tokens)."""
+    indexer = case.model.indexer
+    if indexer is None:
+        return 0
+    short = max(0, min(chunk.end, indexer.budget) - chunk.past)  # rows that still see no more than the budget
+    short_tokens = short * chunk.past + short * (short + 1) // 2
+    rows = chunk.rows - short
+    whole, rest = divmod(rows, indexer.ratio)
+    tails = whole * (indexer.ratio * (indexer.ratio - 1) // 2)
+    tails += sum((chunk.end - back) % indexer.ratio for back in range(rest))
+    return (short_tokens + rows * indexer.budget + tails) * case.plane_bytes * chunk.batch
+
+
+LAYOUT = Offload()

@@ -1,0 +1,61 @@
+"""vram: every plane of the cache in device memory, read in place."""
+
+from twin.case import Case
+from twin.counts import block_run_bytes, is_sparse, pooled_key_bytes, raw_key_bytes, selected_tokens
+from twin.layouts.layout import Pass, Placement
+from twin.ops import Block, Engine, Op
+from twin.products import dense_block, sparse_products
+from twin.selection import decode_selection, prefill_selection
+
+
+class Vram:
+    """K, V, raw and pooled indexer keys in VRAM."""
+
+    name = "vram"
+    summary = "the whole cache in VRAM"
+    options: frozenset[str] = frozenset()
+
+    def placement(self, case: Case) -> Placement:
+        """K, V, the raw key, and a pooled key every `ratio` tokens."""
+        ratio = case.model.indexer.ratio if case.model.indexer else 1
+        per_token = case.plane_bytes + raw_key_bytes(case.model) + pooled_key_bytes(case.model) // ratio
+        return Placement(vram_bytes=per_token, host_bytes=0)
+
+    def working_bytes(self, case: Case) -> dict[str, int]:
+        """Nothing beyond the engine's workspace."""
+        del case
+        return {}
+
+    def decode_ops(self, case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
+        """Append, select when the context is long, read what was selected."""
+        sparse = is_sparse(case.model, step.end)
+        selection = decode_selection(case, step, device, first=first) if sparse else ()
+        read = Op(
+            part="kv_gather",
+            engine=Engine.SM,
+            device=device,
+            kernel=case.rules.kernel("attend", case.fmt.name),
+            vram_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
+            run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
+            after=(first + len(selection) - 1,),
+        )
+        return (*selection, read)
+
+    def buckets(self, case: Case, chunk: Pass) -> int:
+        """None: the planes are read in place."""
+        del case, chunk
+        return 0
+
+    def prefill_blocks(self, case: Case, chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
+        """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
+        if not is_sparse(case.model, chunk.end):
+            return (dense_block(case, chunk, device, times=times, link_bytes=0),)
+        selection = prefill_selection(case, chunk, device, first=0)
+        read_bytes = (
+            min(chunk.rows * selected_tokens(case.model, chunk.end), chunk.end) * case.plane_bytes * chunk.batch
+        )
+        attend = sparse_products(case, chunk, device, after=(1,), vram_bytes=read_bytes)
+        return (Block(ops=(*selection, attend), times=times),)
+
+
+LAYOUT = Vram()

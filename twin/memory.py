@@ -1,0 +1,180 @@
+"""Does it fit, and how far does the context go: bytes of every part against every memory of the machine."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from hwprofiles.profile import HardwareProfile
+from twin.case import Case
+from twin.counts import embedding_bytes, layer_parameters, parameters, state_bytes, weight_bytes
+from twin.lower import split_layers
+from twin.units import MAX_TOKENS, format_bytes
+
+PAGE_TABLE_SHARE = 8 / 4096
+"""Device bytes per registered host byte: 8 bytes of page table per 4 KiB page, whatever the host's page size.
+
+Measured on one and two H200: 2 MiB per GiB exactly at 8 to 64 GiB, with 4 KiB and with huge pages, on every device
+that has a context, whichever registers (`hwprofiles/data/h200/register_cost.json`).
+"""
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """One memory: what lies in it besides the cache, and what a page of context takes."""
+
+    name: str
+    capacity_bytes: float
+    fixed: dict[str, float]
+    """Bytes by part that do not depend on the context."""
+    page_bytes: dict[str, float]
+    """Bytes by part that one page of every sequence takes here."""
+    capacity_spread: float = 0.0
+    """Standard deviation of capacity less fixed parts, in bytes."""
+
+    def free_bytes(self) -> float:
+        """What the cache may take; negative where even an empty cache does not fit."""
+        return self.capacity_bytes - sum(self.fixed.values())
+
+    def parts(self, pages: int) -> dict[str, float]:
+        """Bytes by part at that many pages."""
+        return self.fixed | {name: size * pages for name, size in self.page_bytes.items() if size}
+
+    def used_bytes(self, pages: int) -> float:
+        """All bytes at that many pages."""
+        return sum(self.parts(pages).values())
+
+    def max_pages(self, *, sigmas: float = 0.0) -> int:
+        """Most pages that fit, with the capacity off by so many standard deviations."""
+        per_page = sum(self.page_bytes.values())
+        free = self.free_bytes() + sigmas * self.capacity_spread
+        if free < 0:
+            return 0
+        return int(free // per_page) if per_page else MAX_TOKENS
+
+
+class MemoryPlan(Struct, frozen=True, kw_only=True):
+    """Every memory of the machine under one case."""
+
+    pools: tuple[Pool, ...]
+    pages: int
+    page_tokens: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every pool holds the asked context."""
+        return not self.short()
+
+    def short(self) -> list[Pool]:
+        """Pools that do not hold it."""
+        return [pool for pool in self.pools if pool.used_bytes(self.pages) > pool.capacity_bytes]
+
+    def max_ctx_tokens(self, *, sigmas: float = 0.0) -> int:
+        """Longest context of each sequence, a whole number of pages; 0 if not one page fits."""
+        pages = min(pool.max_pages(sigmas=sigmas) for pool in self.pools)
+        return min(pages * self.page_tokens, MAX_TOKENS // self.page_tokens * self.page_tokens)
+
+    def limit(self) -> Pool:
+        """The pool that ends the context first."""
+        return min(self.pools, key=lambda pool: pool.max_pages())
+
+    def shortage(self) -> str:
+        """What is needed against what is there, tier by tier; empty where it fits."""
+        lines = []
+        for tier, pools in (("VRAM", self.devices()), ("host memory", self.host())):
+            if any(pool in self.short() for pool in pools):
+                needed = sum(pool.used_bytes(self.pages) for pool in pools)
+                there = sum(pool.capacity_bytes for pool in pools)
+                lines.append(f"needs {format_bytes(needed)} of {tier}, the machine has {format_bytes(there)}")
+        return "; ".join(lines)
+
+    def devices(self) -> list[Pool]:
+        """The pools of VRAM."""
+        return [pool for pool in self.pools if pool.name != "host"]
+
+    def host(self) -> list[Pool]:
+        """The pool of host memory, as a list of one."""
+        return [pool for pool in self.pools if pool.name == "host"]
+
+    def vram_left_bytes(self) -> float:
+        """VRAM that the plan leaves free over all devices."""
+        return sum(pool.capacity_bytes - pool.used_bytes(self.pages) for pool in self.devices())
+
+
+def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
+    """Lay the case's weights, state, workspace and cache over the machine's memories."""
+    page_tokens = case.rules.page_tokens
+    pages = -(-case.question.ctx_tokens // page_tokens)
+    pools = (*_device_pools(case, profile), _host_pool(case, profile))
+    return MemoryPlan(pools=pools, pages=pages, page_tokens=page_tokens)
+
+
+def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
+    devices = split_layers(case, profile.gpu_count)
+    kinds = case.model.layer_kinds
+    layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
+    fixed = [_fixed_parts(case, own, last=device == len(layers) - 1) for device, own in enumerate(layers)]
+    spare = _balanced_workspace(case, profile, layers, fixed)
+    page = case.rules.page_tokens * case.question.batch
+    placed = case.layout.placement(case)
+    tables = page * placed.host_bytes * case.model.attention_layers * PAGE_TABLE_SHARE
+    return [
+        Pool(
+            name=f"gpu{device}",
+            capacity_bytes=profile.gpu.vram.value,
+            fixed=parts | {"workspace": workspace},
+            page_bytes={
+                "kv cache": own.count("attention") * placed.vram_bytes * page,
+                "page tables": tables,
+            },
+            capacity_spread=case.rules.workspace.value * case.rules.workspace.spread,
+        )
+        for device, (own, parts, workspace) in enumerate(zip(layers, fixed, spare, strict=True))
+    ]
+
+
+def _fixed_parts(case: Case, kinds: Sequence[str], *, last: bool) -> dict[str, float]:
+    """Weights, recurrent state and the layout's buffers on a device with layers of these kinds."""
+    model, batch = case.model, case.question.batch
+    count = sum(layer_parameters(model, kind) for kind in kinds) + (parameters(model).head if last else 0)
+    if last is False and not kinds:
+        return {}
+    state = kinds.count("recurrent") * state_bytes(model, case.rules.state_element_bytes) * batch
+    parts = {"weights": weight_bytes(model, count), "recurrent state": float(state)}
+    if not model.weights.embedding_on_host and kinds:
+        parts["embedding"] = float(embedding_bytes(model)) if last else 0.0
+    if "attention" in kinds:
+        parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
+    return {name: size for name, size in parts.items() if size}
+
+
+def _balanced_workspace(
+    case: Case, profile: HardwareProfile, layers: Sequence[Sequence[str]], fixed: list[dict[str, float]]
+) -> list[float]:
+    """Workspace of each device. Only the total is published; it is spread so that each cache layer has equal room.
+
+    This is what an engine user reaches by tuning the split by hand. Assumption A6 in ARCHITECTURE.md.
+    """
+    total = case.rules.workspace.value * len(layers)
+    room = [profile.gpu.vram.value - sum(parts.values()) for parts in fixed]
+    caches = [kinds.count("attention") for kinds in layers]
+    left = sum(room) - total
+    balanced = [space - left * share / sum(caches) for space, share in zip(room, caches, strict=True)]
+    if left < 0 or min(balanced) < 0:
+        return [case.rules.workspace.value] * len(layers)
+    return balanced
+
+
+def _host_pool(case: Case, profile: HardwareProfile) -> Pool:
+    model, batch = case.model, case.question.batch
+    fixed = {"reserved": profile.host.reserved.value}
+    if model.weights.embedding_on_host:
+        fixed["embedding"] = float(embedding_bytes(model))
+    if model.ngram is not None and case.ngram == "ram":
+        fixed["n-gram table"] = float(model.ngram.table_bytes)
+    per_token = case.layout.placement(case).host_bytes * model.attention_layers
+    return Pool(
+        name="host",
+        capacity_bytes=profile.host.memory.value,
+        fixed=fixed,
+        page_bytes={"kv cache": per_token * case.rules.page_tokens * batch},
+        capacity_spread=profile.host.reserved.value * profile.host.reserved.spread,
+    )

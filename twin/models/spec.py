@@ -1,0 +1,141 @@
+"""The shape of a model: enough to count its parameters, its cache and its work, and nothing more."""
+
+from functools import cached_property
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+SCHEMA = "twin.model/1"
+Count = Annotated[int, Meta(ge=1, le=2**31)]
+LayerKind = Literal["attention", "recurrent"]
+
+
+class Attention(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Grouped-query attention; `every` n-th layer has it, the others are recurrent (every = 1: all of them)."""
+
+    every: Count
+    query_heads: Count
+    kv_heads: Count
+    head_dim: Count
+    output_gate: bool
+
+    def __post_init__(self) -> None:
+        if self.query_heads % self.kv_heads:
+            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+
+
+class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Qwen Sparse Attention: scores one pooled key per block of `ratio` tokens, attends to the best `budget` tokens."""
+
+    query_heads: Count
+    head_dim: Count
+    budget: Count
+    ratio: Count
+
+    def __post_init__(self) -> None:
+        if self.budget % self.ratio:
+            raise ValueError(f"budget {self.budget} is not a multiple of ratio {self.ratio}")
+
+    @property
+    def block_topk(self) -> int:
+        """Blocks selected per query token."""
+        return self.budget // self.ratio
+
+
+class Recurrent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Gated DeltaNet: a state of head_dim x head_dim per value head and a short convolution."""
+
+    key_heads: Count
+    value_heads: Count
+    head_dim: Count
+    conv_kernel: Annotated[int, Meta(ge=2, le=64)]
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the short convolution: queries, keys and values."""
+        return (2 * self.key_heads + self.value_heads) * self.head_dim
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of one layer's recurrent state for one sequence, without the convolution's tail."""
+        return self.value_heads * self.head_dim**2
+
+    @property
+    def conv_elements(self) -> int:
+        """Elements of the convolution's tail: the last conv_kernel - 1 inputs."""
+        return self.conv_channels * (self.conv_kernel - 1)
+
+
+class FeedForward(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A gated MLP; with experts > 1 a router picks `active` of them and `shared_intermediate` always runs."""
+
+    experts: Count
+    active: Count
+    intermediate: Count
+    shared_intermediate: Annotated[int, Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if self.active > self.experts:
+            raise ValueError(f"active {self.active} is more than experts {self.experts}")
+
+
+class NgramTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of hashed n-gram embeddings, read by row on the host before layer `before_layer`."""
+
+    table_bytes: Annotated[int, Meta(ge=1, le=2**45)]
+    row_bytes: Count
+    rows_per_token: Count
+    before_layer: Annotated[int, Meta(ge=0)]
+
+
+class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the checkpoint stores its matrices."""
+
+    format: str
+    bits: Annotated[float, Meta(gt=0, le=64)]
+    embedding_on_host: bool
+    embedding_bits: Annotated[float, Meta(gt=0, le=64)]
+
+
+class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+    """A model and its checkpoint."""
+
+    schema: str
+    name: str
+    summary: str
+    source: str
+    hidden: Count
+    vocab: Count
+    layers: Count
+    residual_streams: Count
+    native_ctx_tokens: Count
+    attention: Attention
+    feed_forward: FeedForward
+    weights: Weights
+    indexer: Indexer | None = None
+    recurrent: Recurrent | None = None
+    ngram: NgramTable | None = None
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise ValueError(f"schema must be {SCHEMA!r}, not {self.schema!r}")
+        if self.layers % self.attention.every:
+            raise ValueError(f"{self.layers} layers are not a multiple of attention.every {self.attention.every}")
+        if self.attention.every > 1 and self.recurrent is None:
+            raise ValueError("layers without attention need 'recurrent'")
+
+    @cached_property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Kind of each layer in order: attention closes every group of `every` layers."""
+        every = self.attention.every
+        return tuple("attention" if index % every == every - 1 else "recurrent" for index in range(self.layers))
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that keep a KV cache."""
+        return self.layers // self.attention.every
+
+    @property
+    def recurrent_layers(self) -> int:
+        """Layers that keep a recurrent state."""
+        return self.layers - self.attention_layers

@@ -1,0 +1,141 @@
+"""How long one op takes on one machine: latency + the slowest of its roofs, over the kernel's efficiency."""
+
+from typing import NamedTuple
+
+from hwprofiles.profile import HardwareProfile, Kernel, Link
+from hwprofiles.rates import Provenance
+from twin.errors import MissingRate
+from twin.ops import Engine, Op
+
+WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (H2D)", "d2h": "host link (D2H)"}
+WALLS |= {"dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
+
+
+VRAM_RATES = ("vram",)
+
+
+class Cost(NamedTuple):
+    """Seconds of one op (all its calls), and which rates they hang on."""
+
+    seconds: float
+    latency_s: float
+    bound_s: float
+    """Seconds beyond the latency."""
+    sol_s: float
+    """Speed of light: the same bytes and operations at the calibrated roofs, no latency, efficiency 1."""
+    floor_s: float
+    """The same at the datasheet's peaks: no machine of this kind can be faster."""
+    wall: str
+    """Key in WALLS of the roof that sets bound_s."""
+    bound_rates: tuple[str, ...]
+    latency_rates: tuple[str, ...]
+
+
+class Roofs:
+    """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
+
+    def __init__(self, profile: HardwareProfile) -> None:
+        self.profile = profile
+        self.rates: dict[str, Provenance] = {}
+        self.extrapolated: set[str] = set()
+        gpu, host = profile.gpu, profile.host
+        self._links: dict[Engine, tuple[str, Link]] = {
+            Engine.H2D: ("h2d", gpu.h2d),
+            Engine.D2H: ("d2h", gpu.d2h),
+            Engine.HOST: ("dram", host.dram),
+            Engine.DISK: ("disk", host.disk),
+        }
+        self._vram = (gpu.vram_read.rate.value, gpu.vram_read.datasheet.value)
+        self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
+        self._name_rates()
+
+    def _name_rates(self) -> None:
+        gpu = self.profile.gpu
+        self.rates["vram"] = gpu.vram_read.rate
+        self.rates |= {f"tensor.{name}": roof.rate for name, roof in gpu.tensor.items()}
+        for name, link in self._links.values():
+            self.rates |= {name: link.rate, f"{name}.latency": link.latency, f"{name}.run_length": link.run_length}
+        for key, kernel in self.profile.kernels.items():
+            if kernel.efficiency is not None:
+                self.rates[f"{key}#efficiency"] = kernel.efficiency
+            if kernel.latency is not None:
+                self.rates[f"{key}#latency"] = kernel.latency
+
+    def kernel(self, key: str) -> Kernel:
+        """Rates of the kernel `key`; MissingRate where the profile has none."""
+        try:
+            return self.profile.kernels[key]
+        except KeyError:
+            raise MissingRate(
+                f"machine {self.profile.name} has no rate for {key}",
+                hint=f"it has {', '.join(sorted(self.profile.kernels)) or 'no kernel rates'}",
+            ) from None
+
+    def cost(self, op: Op) -> Cost:
+        """Seconds of all calls of `op`."""
+        wall, bound_s, rates = self._bound(op)
+        latency_s, latency_rates = self._latency(op)
+        if op.kernel and bound_s:
+            curve = self.kernel(op.kernel).efficiency
+            if curve is not None:
+                bound_s /= curve(op.grain)
+                rates = (*rates, f"{op.kernel}#efficiency")
+                if not curve.covers(op.grain):
+                    self.extrapolated.add(f"{op.kernel} at {op.grain:g} {curve.over}")
+        return Cost(
+            seconds=(latency_s + bound_s) * op.calls,
+            latency_s=latency_s * op.calls,
+            bound_s=bound_s * op.calls,
+            sol_s=self._physical_s(op, datasheet=False),
+            floor_s=self._physical_s(op, datasheet=True),
+            wall=wall,
+            bound_rates=rates,
+            latency_rates=latency_rates,
+        )
+
+    def _bound(self, op: Op) -> tuple[str, float, tuple[str, ...]]:
+        """The slowest roof that one call touches, its seconds before the kernel's efficiency, and the rates used."""
+        wall, bound_s = "vram", op.vram_bytes / self._vram[0]
+        rates: tuple[str, ...] = VRAM_RATES
+        if op.flops:
+            tensor_s = op.flops / self._tensor_rate(op.dtype)[0]
+            if tensor_s > bound_s:
+                wall, bound_s, rates = "tensor", tensor_s, (f"tensor.{op.dtype}",)
+        if op.link_bytes or op.host_bytes:
+            name, link = self._link(op)
+            share = link.run_length(op.run_bytes) if op.run_bytes else 1.0
+            link_s = (op.link_bytes + op.host_bytes) / (link.rate.value * share)
+            if link_s > bound_s:
+                wall, bound_s, rates = name, link_s, (name, f"{name}.run_length") if share < 1 else (name,)
+        return wall, bound_s, rates
+
+    def _link(self, op: Op) -> tuple[str, Link]:
+        """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""
+        return self._links[Engine.H2D if op.engine is Engine.SM else op.engine]
+
+    def _latency(self, op: Op) -> tuple[float, tuple[str, ...]]:
+        if op.kernel:
+            latency = self.kernel(op.kernel).latency
+            return (latency.value, (f"{op.kernel}#latency",)) if latency is not None else (0.0, ())
+        if op.engine in self._links:
+            name, link = self._links[op.engine]
+            return link.latency.value, (f"{name}.latency",)
+        return 0.0, ()
+
+    def _tensor_rate(self, dtype: str) -> tuple[float, float]:
+        try:
+            return self._tensor[dtype]
+        except KeyError:
+            raise MissingRate(f"machine {self.profile.name} has no {dtype} tensor rate") from None
+
+    def _physical_s(self, op: Op, *, datasheet: bool) -> float:
+        """Seconds of all calls at the roofs alone."""
+        which = int(datasheet)
+        seconds = op.vram_bytes / self._vram[which]
+        if op.flops:
+            seconds = max(seconds, op.flops / self._tensor_rate(op.dtype)[which])
+        if op.link_bytes or op.host_bytes:
+            _, link = self._link(op)
+            rate = link.datasheet.value if datasheet else link.rate.value
+            seconds = max(seconds, (op.link_bytes + op.host_bytes) / rate)
+        return seconds * op.calls

@@ -1,0 +1,72 @@
+"""Ops of sparse selection (score every pooled key, keep the best): the same under every placement of K and V.
+
+Work of one query row over `ctx` tokens [derived]: 2 x heads x dim x ctx / ratio operations; one pooled key is read per
+block, one fp16 score is written and read.
+"""
+
+from twin.case import Case
+from twin.counts import SCORE_BYTES, complete_blocks, pooled_key_bytes
+from twin.layouts.layout import Pass
+from twin.ops import Engine, Op
+
+
+def decode_selection(case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, Op]:
+    """Scan of all pooled keys and top-k for one new token of each sequence; a chain after op `first` - 1."""
+    blocks = complete_blocks(case.model, step.end) * step.batch
+    scan_bytes = blocks * pooled_key_bytes(case.model)
+    on_host = case.pooled == "host"
+    scan = Op(
+        part="pooled_scan",
+        engine=Engine.H2D if on_host else Engine.SM,
+        device=device,
+        kernel=case.rules.kernel("attend", case.fmt.name),
+        vram_bytes=0 if on_host else scan_bytes,
+        link_bytes=scan_bytes if on_host else 0,
+        flops=blocks * _flops_per_score(case),
+        after=(first - 1,),
+    )
+    select = Op(
+        part="select",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.rules.kernel("select", case.fmt.name),
+        vram_bytes=2 * SCORE_BYTES * blocks,
+        after=(first,),
+    )
+    return scan, select
+
+
+def prefill_selection(case: Case, chunk: Pass, device: int, *, first: int) -> tuple[Op, Op]:
+    """Scoring and top-k for all rows of a chunk, a slab of `score_rows` rows at a time."""
+    slabs = -(-chunk.rows // case.rules.score_rows) * chunk.batch
+    rows = chunk.rows * chunk.batch
+    pooled_bytes = complete_blocks(case.model, chunk.end) * pooled_key_bytes(case.model)
+    scores = rows * (chunk.past + (chunk.rows + 1) / 2) / case.model.indexer.ratio if case.model.indexer else 0
+    on_host = case.pooled == "host"
+    score = Op(
+        part="score",
+        engine=Engine.H2D if on_host else Engine.SM,
+        device=device,
+        kernel=case.rules.kernel("score", case.fmt.name),
+        calls=slabs,
+        vram_bytes=(0 if on_host else pooled_bytes) + SCORE_BYTES * scores / slabs,
+        link_bytes=pooled_bytes if on_host else 0,
+        flops=scores * _flops_per_score(case) / slabs,
+        grain=rows / slabs,
+        after=(first - 1,) if first else (),
+    )
+    select = Op(
+        part="select",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.rules.kernel("select", case.fmt.name),
+        calls=slabs,
+        vram_bytes=SCORE_BYTES * scores / slabs,
+        after=(first,),
+    )
+    return score, select
+
+
+def _flops_per_score(case: Case) -> int:
+    indexer = case.model.indexer
+    return 2 * indexer.query_heads * indexer.head_dim if indexer else 0

@@ -1,0 +1,75 @@
+"""The only place where 1024 and 10^9 are spelled out: parsing what people type, formatting what they read."""
+
+import math
+import re
+
+from twin.errors import BadValue
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+GB = 10**9
+MS, US = 1e-3, 1e-6
+MINUTE = 60.0
+
+MAX_TOKENS = 2**31 - 1
+"""Longest context that a question may name: page tables and token indices of today's engines are 32-bit."""
+
+_TOKEN_SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
+_BYTE_SUFFIXES = {"kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": GB}
+_NUMBER = re.compile(r"([+-]?[\d_,]*\.?\d+(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE)
+
+
+def parse_tokens(text: str) -> int:
+    """Token count from '32768', '1_048_576', '256k' or '1M' (k and M are powers of two: 1M = 1,048,576)."""
+    number, suffix = _split(text, "token count")
+    if suffix not in _TOKEN_SUFFIXES:
+        raise BadValue(f"{text!r} is not a token count", hint="write 32768, 256k or 1M (1M = 1,048,576 tokens)")
+    tokens = number * _TOKEN_SUFFIXES[suffix]
+    if tokens != int(tokens):
+        raise BadValue(f"{text!r} is {tokens:g} tokens, not a whole number")
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise BadValue(f"{text!r} is outside the range of 1 to {MAX_TOKENS:,} tokens")
+    return int(tokens)
+
+
+def parse_bytes(text: str) -> int:
+    """Byte count from '32MiB' or '2GB'; a unit is required, because GB and GiB differ by 7 %."""
+    number, suffix = _split(text, "size")
+    if suffix not in _BYTE_SUFFIXES:
+        raise BadValue(f"{text!r} is not a size with a unit", hint="write 32MiB, 0.5GiB or 2GB")
+    size = number * _BYTE_SUFFIXES[suffix]
+    if size != int(size) or not 1 <= size <= 2**50:
+        raise BadValue(f"{text!r} is outside the range of 1 byte to 1 PiB in whole bytes")
+    return int(size)
+
+
+def _split(text: str, what: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        raise BadValue(f"{text!r} is not a {what}")
+    number = float(match[1].replace("_", "").replace(",", ""))
+    if not math.isfinite(number):
+        raise BadValue(f"{text!r} is not a finite {what}")
+    return number, match[2].lower()
+
+
+def format_bytes(size: float) -> str:
+    """'81.0 GiB', '32.0 MiB', '27.75 KiB' or '512 B'."""
+    magnitude = abs(size)
+    if magnitude >= GIB:
+        return f"{size / GIB:,.2f} GiB"
+    if magnitude >= MIB:
+        return f"{size / MIB:,.1f} MiB"
+    if magnitude >= KIB:
+        return f"{size / KIB:,.2f} KiB"
+    return f"{size:,.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """'29.5 min', '20.0 s', '19.7 ms' or '46.7 us'."""
+    if seconds >= 2 * MINUTE:
+        return f"{seconds / MINUTE:,.1f} min"
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    if seconds >= MS:
+        return f"{seconds / MS:,.2f} ms"
+    return f"{seconds / US:,.1f} us"
