@@ -25,7 +25,8 @@ class UnknownName(TwinError, KeyError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        extended = [known_name for known_name in names if known_name.startswith(name) and name]
+        near = extended or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         nearest = f"did you mean {near[0]}? " if near else ""
         super().__init__(f"unknown {kind} {name!r}", hint=f"{nearest}known: {', '.join(names)}")
 

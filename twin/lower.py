@@ -1,13 +1,13 @@
 """From a case to a program: the ops of one decode step or one prefill chunk, layer by layer, device by device.
 
-Equal layers of one device are one block done several times, since every layer waits for the one before it;
+Equal layers are one block done several times, since every layer waits for the one before it and devices are alike;
 `merged=False` keeps the true order of layers, for traces and for checking that merging changes nothing.
 """
 
 from collections.abc import Iterator
+from functools import cache
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from twin.case import Case
 from twin.counts import (
@@ -25,7 +25,7 @@ DISK_PAGE_BYTES = 4096
 
 
 class LayerGroup(Struct, frozen=True, kw_only=True):
-    """`count` equal layers on one device; `index` is the first of them."""
+    """`count` equal layers; `index` and `device` are those of the first."""
 
     device: int
     kind: str
@@ -35,67 +35,74 @@ class LayerGroup(Struct, frozen=True, kw_only=True):
 
 def split_layers(case: Case, device_count: int) -> tuple[int, ...]:
     """Device of each layer: in order, as evenly as whole layers allow, the larger shares first."""
-    layers = case.model.layers
+    return _split(case.model.layers, device_count)
+
+
+@cache
+def _split(layers: int, device_count: int) -> tuple[int, ...]:
     share, larger = divmod(layers, device_count)
     sizes = [share + (device < larger) for device in range(device_count)]
     return tuple(device for device, size in enumerate(sizes) for _ in range(size))
 
 
 def layer_groups(case: Case, device_count: int, *, merged: bool, alone: int = 0) -> list[LayerGroup]:
-    """Layers in order of devices: merged by kind within a device (all but the first `alone`), or one by one."""
+    """Layers one by one in true order, or merged by kind (all but the first `alone`), since devices are alike."""
     devices = split_layers(case, device_count)
-    single = [
-        LayerGroup(device=device, kind=kind, index=index, count=1)
-        for index, (device, kind) in enumerate(zip(devices, case.model.layer_kinds, strict=True))
-    ]
-    if not merged:
-        return single
-    groups: dict[tuple[int, str], LayerGroup] = {}
-    for layer in single[alone:]:
-        key = (layer.device, layer.kind)
-        first = groups.get(key)
-        groups[key] = replace(first, count=first.count + 1) if first else layer
-    return single[:alone] + sorted(groups.values(), key=lambda group: group.device)
+    kinds = case.model.layer_kinds
+    last_single = alone if merged else len(kinds)
+    groups = [LayerGroup(device=devices[at], kind=kinds[at], index=at, count=1) for at in range(last_single)]
+    rest = kinds[last_single:]
+    for kind in dict.fromkeys(rest):
+        first = last_single + rest.index(kind)
+        groups.append(LayerGroup(device=devices[first], kind=kind, index=first, count=rest.count(kind)))
+    return groups
 
 
 def decode_program(case: Case, step: Pass, device_count: int, *, merged: bool = True) -> Program:
     """One decode step: all layers, the n-gram rows beside the layer before they are needed, the hops, the head."""
     needed_at = case.model.ngram.before_layer if case.model.ngram else 0
     blocks: list[Block] = [] if needed_at else list(_blocks_of(_ngram_ops(case, step, first=0)))
-    previous = 0
     for group in layer_groups(case, device_count, merged=merged, alone=needed_at):
-        if group.device != previous:
-            blocks.append(_hop(case, step, previous, group.device))
-            previous = group.device
-        weights = _weights(case, group, step)
         mixer = (
             case.layout.decode_ops(case, step, group.device, first=1)
             if group.kind == "attention"
-            else _recurrence(case, step, group.device)
+            else (_recurrence(case, step, group.device),)
         )
-        ops = (weights, *mixer)
+        ops = (_weights(case, group, step), *mixer)
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         blocks.append(Block(ops=ops, times=group.count))
-    blocks.append(_head(case, step, previous))
+    blocks = _with_hops(case, step, device_count, blocks, merged=merged)
+    blocks.append(_head(case, step, split_layers(case, device_count)[-1]))
     return tuple(blocks)
 
 
 def prefill_program(case: Case, chunk: Pass, device_count: int, *, merged: bool = True) -> Program:
     """One prefill chunk through all layers; logits are computed by the decode step that follows."""
     blocks: list[Block] = []
-    previous = 0
     for group in layer_groups(case, device_count, merged=merged):
-        if group.device != previous:
-            blocks.append(_hop(case, chunk, previous, group.device))
-            previous = group.device
         weights = _weights(case, group, chunk)
         if group.kind == "attention":
             blocks.append(Block(ops=(weights,), times=group.count))
             blocks.extend(case.layout.prefill_blocks(case, chunk, group.device, times=group.count))
         else:
-            blocks.append(Block(ops=(weights, *_recurrence(case, chunk, group.device)), times=group.count))
-    return tuple(blocks)
+            blocks.append(Block(ops=(weights, _recurrence(case, chunk, group.device)), times=group.count))
+    return tuple(_with_hops(case, chunk, device_count, blocks, merged=merged))
+
+
+def _with_hops(case: Case, step: Pass, device_count: int, blocks: list[Block], *, merged: bool) -> list[Block]:
+    """The hops between devices: each where the device changes, or all of them in one block at the end."""
+    crossings = len(set(split_layers(case, device_count))) - 1
+    if merged:
+        return [*blocks, _hop(case, step, 0, 1, times=crossings)] if crossings else blocks
+    placed: list[Block] = []
+    device = 0
+    for block in blocks:
+        if block.ops[0].device != device:
+            placed.append(_hop(case, step, device, block.ops[0].device, times=1))
+            device = block.ops[0].device
+        placed.append(block)
+    return placed
 
 
 def prefetch_program(case: Case, chunk: Pass) -> Program:
@@ -122,9 +129,9 @@ def _weights(case: Case, group: LayerGroup, step: Pass) -> Op:
     )
 
 
-def _recurrence(case: Case, step: Pass, device: int) -> tuple[Op, ...]:
+def _recurrence(case: Case, step: Pass, device: int) -> Op:
     """Recurrent state of one layer, read and written once per sequence."""
-    state = Op(
+    return Op(
         part="state",
         engine=Engine.SM,
         device=device,
@@ -132,7 +139,6 @@ def _recurrence(case: Case, step: Pass, device: int) -> tuple[Op, ...]:
         vram_bytes=2 * state_bytes(case.model, case.rules.state_element_bytes) * step.batch,
         after=(0,),
     )
-    return (state,)
 
 
 def _head(case: Case, step: Pass, device: int) -> Block:
@@ -150,13 +156,13 @@ def _head(case: Case, step: Pass, device: int) -> Block:
     return Block(ops=(op,))
 
 
-def _hop(case: Case, step: Pass, source: int, target: int) -> Block:
+def _hop(case: Case, step: Pass, source: int, target: int, *, times: int) -> Block:
     """The residual streams of all tokens, from one device through the host to the next."""
     elements = step.rows * step.batch * case.model.residual_streams * case.model.hidden
     hop_bytes = elements * case.rules.hop_element_bytes
     down = Op(part="hop", engine=Engine.D2H, device=source, link_bytes=hop_bytes)
     up = Op(part="hop", engine=Engine.H2D, device=target, link_bytes=hop_bytes, after=(0,))
-    return Block(ops=(down, up))
+    return Block(ops=(down, up), times=times)
 
 
 def _ngram_ops(case: Case, step: Pass, *, first: int) -> tuple[Op, ...]:

@@ -96,7 +96,7 @@ def predict(question: Question, profile: HardwareProfile | None = None) -> Predi
     roofs = Roofs(machine)
     decode = decode_tally(case, roofs)
     prefill = prefill_tally(case, roofs)
-    used = sorted(decode.hangs_on.keys() | prefill.hangs_on.keys())
+    used = sorted(decode.hangs_on().keys() | prefill.hangs_on().keys())
     return Prediction(
         case=case,
         machine=machine,
@@ -119,10 +119,14 @@ def prefill_tally(case: Case, roofs: Roofs) -> Tally:
     """A prefill of `ctx_tokens` prompt tokens, from the chunks that its shape needs."""
     prompt = case.question.ctx_tokens
     chunks: dict[int, Tally] = {}
+    fetches: dict[int, Tally] = {}  # by rows: what is fetched does not depend on the position
 
     def seconds(index: int) -> float:
         if index not in chunks:
-            chunks[index] = chunk_tally(case, chunk_at(case, prompt, index), roofs)
+            chunk = chunk_at(case, prompt, index)
+            if chunk.rows not in fetches:
+                fetches[chunk.rows] = Tally().run(prefetch_program(case, chunk), roofs)
+            chunks[index] = chunk_tally(case, chunk, roofs, fetch=fetches[chunk.rows])
         return chunks[index].seconds
 
     weights: Weights = sample(case, prompt, seconds)
@@ -133,13 +137,14 @@ def prefill_tally(case: Case, roofs: Roofs) -> Tally:
     return whole
 
 
-def chunk_tally(case: Case, chunk: Pass, roofs: Roofs) -> Tally:
-    """One prefill chunk, or what is fetched beside it where that takes longer."""
+def chunk_tally(case: Case, chunk: Pass, roofs: Roofs, *, fetch: Tally | None = None) -> Tally:
+    """One prefill chunk; of what is `fetch`ed beside it (n-gram rows unless given), only what sticks out is added."""
+    if fetch is None:
+        fetch = Tally().run(prefetch_program(case, chunk), roofs)
     work = Tally().run(prefill_program(case, chunk, roofs.profile.gpu_count), roofs)
-    beside = Tally().run(prefetch_program(case, chunk), roofs)
-    if beside.seconds <= work.seconds:
+    if fetch.seconds <= work.seconds:
         return work
-    return work.add(beside, times=1 - work.seconds / beside.seconds)
+    return work.add(fetch, times=1 - work.seconds / fetch.seconds)
 
 
 def _phase(tally: Tally, roofs: Roofs, *, tokens: int) -> Phase:
@@ -148,12 +153,12 @@ def _phase(tally: Tally, roofs: Roofs, *, tokens: int) -> Phase:
         seconds=seconds,
         tokens_per_s=_rate(tokens, seconds),
         floor_s=tally.floor_s(),
-        naive_s=tally.naive_s,
+        naive_s=tally.naive_s(),
         bound=tally.bound(),
-        parts=tuple(sorted(tally.parts.values(), key=lambda part: -part.seconds)),
+        parts=tally.parts(),
         link_bytes=round(tally.link_bytes),
         link_write_bytes=round(tally.link_write_bytes),
-        busy_s={engine.value: busy for engine, busy in sorted(tally.busy.items())},
+        busy_s={engine.value: busy for engine, busy in sorted(tally.busy_s().items())},
     )
 
 

@@ -1,13 +1,14 @@
 """A whole prefill from few of its chunks: a chunk's time is a smooth function of its position between steps.
 
 The steps are where the number of staging buckets changes or another way of reading sets in. Chunks between two steps
-form a run; inside a run, and across runs, a straight line is checked at its middle and cut in two where it bends.
+form a run. A line over the chunks of a long run, or over the means of many short ones, is checked at its middle and cut
+in two where it bends.
 """
 
 from collections.abc import Callable, Hashable, Iterator
 
 from twin.case import Case
-from twin.counts import is_sparse
+from twin.counts import is_sparse, sparse_threshold
 from twin.layouts.layout import Pass
 
 STRAIGHT = 2e-4
@@ -56,7 +57,8 @@ def _families(case: Case, prompt_tokens: int, full: int) -> Iterator[list[Run]]:
     """Runs of full chunks, grouped while only the number of buckets changes from one to the next."""
     family: list[Run] = []
     kind: Hashable = None
-    for run, run_kind in _runs(case, prompt_tokens, full):
+    for run in _runs(case, full):
+        run_kind = _kind(case, chunk_at(case, prompt_tokens, run.start))
         cut_short = bool(family) and len(run) < len(family[-1]) - 1  # the prompt's end: its mean is off the line
         if family and (run_kind != kind or cut_short):
             yield family
@@ -67,47 +69,39 @@ def _families(case: Case, prompt_tokens: int, full: int) -> Iterator[list[Run]]:
         yield family
 
 
-def _runs(case: Case, prompt_tokens: int, full: int) -> Iterator[tuple[Run, Hashable]]:
+def _runs(case: Case, full: int) -> Iterator[Run]:
+    """Full chunks between the contexts at which their structure changes."""
     start = 0
-    while start < full:
-        mark = _structure(case, chunk_at(case, prompt_tokens, start))
-        low, high = start, full  # the structure changes for good, so the end of the run can be bisected
-        while high - low > 1:
-            middle = (low + high) // 2
-            if _structure(case, chunk_at(case, prompt_tokens, middle)) == mark:
-                low = middle
-            else:
-                high = middle
-        yield range(start, high), mark[:2]
-        start = high
+    steps = {sparse_threshold(case.model), *case.layout.steps(case, full * case.chunk_tokens)}
+    for step in sorted(steps):
+        stop = min(step // case.chunk_tokens, full)
+        if stop > start:
+            yield range(start, stop)
+            start = stop
+    if start < full:
+        yield range(start, full)
 
 
-def _structure(case: Case, chunk: Pass) -> tuple[Hashable, ...]:
-    """(dense or sparse, one bucket or several or none, number of buckets): equal for chunks of one run."""
+def _kind(case: Case, chunk: Pass) -> tuple[Hashable, ...]:
+    """Dense or sparse, and one bucket, several or none."""
     sparse = is_sparse(case.model, chunk.end)
-    buckets = case.layout.buckets(case, chunk) if sparse else 0
-    return sparse, min(buckets, 2), buckets
+    return sparse, min(case.layout.buckets(case, chunk), 2) if sparse else 0
 
 
 def _sample_family(runs: list[Run], seconds: Callable[[int], float], weights: Weights) -> None:
-    """Line through the mean chunk of each run, weighted by the lengths of the runs it stands for."""
-    means: dict[int, tuple[float, Weights]] = {}
+    """A single run: its own line. Several: a line through their means, each run the mean of its two ends."""
+    if len(runs) == 1:
+        _sample_line(runs[0].start, runs[0].stop - 1, seconds, weights, lengths=None)
+        return
 
     def mean(index: int) -> float:
-        if index not in means:
-            own: Weights = {}
-            run = runs[index]
-            _sample_line(run.start, run.stop - 1, seconds, own, lengths=None)
-            means[index] = (sum(seconds(chunk) * weight for chunk, weight in own.items()) / len(run), own)
-        return means[index][0]
+        return (seconds(runs[index].start) + seconds(runs[index].stop - 1)) / 2
 
-    outer: Weights = {}
-    _sample_line(0, len(runs) - 1, mean, outer, lengths=[len(run) for run in runs])
-    for index, chunks in outer.items():
-        mean(index)
-        share = chunks / len(runs[index])
-        for chunk, weight in means[index][1].items():
-            weights[chunk] = weights.get(chunk, 0.0) + weight * share
+    over_runs: Weights = {}
+    _sample_line(0, len(runs) - 1, mean, over_runs, lengths=[len(run) for run in runs])
+    for index, chunks in over_runs.items():
+        for end in (runs[index].start, runs[index].stop - 1):
+            weights[end] = weights.get(end, 0.0) + chunks / 2
 
 
 def _sample_line(

@@ -11,7 +11,7 @@ WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (
 WALLS |= {"dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
 
 
-VRAM_RATES = ("vram",)
+VRAM_RATES: tuple[str, ...] = ("vram",)
 
 
 class Cost(NamedTuple):
@@ -72,42 +72,47 @@ class Roofs:
             ) from None
 
     def cost(self, op: Op) -> Cost:
-        """Seconds of all calls of `op`."""
-        wall, bound_s, rates = self._bound(op)
-        latency_s, latency_rates = self._latency(op)
-        if op.kernel and bound_s:
-            curve = self.kernel(op.kernel).efficiency
-            if curve is not None:
-                bound_s /= curve(op.grain)
-                rates = (*rates, f"{op.kernel}#efficiency")
-                if not curve.covers(op.grain):
-                    self.extrapolated.add(f"{op.kernel} at {op.grain:g} {curve.over}")
-        return Cost(
-            seconds=(latency_s + bound_s) * op.calls,
-            latency_s=latency_s * op.calls,
-            bound_s=bound_s * op.calls,
-            sol_s=self._physical_s(op, datasheet=False),
-            floor_s=self._physical_s(op, datasheet=True),
-            wall=wall,
-            bound_rates=rates,
-            latency_rates=latency_rates,
-        )
-
-    def _bound(self, op: Op) -> tuple[str, float, tuple[str, ...]]:
-        """The slowest roof that one call touches, its seconds before the kernel's efficiency, and the rates used."""
-        wall, bound_s = "vram", op.vram_bytes / self._vram[0]
-        rates: tuple[str, ...] = VRAM_RATES
+        """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency."""
+        wall, bound_s, rates = "vram", op.vram_bytes / self._vram[0], VRAM_RATES
+        sol_s, floor_s = bound_s, op.vram_bytes / self._vram[1]
         if op.flops:
-            tensor_s = op.flops / self._tensor_rate(op.dtype)[0]
-            if tensor_s > bound_s:
-                wall, bound_s, rates = "tensor", tensor_s, (f"tensor.{op.dtype}",)
-        if op.link_bytes or op.host_bytes:
+            rate, peak = self._tensor_rate(op.dtype)
+            sol_s, floor_s = max(sol_s, op.flops / rate), max(floor_s, op.flops / peak)
+            if op.flops / rate > bound_s:
+                wall, bound_s, rates = "tensor", op.flops / rate, (f"tensor.{op.dtype}",)
+        moved = op.link_bytes + op.host_bytes
+        if moved:
             name, link = self._link(op)
             share = link.run_length(op.run_bytes) if op.run_bytes else 1.0
-            link_s = (op.link_bytes + op.host_bytes) / (link.rate.value * share)
-            if link_s > bound_s:
-                wall, bound_s, rates = name, link_s, (name, f"{name}.run_length") if share < 1 else (name,)
-        return wall, bound_s, rates
+            rate, peak = link.rate.value, link.datasheet.value
+            sol_s, floor_s = max(sol_s, moved / rate), max(floor_s, moved / peak)
+            if moved / (rate * share) > bound_s:
+                wall, bound_s = name, moved / (rate * share)
+                rates = (name, f"{name}.run_length") if share < 1 else (name,)
+        latency_s, latency_rates = self._latency(op)
+        if op.kernel and bound_s:
+            efficiency, efficiency_rates = self._efficiency(op)
+            bound_s /= efficiency
+            rates += efficiency_rates
+        calls = op.calls
+        return Cost(
+            (latency_s + bound_s) * calls,
+            latency_s * calls,
+            bound_s * calls,
+            sol_s * calls,
+            floor_s * calls,
+            wall,
+            rates,
+            latency_rates,
+        )
+
+    def _efficiency(self, op: Op) -> tuple[float, tuple[str, ...]]:
+        curve = self.kernel(op.kernel).efficiency
+        if curve is None:
+            return 1.0, ()
+        if not curve.covers(op.grain):
+            self.extrapolated.add(f"{op.kernel} at {op.grain:g} {curve.over}")
+        return curve(op.grain), (f"{op.kernel}#efficiency",)
 
     def _link(self, op: Op) -> tuple[str, Link]:
         """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""
@@ -127,15 +132,3 @@ class Roofs:
             return self._tensor[dtype]
         except KeyError:
             raise MissingRate(f"machine {self.profile.name} has no {dtype} tensor rate") from None
-
-    def _physical_s(self, op: Op, *, datasheet: bool) -> float:
-        """Seconds of all calls at the roofs alone."""
-        which = int(datasheet)
-        seconds = op.vram_bytes / self._vram[which]
-        if op.flops:
-            seconds = max(seconds, op.flops / self._tensor_rate(op.dtype)[which])
-        if op.link_bytes or op.host_bytes:
-            _, link = self._link(op)
-            rate = link.datasheet.value if datasheet else link.rate.value
-            seconds = max(seconds, (op.link_bytes + op.host_bytes) / rate)
-        return seconds * op.calls

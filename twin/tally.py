@@ -1,7 +1,7 @@
 """Sums over simulated programs: time by part and wall, what it hangs on, bytes over the links, the physical floor."""
 
 import math
-from typing import TypeVar
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -9,24 +9,29 @@ from twin.ops import Engine, Op, Program
 from twin.roofline import WALLS, Cost, Roofs
 from twin.simulate import simulate
 
-_Key = TypeVar("_Key")
-
-
 NOT_CACHE = {"hop", "ngram"}
 """Parts whose link bytes are no cache traffic: they cross the link under every layout."""
 
 
-class Part(Struct, kw_only=True):
+class Part(Struct, frozen=True, kw_only=True):
     """One named share of a phase's time, along the critical path."""
 
     name: str
-    seconds: float = 0.0
-    sol_s: float = 0.0
+    seconds: float
+    sol_s: float
     """The same work at the calibrated roofs: no latency, efficiency 1."""
-    wall: str = ""
+    wall: str
     """What holds it: VRAM bandwidth, host link, tensor cores, ..."""
-    rates: tuple[str, ...] = ()
+    rates: tuple[str, ...]
     """Names of the rates that it hangs on."""
+
+
+class _Account(NamedTuple):
+    """Under what seconds on the critical path are booked."""
+
+    part: str
+    wall: str
+    rates: tuple[str, ...]
 
 
 class Tally:
@@ -34,13 +39,10 @@ class Tally:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.parts: dict[str, Part] = {}
-        self.walls: dict[str, float] = {}
-        self.hangs_on: dict[str, float] = {}
-        """Seconds that scale with each rate: to first order, what one per cent of it moves."""
-        self.floors: dict[tuple[int, Engine], float] = {}
-        self.naive_s = 0.0
-        self.busy: dict[Engine, float] = {}
+        self.booked: dict[_Account, tuple[float, float]] = {}
+        """Seconds and speed-of-light seconds on the critical path."""
+        self.engines: dict[Engine, tuple[float, float]] = {}
+        """Busy seconds and seconds at datasheet peaks of each kind of engine, over all devices."""
         self.link_bytes = 0.0
         self.link_write_bytes = 0.0
 
@@ -50,9 +52,8 @@ class Tally:
         timeline = simulate(program, [[cost.seconds for cost in own] for own in costs])
         self.seconds += timeline.total_s
         for block, played, own in zip(program, timeline.runs, costs, strict=True):
-            calls = block.iterations * block.times
             for op, cost, critical in zip(block.ops, own, played.critical, strict=True):
-                self._occupy(op, cost, calls)
+                self._occupy(op, cost, block.iterations * block.times)
                 if critical:
                     self._charge(op, cost, critical * block.times)
         return self
@@ -60,63 +61,78 @@ class Tally:
     def add(self, other: "Tally", times: float = 1.0) -> "Tally":
         """The other's work `times` times over, after this one's."""
         self.seconds += other.seconds * times
-        self.naive_s += other.naive_s * times
         self.link_bytes += other.link_bytes * times
         self.link_write_bytes += other.link_write_bytes * times
-        for part in other.parts.values():
-            self._charge_part(part.name, part.seconds * times, part.sol_s * times, part.wall, part.rates)
-        _accumulate(self.walls, other.walls, times)
-        _accumulate(self.hangs_on, other.hangs_on, times)
-        _accumulate(self.floors, other.floors, times)
-        _accumulate(self.busy, other.busy, times)
+        for account, (seconds, sol_s) in other.booked.items():
+            self._book(account, seconds * times, sol_s * times)
+        for engine, (busy_s, floor_s) in other.engines.items():
+            self._hold(engine, busy_s * times, floor_s * times)
         return self
 
-    def floor_s(self) -> float:
-        """Busiest engine at datasheet peaks: whatever overlaps, no run can be shorter."""
-        return max(self.floors.values(), default=0.0)
+    def parts(self) -> tuple[Part, ...]:
+        """Shares of the time by part, longest first; their seconds add up to `seconds`."""
+        merged: dict[str, Part] = {}
+        for (name, wall, rates), booked in sorted(self.booked.items(), key=lambda item: -item[1][0]):
+            seconds, sol_s = booked
+            if name in merged:
+                same = merged[name]
+                seconds, sol_s = seconds + same.seconds, sol_s + same.sol_s
+                held_by, hangs_on = same.wall, tuple(dict.fromkeys((*same.rates, *rates)))
+            else:
+                held_by, hangs_on = WALLS[wall], rates
+            merged[name] = Part(name=name, seconds=seconds, sol_s=sol_s, wall=held_by, rates=hangs_on)
+        return tuple(sorted(merged.values(), key=lambda part: -part.seconds))
+
+    def hangs_on(self) -> dict[str, float]:
+        """Seconds that scale with each rate: to first order, what one per cent of it moves."""
+        by_rate: dict[str, float] = {}
+        for account, (seconds, _) in self.booked.items():
+            for rate in account.rates:
+                by_rate[rate] = by_rate.get(rate, 0.0) + seconds
+        return by_rate
 
     def spread_s(self, roofs: Roofs) -> float:
         """Standard deviation of `seconds`: independent rates, each to first order."""
-        return math.sqrt(sum((seconds * roofs.rates[rate].spread) ** 2 for rate, seconds in self.hangs_on.items()))
+        return math.sqrt(sum((seconds * roofs.rates[rate].spread) ** 2 for rate, seconds in self.hangs_on().items()))
 
     def bound(self) -> str:
         """The wall with the largest share of the time."""
-        return WALLS[max(self.walls, key=lambda wall: self.walls[wall])] if self.walls else "nothing"
+        walls: dict[str, float] = {}
+        for account, (seconds, _) in self.booked.items():
+            walls[account.wall] = walls.get(account.wall, 0.0) + seconds
+        return WALLS[max(walls, key=lambda wall: walls[wall])] if walls else "nothing"
+
+    def floor_s(self) -> float:
+        """Busiest kind of engine at datasheet peaks: layers follow each other, so no run can be shorter."""
+        return max((floor_s for _, floor_s in self.engines.values()), default=0.0)
+
+    def naive_s(self) -> float:
+        """The usual estimate: all bytes and operations over datasheet rates, one after the other, nothing else."""
+        return sum(floor_s for _, floor_s in self.engines.values())
+
+    def busy_s(self) -> dict[Engine, float]:
+        """Busy seconds of each kind of engine, over all devices."""
+        return {engine: busy_s for engine, (busy_s, _) in self.engines.items()}
 
     def _charge(self, op: Op, cost: Cost, calls: float) -> None:
         if cost.bound_s:
-            self._charge_wall(cost.wall, cost.bound_s * calls, cost.bound_rates)
-            self._charge_part(op.part, cost.bound_s * calls, cost.sol_s * calls, WALLS[cost.wall], cost.bound_rates)
+            self._book(_Account(op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
         if cost.latency_s:
-            seconds = cost.latency_s * calls
-            self._charge_wall("latency", seconds, cost.latency_rates)
-            self._charge_part(f"{op.part}.latency", seconds, 0.0, WALLS["latency"], cost.latency_rates)
+            self._book(_Account(f"{op.part}.latency", "latency", cost.latency_rates), cost.latency_s * calls, 0.0)
 
-    def _charge_wall(self, wall: str, seconds: float, rates: tuple[str, ...]) -> None:
-        self.walls[wall] = self.walls.get(wall, 0.0) + seconds
-        for rate in rates:
-            self.hangs_on[rate] = self.hangs_on.get(rate, 0.0) + seconds
-
-    def _charge_part(self, name: str, seconds: float, sol_s: float, wall: str, rates: tuple[str, ...]) -> None:
-        part = self.parts.get(name)
-        if part is None:
-            part = self.parts[name] = Part(name=name, wall=wall, rates=rates)
-        part.seconds += seconds
-        part.sol_s += sol_s
+    def _book(self, account: _Account, seconds: float, sol_s: float) -> None:
+        before, before_sol = self.booked.get(account, (0.0, 0.0))
+        self.booked[account] = (before + seconds, before_sol + sol_s)
 
     def _occupy(self, op: Op, cost: Cost, calls: float) -> None:
-        place = (op.device, op.engine)
-        self.floors[place] = self.floors.get(place, 0.0) + cost.floor_s * calls
-        self.naive_s += cost.floor_s * calls
-        self.busy[op.engine] = self.busy.get(op.engine, 0.0) + cost.seconds * calls
-        if op.part in NOT_CACHE:
+        self._hold(op.engine, cost.seconds * calls, cost.floor_s * calls)
+        if not op.link_bytes or op.part in NOT_CACHE:
             return
         if op.engine is Engine.D2H:
             self.link_write_bytes += op.link_bytes * op.calls * calls
         else:
             self.link_bytes += op.link_bytes * op.calls * calls
 
-
-def _accumulate(into: dict[_Key, float], other: dict[_Key, float], times: float) -> None:
-    for key, value in other.items():
-        into[key] = into.get(key, 0.0) + value * times
+    def _hold(self, engine: Engine, busy_s: float, floor_s: float) -> None:
+        before, before_floor = self.engines.get(engine, (0.0, 0.0))
+        self.engines[engine] = (before + busy_s, before_floor + floor_s)

@@ -1,5 +1,6 @@
 """What every placement must answer, and the two records that questions and answers travel in."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -48,6 +49,10 @@ class CacheLayout(Protocol):
 
     def decode_ops(self, case: "Case", step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
         """Ops of one decode step, a chain; `first` is the index in the block of the first of them."""
+        ...
+
+    def steps(self, case: "Case", end: int) -> Iterable[int]:
+        """Contexts up to `end` after which a chunk's structure changes (another bucket, another way of reading)."""
         ...
 
     def buckets(self, case: "Case", chunk: Pass) -> int:

@@ -5,6 +5,8 @@ once per row; staged, it copies the history bucket by bucket into a VRAM buffer 
 Sources: `cache/qsa_offload.py` and `modules/attention_fn/qsa_triton.py` of the port cosmicnag/exllamav3@b7dcfa62.
 """
 
+from collections.abc import Iterable
+
 from twin.case import Case
 from twin.counts import block_run_bytes, is_sparse, padded_selection, pooled_key_bytes, raw_key_bytes, selected_tokens
 from twin.layouts.layout import Pass, Placement
@@ -62,16 +64,29 @@ class Offload:
         """The port's rule: one sequence, and the rows would read more than twice the pages in use."""
         if case.prefill != "auto":
             return case.prefill == "staged"
-        reads = chunk.rows * padded_selection(case.model, case.rules.selection_alignment)
-        return chunk.batch == 1 and reads > 2 * case.rules.pages(chunk.end) * case.rules.page_tokens
+        pages = case.rules.pages(chunk.end)
+        return chunk.batch == 1 and self._reads(case, chunk.rows) > 2 * pages * case.rules.page_tokens
+
+    def _reads(self, case: Case, rows: int) -> int:
+        """Selected tokens that so many rows may read, padding included."""
+        return rows * padded_selection(case.model, case.rules.selection_alignment)
+
+    def steps(self, case: Case, end: int) -> Iterable[int]:
+        """Each bucket's last token, and the last context that the port's rule stages."""
+        bucket = self._bucket_pages(case) * case.rules.page_tokens
+        page = case.rules.page_tokens
+        last_staged = (-(-self._reads(case, case.chunk_tokens) // (2 * page)) - 1) * page
+        return (last_staged, *range(bucket, end + 1, bucket))
 
     def buckets(self, case: Case, chunk: Pass) -> int:
         """Buckets of a staged chunk (0 if not staged); overlapped copies fill one half of the buffer at a time."""
         if not self.is_staged(case, chunk):
             return 0
+        return -(-case.rules.pages(chunk.end) // self._bucket_pages(case))
+
+    def _bucket_pages(self, case: Case) -> int:
         buffers = 2 if case.copies == "overlapped" else 1
-        bucket_pages = max(1, case.staging_bytes // (buffers * case.rules.page_tokens * case.plane_bytes))
-        return -(-case.rules.pages(chunk.end) // bucket_pages)
+        return max(1, case.staging_bytes // (buffers * case.rules.page_tokens * case.plane_bytes))
 
     def _staged(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
         """Copy a bucket (K, then V), attend to it with every row, fold; all pages in use cross the link once."""

@@ -1,5 +1,7 @@
 """vram: every plane of the cache in device memory, read in place."""
 
+from collections.abc import Iterable
+
 from twin.case import Case
 from twin.counts import block_run_bytes, is_sparse, pooled_key_bytes, raw_key_bytes, selected_tokens
 from twin.layouts.layout import Pass, Placement
@@ -40,6 +42,11 @@ class Vram:
             after=(first + len(selection) - 1,),
         )
         return (*selection, read)
+
+    def steps(self, case: Case, end: int) -> Iterable[int]:
+        """None: only the engine's sparse threshold changes anything."""
+        del case, end
+        return ()
 
     def buckets(self, case: Case, chunk: Pass) -> int:
         """None: the planes are read in place."""

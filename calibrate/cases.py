@@ -1,0 +1,226 @@
+"""Reading what was recorded: published rows, and how the twin is asked for each of them, both read strictly."""
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from calibrate.figures import FIGURES
+from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.store import DATA, read_json
+from twin.case import Question
+
+ROWS_SCHEMA = "twin.published/1"
+CASES_SCHEMA = "twin.cases/1"
+
+Text = Annotated[str, Meta(min_length=1)]
+Skip = Literal["carried", "not_predicted"]
+_Read = TypeVar("_Read")
+
+
+class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One published figure: a number, a range of two, or a yes or no."""
+
+    id: Text
+    system: Text
+    metric: Text
+    value: bool | float | tuple[float, float]
+    unit: str
+    source: Text
+    conditions: dict[str, object]
+
+    @property
+    def low(self) -> float:
+        """The number, or the lower end of the range."""
+        return float(self.value[0] if isinstance(self.value, tuple) else self.value)
+
+    @property
+    def high(self) -> float:
+        """The number, or the upper end of the range."""
+        return float(self.value[1] if isinstance(self.value, tuple) else self.value)
+
+    @property
+    def middle(self) -> float:
+        """The number, or the middle of the range."""
+        return (self.low + self.high) / 2
+
+
+class Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A file of rows."""
+
+    schema: str
+    note: str
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema, ROWS_SCHEMA)
+        _refuse_repeats("row", (row.id for row in self.rows))
+
+
+class Ask(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question as a data file writes it: a key that no question has is refused."""
+
+
+class RecordedCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the twin is asked for one row, and how near it has to come."""
+
+    id: Text
+    figure: Text
+    ask: Ask
+    against: Ask | None = None
+    """The other question, where the figure sets two against each other."""
+    tolerance: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Largest relative error."""
+    tolerance_absolute: Annotated[float, Meta(gt=0)] | None = None
+    """Largest error in the row's own unit; for a range, half its width."""
+    reason: Text
+    """Why that tolerance."""
+    same_as: tuple[Text, ...] = ()
+    """Rows that say the same in other words: this one is no more evidence than they are."""
+    input_of: str = ""
+    """Rate of the profile, by its path, that this row is."""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.tolerance is None) == (self.tolerance_absolute is None):
+            raise ValueError(f"{self.id}: either 'tolerance' or 'tolerance_absolute' is needed, and not both")
+        if self.figure not in FIGURES:
+            raise ValueError(f"{self.id}: figure {self.figure!r} is not one of {', '.join(sorted(FIGURES))}")
+        if FIGURES[self.figure].paired != (self.against is not None):
+            raise ValueError(f"{self.id}: 'against' goes with a figure that sets two questions against each other")
+
+
+class SkipRule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Rows that no case asks for, and why: `reason`, or the engine that has no rulebook yet."""
+
+    system: Text
+    metric: str | None = None
+    """None: whatever metric no rule before took."""
+    status: Skip
+    reason: str = ""
+    engine: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.reason) == bool(self.engine):
+            raise ValueError(f"rule for {self.system!r}: either 'reason' or 'engine' is needed, and not both")
+
+    def takes(self, row: Row) -> bool:
+        """Whether the rule speaks of `row`."""
+        return row.system == self.system and self.metric in (None, row.metric)
+
+
+class CaseFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A machine's cases."""
+
+    schema: str
+    machine: Text
+    published: Annotated[str, Meta(pattern=r"^[\w-]+\.json$")]
+    """File of rows, beside the machines."""
+    cases: tuple[RecordedCase, ...]
+    skipped: tuple[SkipRule, ...]
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema, CASES_SCHEMA)
+        _refuse_repeats("case", (case.id for case in self.cases))
+
+
+class Recorded(Struct, frozen=True, kw_only=True, dict=True):
+    """Rows joined with the cases and rules that speak of them; every row has exactly one."""
+
+    machine: str
+    rows: tuple[Row, ...]
+    cases: tuple[RecordedCase, ...]
+    rules: tuple[SkipRule, ...]
+
+    def __post_init__(self) -> None:
+        for case in self.cases:
+            _check_case(case, self)
+        for row in self.rows:
+            if row.id not in self.case_of and self.rule_of(row) is None:
+                raise ValueError(f"row {row.id!r} of system {row.system!r} has neither a case nor a rule")
+
+    @cached_property
+    def row_of(self) -> dict[str, Row]:
+        """Rows by id."""
+        return {row.id: row for row in self.rows}
+
+    @cached_property
+    def case_of(self) -> dict[str, RecordedCase]:
+        """Cases by the id of their row."""
+        return {case.id: case for case in self.cases}
+
+    def rule_of(self, row: Row) -> SkipRule | None:
+        """First rule that speaks of a row without a case."""
+        return next((rule for rule in self.rules if rule.takes(row)), None)
+
+
+def recorded_machines() -> list[str]:
+    """Machines of which cases are shipped."""
+    return sorted(path.parent.name for path in DATA.glob("*/cases.json"))
+
+
+def load_recorded(machine: str) -> Recorded:
+    """The shipped cases of `machine`; UnknownName where there are none."""
+    if machine not in recorded_machines():
+        raise UnknownName("recorded machine", machine, recorded_machines())
+    return read_recorded(DATA / machine / "cases.json")
+
+
+def read_recorded(path: Path) -> Recorded:
+    """The cases in `path` with the rows that they name. Raises BadFile in one line."""
+    own = _read(path, CaseFile)
+    published = _read(DATA / own.published, Published)
+    try:
+        return Recorded(machine=own.machine, rows=published.rows, cases=own.cases, rules=own.skipped)
+    except ValueError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+
+
+def _read(path: Path, kind: type[_Read]) -> _Read:
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+
+
+def _check_schema(schema: str, known: str) -> None:
+    if schema != known:
+        raise ValueError(f"schema must be {known!r}, not {schema!r}")
+
+
+def _refuse_repeats(what: str, ids: Iterable[str]) -> None:
+    repeated = [name for name, times in Counter(ids).items() if times > 1]
+    if repeated:
+        raise ValueError(f"{what} {repeated[0]!r} appears twice")
+
+
+def _check_case(case: RecordedCase, recorded: Recorded) -> None:
+    row = recorded.row_of.get(case.id)
+    if row is None:
+        raise ValueError(f"case {case.id!r}: no published row has this id")
+    for other in case.same_as:
+        if other not in recorded.case_of or recorded.case_of[other].same_as:
+            raise ValueError(f"{case.id}: same_as {other!r} is not a case that stands for itself")
+    if isinstance(row.value, bool) or not 0 < row.low <= row.high:
+        raise ValueError(f"{case.id}: the published value {row.value} is not a positive number or range")
+    if row.unit != FIGURES[case.figure].unit:
+        raise ValueError(f"{case.id}: published in {row.unit!r}, {case.figure} is in {FIGURES[case.figure].unit!r}")
+    _check_conditions(case, row)
+
+
+def _check_conditions(case: RecordedCase, row: Row) -> None:
+    """The question must be the one that was measured, as far as the row says."""
+    ctx_tokens = row.conditions.get("ctx", row.conditions.get("prompt", case.ask.ctx_tokens))
+    layout = str(row.conditions.get("layout", case.ask.layout)).replace(",", " ").split()[0]
+    engine = row.conditions.get("engine", case.ask.engine)
+    for key, asked, published in (
+        ("ctx_tokens", case.ask.ctx_tokens, ctx_tokens),
+        ("layout", case.ask.layout, layout),
+        ("engine", case.ask.engine, engine),
+    ):
+        if asked != published:
+            raise ValueError(f"{case.id}: {key} {asked!r} is asked, {published!r} was measured")

@@ -1,0 +1,138 @@
+"""What a recorded figure is compared with: a predicted value, its 90 % interval and the usual estimate beside it."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from hwprofiles import HardwareProfile
+from hwprofiles.rates import Provenance, Rate
+from twin.case import Case, Question, resolve
+from twin.errors import TwinError
+from twin.memory import MemoryPlan, plan_memory
+from twin.prediction import Z90, Phase, Prediction, Quantity, predict
+from twin.tally import Part
+
+
+class NoAnswer(TwinError):
+    """The twin says that what somebody ran does not fit: a wrong answer, shown as a row outside its tolerance."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A figure's question, what it is set against (a drop needs two), and the machine."""
+
+    question: Question
+    against: Question | None
+    profile: HardwareProfile
+
+    @property
+    def case(self) -> Case:
+        """The question with names resolved."""
+        return resolve(self.question)
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """The question's memory, whether it fits or not."""
+        return plan_memory(self.case, self.profile)
+
+
+class Estimate(Struct, frozen=True, kw_only=True):
+    """A prediction in the unit of its figure."""
+
+    value: float
+    low: float
+    high: float
+    """Equal to `low` and `value` where the figure is a count: it has no interval."""
+    naive: float | None = None
+    """The usual estimate; None where there is none."""
+    also: dict[str, float] = field(default_factory=dict)
+    """What else the twin says here, by a name that ends in its unit."""
+
+
+class Answer(NamedTuple):
+    """A prediction that has both phases."""
+
+    prediction: Prediction
+    decode: Phase
+    prefill: Phase
+    ttft_s: Quantity
+
+
+def answer(question: Question, profile: HardwareProfile) -> Answer:
+    """The twin's prediction of times; NoAnswer where the question does not fit."""
+    prediction = predict(question, profile)
+    decode, prefill, ttft_s = prediction.decode, prediction.prefill, prediction.ttft_s
+    if decode is None or prefill is None or ttft_s is None:
+        raise NoAnswer(f"{question.ctx_tokens:,} tokens do not fit: {prediction.memory.shortage()}")
+    return Answer(prediction, decode, prefill, ttft_s)
+
+
+def count(value: float, *, also: Mapping[str, float] | None = None) -> Estimate:
+    """A figure that follows from shapes alone: no rate, no interval, and nobody estimates it otherwise."""
+    return Estimate(value=value, low=value, high=value, also=dict(also or {}))
+
+
+def within_spread(value: float, spread: float, *, naive: float | None = None) -> Estimate:
+    """A value whose logarithm is off by `spread` (one standard deviation)."""
+    factor = math.exp(Z90 * spread)
+    return Estimate(value=value, low=value / factor, high=value * factor, naive=naive)
+
+
+def of_rate(rate: Rate, unit: float, *, naive: float | None = None) -> Estimate:
+    """A rate of the profile, as it is."""
+    return within_spread(rate.value / unit, rate.spread, naive=naive)
+
+
+def of_quantity(quantity: Quantity, unit: float, *, naive: float | None = None) -> Estimate:
+    """A predicted time or speed."""
+    value, low, high = (number / unit for number in quantity)
+    return Estimate(value=value, low=low, high=high, naive=naive)
+
+
+def of_part(phase: Phase, name: str, sources: Mapping[str, Provenance], *, unit: float, naive: float) -> Estimate:
+    """One part of a phase: its rates err independently, as in a whole phase. NoAnswer where the phase lacks it."""
+    part = next((part for part in phase.parts if part.name == name), Part(name=name))
+    if not part.seconds:
+        raise NoAnswer(f"the prediction has no part {name!r}")
+    spread = math.sqrt(sum(sources[rate].spread ** 2 for rate in part.rates))
+    return within_spread(part.seconds / unit, spread, naive=naive)
+
+
+def drop(slower: Answer, faster: Answer) -> Estimate:
+    """Share of its speed that decode loses from `faster` to `slower`, as a part of one.
+
+    The two hang on the same rates, so most of an error cancels: only the difference of their shares of time counts.
+    """
+    ratio = faster.decode.seconds.value / slower.decode.seconds.value
+    sources = {**slower.prediction.sources, **faster.prediction.sources}
+    before, after = _time_shares(faster.decode), _time_shares(slower.decode)
+    spread = math.sqrt(
+        sum(
+            ((before.get(rate, 0.0) - after.get(rate, 0.0)) * sources[rate].spread) ** 2
+            for rate in before.keys() | after.keys()
+        )
+    )
+    factor = math.exp(Z90 * spread)
+    naive = 1 - faster.decode.naive_s / slower.decode.naive_s
+    return Estimate(value=1 - ratio, low=1 - ratio * factor, high=1 - ratio / factor, naive=naive)
+
+
+def _time_shares(phase: Phase) -> dict[str, float]:
+    """Share of a phase's time that hangs on each rate; parts that need two rates count for both."""
+    shares: dict[str, float] = {}
+    for part in phase.parts:
+        for rate in part.rates:
+            shares[rate] = shares.get(rate, 0.0) + part.seconds / phase.seconds.value
+    return shares
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """The same estimate in a unit `factor` times smaller."""
+    return Estimate(
+        value=estimate.value * factor,
+        low=estimate.low * factor,
+        high=estimate.high * factor,
+        naive=None if estimate.naive is None else estimate.naive * factor,
+        also=estimate.also,
+    )

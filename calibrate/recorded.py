@@ -1,0 +1,184 @@
+"""`twin validate --recorded`: every published row of a machine, predicted, compared, or listed with why it is not."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from calibrate.cases import Recorded, RecordedCase, Row, Skip, load_recorded
+from calibrate.compare import Comparison, Role, Summary, compare, summarise
+from calibrate.estimates import Asked, Estimate, NoAnswer
+from calibrate.figures import FIGURES
+from hwprofiles import HardwareProfile, load_profile
+from hwprofiles.rates import Provenance, Rate
+from twin.engines import engine_names, load_engine
+from twin.errors import BadFile
+
+SCHEMA = "twin.validation/1"
+
+
+class Skipped(Struct, frozen=True, kw_only=True):
+    """A row that is not predicted."""
+
+    id: str
+    system: str
+    metric: str
+    status: Skip
+    reason: str
+
+
+class Counts(Struct, frozen=True, kw_only=True):
+    """What became of the rows; the three add up to all of them."""
+
+    predicted: int
+    carried: int
+    not_predicted: int
+    reasons: dict[str, int]
+    """Rows by why they are carried or not predicted."""
+
+
+class Summaries(Struct, frozen=True, kw_only=True):
+    """Rows that set a rate (or are one) apart from rows that did not: only the second are evidence."""
+
+    fit: Summary
+    held_out: Summary
+
+
+class Validation(Struct, frozen=True, kw_only=True):
+    """Every recorded row of one machine."""
+
+    schema: str
+    machine: str
+    cases: tuple[Comparison, ...]
+    summary: Summaries
+    counts: Counts
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def outside(self) -> list[Comparison]:
+        """Cases outside their tolerance."""
+        return [case for case in self.cases if not case.within]
+
+
+def validate_recorded(machine: str = "3x-rtx3090", *, profile: HardwareProfile | None = None) -> Validation:
+    """Predict and compare every recorded row of `machine`: a shipped name or a profile's path, or `profile` itself.
+
+    The rows are those of the machine that the profile is named after. Raises UnknownName, BadFile or MissingRate.
+    """
+    owned = profile or load_profile(machine)
+    recorded = load_recorded(owned.name)
+    return validate(recorded, owned)
+
+
+def validate(recorded: Recorded, profile: HardwareProfile) -> Validation:
+    """Predict and compare every row of `recorded` on `profile`."""
+    reasons = role_reasons(recorded, profile)
+    cases = tuple(
+        _compared(recorded.case_of[row.id], row, profile, reasons.get(row.id, ""))
+        for row in recorded.rows
+        if row.id in recorded.case_of
+    )
+    skipped = tuple(_skipped(recorded))
+    roles: dict[Role, list[Comparison]] = {"fit": [], "held_out": []}
+    for case in cases:
+        roles[case.role].append(case)
+    return Validation(
+        schema=SCHEMA,
+        machine=profile.name,
+        cases=cases,
+        summary=Summaries(fit=summarise(roles["fit"]), held_out=summarise(roles["held_out"])),
+        counts=_counts(cases, skipped),
+        skipped=skipped,
+    )
+
+
+def to_json(validation: Validation) -> dict[str, Any]:
+    """Plain values for JSON, keys as in the schema."""
+    plain: dict[str, Any] = msgspec.to_builtins(validation)
+    return plain
+
+
+def role_reasons(recorded: Recorded, profile: HardwareProfile) -> dict[str, str]:
+    """Why rows are `fit`, by id: they set a rate, are one, or repeat such a row. Whatever is not here is held out."""
+    reasons = {id_: f"sets {place}" for id_, place in _fitted_rows(profile, "profile")}
+    for engine in sorted({case.ask.engine for case in recorded.cases}):
+        reasons |= {id_: f"sets {place}" for id_, place in _fitted_rows(load_engine(engine), f"engine {engine}")}
+    for case in recorded.cases:
+        if case.input_of:
+            _check_input(case, profile)
+            reasons.setdefault(case.id, f"is {case.input_of} of the profile")
+    for case in recorded.cases:
+        if case.same_as and all(other in reasons for other in case.same_as):
+            reasons.setdefault(case.id, f"says the same as {' and '.join(case.same_as)}")
+    return reasons
+
+
+def _fitted_rows(part: object, path: str) -> Iterator[tuple[str, str]]:
+    """Ids in every `fitted_on` below `part`, each with the path of the number that it sets."""
+    if isinstance(part, Provenance):
+        yield from ((id_, path) for id_ in part.fitted_on)
+    elif isinstance(part, Struct):
+        for name in part.__struct_fields__:
+            yield from _fitted_rows(getattr(part, name), f"{path}.{name}")
+    elif isinstance(part, dict):
+        for key, value in part.items():
+            yield from _fitted_rows(value, f"{path}.{key}")
+    elif isinstance(part, (list, tuple)):
+        for value in part:
+            yield from _fitted_rows(value, path)
+
+
+def _check_input(case: RecordedCase, profile: HardwareProfile) -> None:
+    part: object = profile
+    for name in case.input_of.split("."):
+        part = getattr(part, name, None)
+    if not isinstance(part, Rate):
+        raise BadFile(f"case {case.id!r}: input_of {case.input_of!r} is no rate of a profile")
+
+
+def _compared(case: RecordedCase, row: Row, profile: HardwareProfile, role_reason: str) -> Comparison:
+    return compare(
+        case,
+        row,
+        _estimate(case, profile),
+        machine=profile.name,
+        role="fit" if role_reason else "held_out",
+        role_reason=role_reason,
+    )
+
+
+def _estimate(case: RecordedCase, profile: HardwareProfile) -> Estimate | str:
+    """The prediction of a case, or why there is none."""
+    against = replace(case.against, hw=profile.name) if case.against else None
+    asked = Asked(question=replace(case.ask, hw=profile.name), against=against, profile=profile)
+    try:
+        return FIGURES[case.figure].estimate(asked)
+    except NoAnswer as none:
+        return none.message
+
+
+def _skipped(recorded: Recorded) -> Iterator[Skipped]:
+    for row in recorded.rows:
+        rule = None if row.id in recorded.case_of else recorded.rule_of(row)
+        if rule is not None:
+            reason = rule.reason or _why_not(rule.engine)
+            yield Skipped(id=row.id, system=row.system, metric=row.metric, status=rule.status, reason=reason)
+
+
+def _why_not(engine: str) -> str:
+    if engine in engine_names():
+        return f"not predicted yet: engine {engine} has a rulebook, but no case asks for this row"
+    return f"not predicted yet: engine {engine} has no rulebook here"
+
+
+def _counts(cases: tuple[Comparison, ...], skipped: tuple[Skipped, ...]) -> Counts:
+    statuses = Counter(row.status for row in skipped)
+    return Counts(
+        predicted=len(cases),
+        carried=statuses["carried"],
+        not_predicted=statuses["not_predicted"],
+        reasons=dict(Counter(row.reason for row in skipped)),
+    )

@@ -1,0 +1,77 @@
+"""How each recorded figure of time, speed or transfer is predicted."""
+
+from calibrate.estimates import Asked, Estimate, NoAnswer, answer, count, drop, of_part, of_quantity, of_rate, scaled
+from calibrate.memory_figures import scanned_bytes
+from twin.units import GB, MIB, MINUTE, MS
+
+
+def link_rate(asked: Asked) -> Estimate:
+    """GB/s from host to device."""
+    link = asked.profile.gpu.h2d
+    return of_rate(link.rate, GB, naive=link.datasheet.value / GB)
+
+
+def vram_rate(asked: Asked) -> Estimate:
+    """GB/s of VRAM reads."""
+    roof = asked.profile.gpu.vram_read
+    return of_rate(roof.rate, GB, naive=roof.datasheet.value / GB)
+
+
+def decode(asked: Asked) -> Estimate:
+    """Decode in tokens a second."""
+    phase = answer(asked.question, asked.profile).decode
+    return of_quantity(phase.tokens_per_s, 1, naive=asked.question.batch / phase.naive_s)
+
+
+def decode_step(asked: Asked) -> Estimate:
+    """A decode step in milliseconds."""
+    phase = answer(asked.question, asked.profile).decode
+    return of_quantity(phase.seconds, MS, naive=phase.naive_s / MS)
+
+
+def decode_drop(asked: Asked) -> Estimate:
+    """Per cent of decode speed lost from the question set against to the one asked."""
+    if asked.against is None:
+        raise NoAnswer("a drop needs a question to set it against")
+    slower, faster = (answer(question, asked.profile) for question in (asked.question, asked.against))
+    return scaled(drop(slower, faster), 100)
+
+
+def decode_link_bytes(asked: Asked) -> Estimate:
+    """MiB of cache that one decode step reads from the host."""
+    return count(answer(asked.question, asked.profile).decode.link_bytes / MIB)
+
+
+def decode_gather(asked: Asked) -> Estimate:
+    """Milliseconds that the bytes of the selected blocks take in one decode step, latency apart."""
+    found = answer(asked.question, asked.profile)
+    naive = found.decode.link_bytes / asked.profile.gpu.h2d.datasheet.value
+    return of_part(found.decode, "kv_gather", found.prediction.sources, unit=MS, naive=naive / MS)
+
+
+def pooled_scan(asked: Asked) -> Estimate:
+    """Milliseconds of the scan of all pooled keys in one decode step, from where the question keeps them."""
+    found, gpu = answer(asked.question, asked.profile), asked.profile.gpu
+    peak = gpu.h2d.datasheet if asked.case.pooled == "host" else gpu.vram_read.datasheet
+    naive = scanned_bytes(asked) / peak.value
+    return of_part(found.decode, "pooled_scan", found.prediction.sources, unit=MS, naive=naive / MS)
+
+
+def prefill(asked: Asked) -> Estimate:
+    """Prefill in prompt tokens a second."""
+    phase = answer(asked.question, asked.profile).prefill
+    return of_quantity(phase.tokens_per_s, 1, naive=asked.question.batch * asked.question.ctx_tokens / phase.naive_s)
+
+
+def time_to_context(asked: Asked) -> Estimate:
+    """Minutes from nothing to the first token after the asked context."""
+    found = answer(asked.question, asked.profile)
+    naive = found.prefill.naive_s + found.decode.naive_s
+    return of_quantity(found.ttft_s, MINUTE, naive=naive / MINUTE)
+
+
+def prefill_gather(asked: Asked) -> Estimate:
+    """Minutes that the bytes of a prefill's selections take over the link, latency apart."""
+    found = answer(asked.question, asked.profile)
+    naive = found.prefill.link_bytes / asked.profile.gpu.h2d.datasheet.value
+    return of_part(found.prefill, "kv_gather", found.prediction.sources, unit=MINUTE, naive=naive / MINUTE)

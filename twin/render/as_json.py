@@ -1,0 +1,133 @@
+"""The JSON contracts that scripts rely on: keys may be added, never renamed within a schema number."""
+
+from typing import Any
+
+from twin.assumptions import ASSUMPTIONS
+from twin.memory import MemoryPlan, Pool
+from twin.prediction import Z90, Phase, Prediction, Quantity
+
+PREDICTION_SCHEMA = "twin.prediction/1"
+COMPARISON_SCHEMA = "twin.comparison/1"
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as twin.prediction/1; decode and prefill are null where the question does not fit."""
+    return {
+        "schema": PREDICTION_SCHEMA,
+        "question": question_json(prediction),
+        "fits": prediction.fits,
+        "max_ctx_tokens": prediction.memory.max_ctx_tokens(),
+        "max_ctx_tokens_90": {
+            "low": prediction.memory.max_ctx_tokens(sigmas=-Z90),
+            "high": prediction.memory.max_ctx_tokens(sigmas=Z90),
+        },
+        "shortage": prediction.memory.shortage(),
+        "memory": _memory_json(prediction),
+        "decode": _phase_json(prediction.decode),
+        "prefill": _prefill_json(prediction),
+        "assumptions": [_assumption(key) for key in prediction.assumptions],
+        "sources": [
+            {
+                "rate": name,
+                "value": getattr(rate, "value", None) or list(getattr(rate, "efficiency", ())),
+                "spread": rate.spread,
+                "source": rate.source,
+                "date": rate.date,
+                "fitted_on": list(rate.fitted_on),
+                "note": rate.note,
+            }
+            for name, rate in prediction.sources.items()
+        ],
+    }
+
+
+def question_json(prediction: Prediction) -> dict[str, Any]:
+    """The question with every default filled in."""
+    case, question = prediction.case, prediction.case.question
+    return {
+        "model": case.model.name,
+        "hw": prediction.machine.name,
+        "engine": case.rules.name,
+        "layout": case.layout.name,
+        "kv_dtype": case.fmt.name,
+        "ctx_tokens": question.ctx_tokens,
+        "batch": question.batch,
+        "chunk_tokens": case.chunk_tokens,
+        "staging_bytes": case.staging_bytes if "staging_bytes" in case.layout.options else None,
+        "prefill": case.prefill if "prefill" in case.layout.options else None,
+        "copies": case.copies if "copies" in case.layout.options else None,
+        "pooled": case.pooled,
+        "ngram": case.ngram if case.model.ngram is not None else None,
+        "lanes": question.lanes,
+    }
+
+
+def error_json(kind: str, message: str, hint: str) -> dict[str, Any]:
+    """What stands on standard output in place of an answer."""
+    return {"error": {"type": kind, "message": message, "hint": hint}}
+
+
+def comparison_json(predictions: list[Prediction]) -> dict[str, Any]:
+    """Several layouts of one question."""
+    return {"schema": COMPARISON_SCHEMA, "predictions": [prediction_json(each) for each in predictions]}
+
+
+def _assumption(key: str) -> str:
+    return f"{key}: {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key
+
+
+def _quantity(quantity: Quantity) -> dict[str, float]:
+    return quantity._asdict()
+
+
+def _memory_json(prediction: Prediction) -> dict[str, Any]:
+    plan, model = prediction.memory, prediction.case.model
+    placed = prediction.case.layout.placement(prediction.case)
+    return {
+        "cache_vram_bytes": round(_cache_bytes(plan, plan.devices())),
+        "cache_host_bytes": round(_cache_bytes(plan, plan.host())),
+        "vram_bytes_per_token": placed.vram_bytes * model.attention_layers,
+        "host_bytes_per_token": placed.host_bytes * model.attention_layers,
+        "page_tokens": plan.page_tokens,
+        "vram_left_bytes": round(plan.vram_left_bytes()),
+        "limited_by": plan.limit().name,
+        "devices": [_pool_json(pool, plan.pages) for pool in plan.pools],
+    }
+
+
+def _cache_bytes(plan: MemoryPlan, pools: list[Pool]) -> float:
+    return sum(pool.parts(plan.pages).get("kv cache", 0.0) for pool in pools)
+
+
+def _pool_json(pool: Pool, pages: int) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "capacity_bytes": round(pool.capacity_bytes),
+        "used_bytes": round(pool.used_bytes(pages)),
+        "parts": {name: round(size) for name, size in pool.parts(pages).items()},
+    }
+
+
+def _phase_json(phase: Phase | None) -> dict[str, Any] | None:
+    if phase is None:
+        return None
+    return {
+        "step_s": _quantity(phase.seconds),
+        "tokens_per_s": _quantity(phase.tokens_per_s),
+        "bound": phase.bound,
+        "parts_s": {part.name: part.seconds for part in phase.parts},
+        "speed_of_light_s": {part.name: part.sol_s for part in phase.parts},
+        "link_bytes": phase.link_bytes,
+        "link_write_bytes": phase.link_write_bytes,
+        "floor_s": phase.floor_s,
+        "naive_s": phase.naive_s,
+        "busy_s": phase.busy_s,
+    }
+
+
+def _prefill_json(prediction: Prediction) -> dict[str, Any] | None:
+    phase = _phase_json(prediction.prefill)
+    if phase is None or prediction.ttft_s is None:
+        return None
+    phase["prefill_s"] = phase.pop("step_s")
+    return {"ttft_s": _quantity(prediction.ttft_s), **phase}

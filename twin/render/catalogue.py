@@ -1,0 +1,118 @@
+"""Lists of what is known: machines with every rate, models with their shape, layouts with their engines."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from hwprofiles import HardwareProfile, load_profile, profile_names
+from hwprofiles.rates import Curve, Provenance, Rate
+from twin.counts import layer_active_parameters, layer_parameters, parameters
+from twin.engines import engine_names, load_engine
+from twin.layouts import layout_names, load_layout
+from twin.models import ModelSpec, load_model, model_names
+from twin.render.text import table
+from twin.roofline import Roofs
+from twin.units import format_bytes, format_seconds
+
+
+def profile_text(name: str | None) -> str:
+    """All machines in a line each, or one with its rates."""
+    if name is None:
+        return table(("machine", "what it is"), [(each, load_profile(each).summary) for each in profile_names()])
+    profile = load_profile(name)
+    rows = [
+        (key, _value(rate), f"{100 * rate.spread:.0f} %", str(rate.n), rate.source, rate.date, rate.note)
+        for key, rate in _all_rates(profile).items()
+    ]
+    heads = ("rate", "value", "spread", "n", "source", "date", "note")
+    return f"{profile.name}: {profile.summary}\n\n{table(heads, rows)}"
+
+
+def profile_json(name: str | None) -> str:
+    """The same as JSON: a list of names and summaries, or the whole profile."""
+    if name is None:
+        return _dump([{"name": each, "summary": load_profile(each).summary} for each in profile_names()])
+    return _dump(msgspec.to_builtins(load_profile(name)))
+
+
+def _all_rates(profile: HardwareProfile) -> dict[str, Provenance]:
+    capacities: dict[str, Provenance] = {
+        "vram bytes": profile.gpu.vram,
+        "host bytes": profile.host.memory,
+        "host bytes reserved": profile.host.reserved,
+    }
+    return capacities | Roofs(profile).rates
+
+
+def _value(rate: Provenance) -> str:
+    if isinstance(rate, Curve):
+        points = zip(rate.at, rate.efficiency, strict=True)
+        return ", ".join(f"{efficiency:.3g} at {at:g}" for at, efficiency in points) + f" {rate.over}"
+    if not isinstance(rate, Rate):
+        return ""
+    if rate.unit == "s":
+        return format_seconds(rate.value)
+    if rate.unit == "B":
+        return format_bytes(rate.value)
+    scale, unit = (1e12, "TFLOP/s") if rate.unit == "FLOP/s" else (1e9, "GB/s")
+    return f"{rate.value / scale:.4g} {unit}"
+
+
+def model_text(name: str | None) -> str:
+    """All models in a line each, or the shape of one."""
+    if name is None:
+        return table(("model", "what it is"), [(each, load_model(each).summary) for each in model_names()])
+    model = load_model(name)
+    shape = [(key, str(value)) for key, value in _facts(model).items()]
+    return f"{model.name}: {model.summary}\n\n{table(('what', 'value'), shape)}"
+
+
+def _facts(model: ModelSpec) -> dict[str, Any]:
+    counts = parameters(model)
+    ends = counts.head + counts.embedding
+    total = ends + sum(layer_parameters(model, kind) for kind in model.layer_kinds)
+    active = counts.head + sum(layer_active_parameters(model, kind) for kind in model.layer_kinds)
+    attention = model.attention
+    return {
+        "parameters": f"{total / 1e9:.1f}e9, {active / 1e9:.2f}e9 active",
+        "layers": f"{model.layers}, of which {model.attention_layers} keep a KV cache",
+        "attention": f"{attention.query_heads} query heads, {attention.kv_heads} KV heads x {attention.head_dim}",
+        "weights": f"{model.weights.format} at {model.weights.bits:g} bits",
+        "native context": f"{model.native_ctx_tokens:,} tokens",
+        "source": model.source,
+    }
+
+
+def model_json(name: str | None) -> str:
+    """The same as JSON: a list of names and summaries, or the whole description."""
+    if name is None:
+        return _dump([{"name": each, "summary": load_model(each).summary} for each in model_names()])
+    return _dump(msgspec.to_builtins(load_model(name)))
+
+
+def layout_text() -> str:
+    """All layouts with the engines that have them."""
+    rows = [(row["name"], row["summary"], ", ".join(row["engines"])) for row in _layouts()]
+    return table(("layout", "what it is", "engines"), rows)
+
+
+def layout_json() -> str:
+    """The same as JSON."""
+    return _dump(_layouts())
+
+
+def _layouts() -> list[dict[str, Any]]:
+    engines = [load_engine(name) for name in engine_names()]
+    return [
+        {
+            "name": name,
+            "summary": load_layout(name).summary,
+            "engines": [engine.name for engine in engines if name in engine.layouts],
+        }
+        for name in layout_names()
+    ]
+
+
+def _dump(document: Any) -> str:
+    return json.dumps(document, indent=2) + "\n"

@@ -1,0 +1,75 @@
+"""A played program in the Trace Event Format, for Perfetto and chrome://tracing: one track per device and engine.
+
+Source: "Trace Event Format" (Chromium project), JSON object form, "X" complete events in microseconds.
+"""
+
+import json
+from typing import Any
+
+from twin.case import Case
+from twin.layouts.layout import Pass
+from twin.lower import decode_program, prefill_program
+from twin.ops import HOST_DEVICE, Engine, Op
+from twin.prefill import chunk_at, chunk_count
+from twin.roofline import Roofs
+from twin.simulate import simulate
+from twin.timeline import Span, Timeline
+from twin.units import US
+
+_TRACK_ORDER = {engine: index for index, engine in enumerate(Engine)}
+
+
+def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
+    """The decode step, or the last chunk of the prefill, layer by layer in true order."""
+    devices = roofs.profile.gpu_count
+    if phase == "decode":
+        step = Pass(past=case.question.ctx_tokens, rows=1, batch=case.question.batch)
+        program = decode_program(case, step, devices, merged=False)
+    else:
+        last = chunk_count(case, case.question.ctx_tokens) - 1
+        program = prefill_program(case, chunk_at(case, case.question.ctx_tokens, max(0, last)), devices, merged=False)
+    seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
+    events = trace_events(simulate(program, seconds, spans=True))
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
+
+
+def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
+    """Names of all tracks, then one complete event per call."""
+    spans = [span for span in timeline.spans() if span.end_s > span.start_s]
+    tracks = sorted({(span.op.device, span.op.engine) for span in spans}, key=lambda track: (track[0], str(track[1])))
+    names = [event for device, engine in tracks for event in _track_names(device, engine)]
+    return names + [_event(span) for span in spans]
+
+
+def _track_names(device: int, engine: Engine) -> list[dict[str, Any]]:
+    process = {"ph": "M", "pid": device + 1, "tid": _TRACK_ORDER[engine]}
+    where = "host" if device == HOST_DEVICE else f"gpu{device}"
+    return [
+        {**process, "name": "process_name", "args": {"name": where}},
+        {**process, "name": "thread_name", "args": {"name": f"{where} {engine}"}},
+    ]
+
+
+def _event(span: Span) -> dict[str, Any]:
+    op = span.op
+    return {
+        "ph": "X",
+        "name": op.part,
+        "pid": op.device + 1,
+        "tid": _TRACK_ORDER[op.engine],
+        "ts": span.start_s / US,
+        "dur": (span.end_s - span.start_s) / US,
+        "args": _counts(op),
+    }
+
+
+def _counts(op: Op) -> dict[str, Any]:
+    counts = {
+        "kernel": op.kernel,
+        "calls": op.calls,
+        "vram_bytes": op.vram_bytes,
+        "link_bytes": op.link_bytes,
+        "host_bytes": op.host_bytes,
+        "flops": op.flops,
+    }
+    return {name: value for name, value in counts.items() if value}
