@@ -1,64 +1,20 @@
-"""Reading what was recorded: published rows, and how the twin is asked for each of them, both read strictly."""
+"""How the twin is asked for each published row, and how near it has to come: a data file a machine, read strictly."""
 
-from collections import Counter
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from calibrate.figures import FIGURES
+from calibrate.published import Row, Text, check_schema, read_as, read_published, refuse_repeats
 from hwprofiles.errors import BadFile, UnknownName
-from hwprofiles.store import DATA, read_json
+from hwprofiles.store import DATA
 from twin.case import Question
 
-ROWS_SCHEMA = "twin.published/1"
-CASES_SCHEMA = "twin.cases/1"
+SCHEMA = "twin.cases/1"
 
-Text = Annotated[str, Meta(min_length=1)]
 Skip = Literal["carried", "not_predicted"]
-_Read = TypeVar("_Read")
-
-
-class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One published figure: a number, a range of two, or a yes or no."""
-
-    id: Text
-    system: Text
-    metric: Text
-    value: bool | float | tuple[float, float]
-    unit: str
-    source: Text
-    conditions: dict[str, object]
-
-    @property
-    def low(self) -> float:
-        """The number, or the lower end of the range."""
-        return float(self.value[0] if isinstance(self.value, tuple) else self.value)
-
-    @property
-    def high(self) -> float:
-        """The number, or the upper end of the range."""
-        return float(self.value[1] if isinstance(self.value, tuple) else self.value)
-
-    @property
-    def middle(self) -> float:
-        """The number, or the middle of the range."""
-        return (self.low + self.high) / 2
-
-
-class Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file of rows."""
-
-    schema: str
-    note: str
-    rows: tuple[Row, ...]
-
-    def __post_init__(self) -> None:
-        _check_schema(self.schema, ROWS_SCHEMA)
-        _refuse_repeats("row", (row.id for row in self.rows))
 
 
 class Ask(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,8 +80,8 @@ class CaseFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     skipped: tuple[SkipRule, ...]
 
     def __post_init__(self) -> None:
-        _check_schema(self.schema, CASES_SCHEMA)
-        _refuse_repeats("case", (case.id for case in self.cases))
+        check_schema(self.schema, SCHEMA)
+        refuse_repeats("case", (case.id for case in self.cases))
 
 
 class Recorded(Struct, frozen=True, kw_only=True, dict=True):
@@ -142,6 +98,9 @@ class Recorded(Struct, frozen=True, kw_only=True, dict=True):
         for row in self.rows:
             if row.id not in self.case_of and self.rule_of(row) is None:
                 raise ValueError(f"row {row.id!r} of system {row.system!r} has neither a case nor a rule")
+        for rule in self.rules:
+            if not any(self.rule_of(row) is rule for row in self.rows):
+                raise ValueError(f"rule for {rule.system!r}, metric {rule.metric!r}: it takes no row")
 
     @cached_property
     def row_of(self) -> dict[str, Row]:
@@ -172,30 +131,12 @@ def load_recorded(machine: str) -> Recorded:
 
 def read_recorded(path: Path) -> Recorded:
     """The cases in `path` with the rows that they name. Raises BadFile in one line."""
-    own = _read(path, CaseFile)
-    published = _read(DATA / own.published, Published)
+    own = read_as(path, CaseFile)
+    published = read_published(own.published)
     try:
         return Recorded(machine=own.machine, rows=published.rows, cases=own.cases, rules=own.skipped)
     except ValueError as wrong:
         raise BadFile(f"{path}: {wrong}") from None
-
-
-def _read(path: Path, kind: type[_Read]) -> _Read:
-    try:
-        return msgspec.convert(read_json(path), kind)
-    except msgspec.ValidationError as wrong:
-        raise BadFile(f"{path}: {wrong}") from None
-
-
-def _check_schema(schema: str, known: str) -> None:
-    if schema != known:
-        raise ValueError(f"schema must be {known!r}, not {schema!r}")
-
-
-def _refuse_repeats(what: str, ids: Iterable[str]) -> None:
-    repeated = [name for name, times in Counter(ids).items() if times > 1]
-    if repeated:
-        raise ValueError(f"{what} {repeated[0]!r} appears twice")
 
 
 def _check_case(case: RecordedCase, recorded: Recorded) -> None:
@@ -215,12 +156,18 @@ def _check_case(case: RecordedCase, recorded: Recorded) -> None:
 def _check_conditions(case: RecordedCase, row: Row) -> None:
     """The question must be the one that was measured, as far as the row says."""
     ctx_tokens = row.conditions.get("ctx", row.conditions.get("prompt", case.ask.ctx_tokens))
-    layout = str(row.conditions.get("layout", case.ask.layout)).replace(",", " ").split()[0]
+    layout = _first_word(row.conditions.get("layout", case.ask.layout))
     engine = row.conditions.get("engine", case.ask.engine)
+    model = _first_word(row.conditions.get("model", case.ask.model)).lower()
     for key, asked, published in (
         ("ctx_tokens", case.ask.ctx_tokens, ctx_tokens),
         ("layout", case.ask.layout, layout),
         ("engine", case.ask.engine, engine),
+        ("model", case.ask.model, model),
     ):
         if asked != published:
             raise ValueError(f"{case.id}: {key} {asked!r} is asked, {published!r} was measured")
+
+
+def _first_word(text: object) -> str:
+    return str(text).replace(",", " ").split()[0]

@@ -7,8 +7,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct, field
 
-from calibrate.cases import RecordedCase, Row
+from calibrate.cases import RecordedCase
 from calibrate.estimates import Estimate
+from calibrate.published import Row
 
 Role = Literal["fit", "held_out"]
 
@@ -80,8 +81,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """A case without an answer, or else the one with the largest absolute error."""
     coverage_90: float | None
     """Share of the cases with an interval whose interval meets the measurement; counts have none and are left out."""
-    intervals: int
-    """Cases that `coverage_90` is a share of."""
+    with_interval: Errors
+    """The cases that `coverage_90` is a share of: counts, which are exact or wrong, do not flatter their median."""
     outside: int
     """Cases outside their tolerance."""
     unanswered: int
@@ -146,7 +147,7 @@ def summarise(comparisons: Sequence[Comparison]) -> Summary:
         p95_abs_error=own.p95_abs_error,
         worst=unanswered[0] if unanswered else own.worst,
         coverage_90=sum(case.covered for case in intervals) / len(intervals) if intervals else None,
-        intervals=len(intervals),
+        with_interval=_errors(list(_pairs(intervals, naive=False))),
         outside=sum(not case.within for case in comparisons),
         unanswered=len(unanswered),
         naive=_errors(list(_pairs(beside, naive=True))),

@@ -12,7 +12,6 @@ from twin.case import Case, Question, resolve
 from twin.errors import TwinError
 from twin.memory import MemoryPlan, plan_memory
 from twin.prediction import Z90, Phase, Prediction, Quantity, predict
-from twin.tally import Part
 
 
 class NoAnswer(TwinError):
@@ -92,8 +91,8 @@ def of_quantity(quantity: Quantity, unit: float, *, naive: float | None = None) 
 
 def of_part(phase: Phase, name: str, sources: Mapping[str, Provenance], *, unit: float, naive: float) -> Estimate:
     """One part of a phase: its rates err independently, as in a whole phase. NoAnswer where the phase lacks it."""
-    part = next((part for part in phase.parts if part.name == name), Part(name=name))
-    if not part.seconds:
+    part = next((part for part in phase.parts if part.name == name), None)
+    if part is None or not part.seconds:
         raise NoAnswer(f"the prediction has no part {name!r}")
     spread = math.sqrt(sum(sources[rate].spread ** 2 for rate in part.rates))
     return within_spread(part.seconds / unit, spread, naive=naive)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from calibrate import memory_figures as memory
-from calibrate import time_figures as time
+from calibrate import time_figures as timed
 from calibrate.estimates import Asked, Estimate
 
 
@@ -19,17 +19,17 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 FIGURES = {
-    "link_rate": Figure(unit="GB/s", estimate=time.link_rate),
-    "vram_rate": Figure(unit="GB/s", estimate=time.vram_rate),
-    "decode": Figure(unit="tok/s", estimate=time.decode),
-    "decode_step": Figure(unit="ms", estimate=time.decode_step),
-    "decode_drop": Figure(unit="%", estimate=time.decode_drop, paired=True),
-    "decode_link_bytes": Figure(unit="MiB", estimate=time.decode_link_bytes),
-    "decode_gather": Figure(unit="ms", estimate=time.decode_gather),
-    "pooled_scan": Figure(unit="ms", estimate=time.pooled_scan),
-    "prefill": Figure(unit="tok/s", estimate=time.prefill),
-    "prefill_gather": Figure(unit="min", estimate=time.prefill_gather),
-    "time_to_context": Figure(unit="min", estimate=time.time_to_context),
+    "link_rate": Figure(unit="GB/s", estimate=timed.link_rate),
+    "vram_rate": Figure(unit="GB/s", estimate=timed.vram_rate),
+    "decode": Figure(unit="tok/s", estimate=timed.decode),
+    "decode_step": Figure(unit="ms", estimate=timed.decode_step),
+    "decode_drop": Figure(unit="%", estimate=timed.decode_drop, paired=True),
+    "decode_link_bytes": Figure(unit="MiB", estimate=timed.decode_link_bytes),
+    "decode_gather": Figure(unit="ms", estimate=timed.decode_gather),
+    "pooled_scan": Figure(unit="ms", estimate=timed.pooled_scan),
+    "prefill": Figure(unit="tok/s", estimate=timed.prefill),
+    "prefill_gather": Figure(unit="min", estimate=timed.prefill_gather),
+    "time_to_context": Figure(unit="min", estimate=timed.time_to_context),
     "vram_total": Figure(unit="GiB", estimate=memory.vram_total),
     "vram_loaded": Figure(unit="GiB", estimate=memory.vram_loaded),
     "vram_free": Figure(unit="GiB", estimate=memory.vram_free),

@@ -6,11 +6,12 @@ from msgspec.structs import replace
 
 from calibrate.estimates import Asked, Estimate, count, of_rate
 from calibrate.staging_statistics import staging_statistics
+from twin.case import resolve
 from twin.counts import complete_blocks, padded_selection, pooled_key_bytes, sparse_threshold
 from twin.layouts.layout import Pass
 from twin.layouts.offload import naive_read_bytes
 from twin.memory import MemoryPlan, plan_memory
-from twin.prediction import Z90, predict
+from twin.prediction import Z90
 from twin.units import GIB, KIB, MIB
 
 
@@ -99,7 +100,7 @@ def staging_that_fits(asked: Asked) -> Estimate:
     also: dict[str, float] = {}
     for times in (1, 2, 4):
         size = asked_bytes * times
-        plan = predict(replace(asked.question, staging_bytes=size), asked.profile).memory
+        plan = plan_memory(resolve(replace(asked.question, staging_bytes=size)), asked.profile)
         also[f"staging_{size // MIB}_mib_vram_left_bytes"] = plan.vram_left_bytes()
     return count(asked_bytes / MIB if asked.memory.fits else 0.0, also=also)
 

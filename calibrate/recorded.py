@@ -8,10 +8,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from calibrate.cases import Recorded, RecordedCase, Row, Skip, load_recorded
+from calibrate.cases import Recorded, RecordedCase, Skip, load_recorded
 from calibrate.compare import Comparison, Role, Summary, compare, summarise
 from calibrate.estimates import Asked, Estimate, NoAnswer
 from calibrate.figures import FIGURES
+from calibrate.published import Row
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Provenance, Rate
 from twin.engines import engine_names, load_engine
@@ -107,8 +108,7 @@ def role_reasons(recorded: Recorded, profile: HardwareProfile) -> dict[str, str]
     for engine in sorted({case.ask.engine for case in recorded.cases}):
         reasons |= {id_: f"sets {place}" for id_, place in _fitted_rows(load_engine(engine), f"engine {engine}")}
     for case in recorded.cases:
-        if case.input_of:
-            _check_input(case, profile)
+        if case.input_of and _rate_at(case, profile).source == "published":
             reasons.setdefault(case.id, f"is {case.input_of} of the profile")
     for case in recorded.cases:
         if case.same_as and all(other in reasons for other in case.same_as):
@@ -131,12 +131,13 @@ def _fitted_rows(part: object, path: str) -> Iterator[tuple[str, str]]:
             yield from _fitted_rows(value, path)
 
 
-def _check_input(case: RecordedCase, profile: HardwareProfile) -> None:
+def _rate_at(case: RecordedCase, profile: HardwareProfile) -> Rate:
     part: object = profile
     for name in case.input_of.split("."):
         part = getattr(part, name, None)
     if not isinstance(part, Rate):
         raise BadFile(f"case {case.id!r}: input_of {case.input_of!r} is no rate of a profile")
+    return part
 
 
 def _compared(case: RecordedCase, row: Row, profile: HardwareProfile, role_reason: str) -> Comparison:

@@ -128,12 +128,11 @@ def _check_case(case: Case) -> None:
     if case.chunk_tokens % page:
         raise BadValue(f"chunk of {case.chunk_tokens:,} tokens is not a multiple of {case.rules.name}'s page of {page}")
     if case.question.staging_bytes is not None:
-        buffers = 2 if case.copies == "overlapped" else 1
-        least = buffers * page * case.plane_bytes
+        least = page * case.plane_bytes
         if case.staging_bytes < least:
             raise BadValue(
                 f"staging of {format_bytes(case.staging_bytes)} is below the smallest of {format_bytes(least)}",
-                hint=f"{buffers} page(s) of {page} tokens with K and V",
+                hint=f"one page of {page} tokens with K and V",
             )
     if case.question.ngram is not None and case.model.ngram is None:
         raise Impossible(f"{case.model.name} has no n-gram table")

@@ -5,7 +5,8 @@ form a run. A line over the chunks of a long run, or over the means of many shor
 in two where it bends.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 from twin.case import Case
 from twin.counts import is_sparse, sparse_threshold
@@ -59,7 +60,7 @@ def _families(case: Case, prompt_tokens: int, full: int) -> Iterator[list[Run]]:
     kind: Hashable = None
     for run in _runs(case, full):
         run_kind = _kind(case, chunk_at(case, prompt_tokens, run.start))
-        cut_short = bool(family) and len(run) < len(family[-1]) - 1  # the prompt's end: its mean is off the line
+        cut_short = run.stop == full and bool(family) and len(run) < len(family[-1])  # its mean is off the line
         if family and (run_kind != kind or cut_short):
             yield family
             family = []
@@ -71,10 +72,12 @@ def _families(case: Case, prompt_tokens: int, full: int) -> Iterator[list[Run]]:
 
 def _runs(case: Case, full: int) -> Iterator[Run]:
     """Full chunks between the contexts at which their structure changes."""
-    start = 0
-    steps = {sparse_threshold(case.model), *case.layout.steps(case, full * case.chunk_tokens)}
+    start, chunk = 0, case.chunk_tokens
+    budget = case.model.indexer.budget if case.model.indexer else 0
+    first_full_budget = -(-budget // chunk) * chunk  # rows before it may see fewer tokens than the budget
+    steps = {sparse_threshold(case.model), first_full_budget, *case.layout.steps(case, full * chunk)}
     for step in sorted(steps):
-        stop = min(step // case.chunk_tokens, full)
+        stop = min(step // chunk, full)
         if stop > start:
             yield range(start, stop)
             start = stop
@@ -89,37 +92,55 @@ def _kind(case: Case, chunk: Pass) -> tuple[Hashable, ...]:
 
 
 def _sample_family(runs: list[Run], seconds: Callable[[int], float], weights: Weights) -> None:
-    """A single run: its own line. Several: a line through their means, each run the mean of its two ends."""
+    """A single run: a line over its chunks. Several: a line over their means, each run the mean of its two ends."""
     if len(runs) == 1:
-        _sample_line(runs[0].start, runs[0].stop - 1, seconds, weights, lengths=None)
+        chunks = runs[0]
+        line = _Line(value=lambda point: seconds(chunks[point]), at=chunks, lengths=[1] * len(chunks))
+        for point, times in line.sample().items():
+            _add(weights, chunks[point], times)
         return
 
-    def mean(index: int) -> float:
-        return (seconds(runs[index].start) + seconds(runs[index].stop - 1)) / 2
+    def mean(point: int) -> float:
+        return (seconds(runs[point].start) + seconds(runs[point].stop - 1)) / 2
 
-    over_runs: Weights = {}
-    _sample_line(0, len(runs) - 1, mean, over_runs, lengths=[len(run) for run in runs])
-    for index, chunks in over_runs.items():
-        for end in (runs[index].start, runs[index].stop - 1):
-            weights[end] = weights.get(end, 0.0) + chunks / 2
+    centres = [(run.start + run.stop - 1) / 2 for run in runs]
+    line = _Line(value=mean, at=centres, lengths=[len(run) for run in runs])
+    for point, times in line.sample().items():
+        _add(weights, runs[point].start, times / 2)
+        _add(weights, runs[point].stop - 1, times / 2)
 
 
-def _sample_line(
-    low: int, high: int, value: Callable[[int], float], weights: Weights, *, lengths: list[int] | None
-) -> None:
-    """Spread the points low..high (each counted `lengths[i]` times, or once) over those where the line bends."""
-    middle = (low + high) // 2
-    if high - low > 1:
-        share = (middle - low) / (high - low)
-        line = value(low) * (1 - share) + value(high) * share
-        if abs(line - value(middle)) > STRAIGHT * value(middle):
-            _sample_line(low, middle, value, weights, lengths=lengths)
-            _sample_line(middle + 1, high, value, weights, lengths=lengths)
-            return
-    points = range(low, high + 1)
-    counts = [lengths[point] for point in points] if lengths else [1] * len(points)
-    span = max(1, high - low)
-    to_high = sum(count * (point - low) for point, count in zip(points, counts, strict=True)) / span
-    weights[low] = weights.get(low, 0.0) + sum(counts) - to_high
-    if to_high:
-        weights[high] = weights.get(high, 0.0) + to_high
+class _Line(NamedTuple):
+    """Points at positions `at`, each standing for `lengths` chunks; what is linear in position is summed exactly."""
+
+    value: Callable[[int], float]
+    at: Sequence[float]
+    lengths: Sequence[int]
+
+    def sample(self) -> Weights:
+        """Spread all points over those where the line bends."""
+        weights: Weights = {}
+        self._spread(0, len(self.at) - 1, weights)
+        return weights
+
+    def _spread(self, low: int, high: int, weights: Weights) -> None:
+        middle = (low + high) // 2
+        if high - low > 1:
+            share = self._share(middle, low, high)
+            line = self.value(low) * (1 - share) + self.value(high) * share
+            if abs(line - self.value(middle)) > STRAIGHT * self.value(middle):
+                self._spread(low, middle, weights)
+                self._spread(middle + 1, high, weights)
+                return
+        points = range(low, high + 1)
+        to_high = sum(self.lengths[point] * self._share(point, low, high) for point in points)
+        _add(weights, low, sum(self.lengths[point] for point in points) - to_high)
+        _add(weights, high, to_high)
+
+    def _share(self, point: int, low: int, high: int) -> float:
+        return (self.at[point] - self.at[low]) / (self.at[high] - self.at[low]) if high > low else 0.0
+
+
+def _add(weights: Weights, point: int, times: float) -> None:
+    if times:
+        weights[point] = weights.get(point, 0.0) + times

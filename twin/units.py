@@ -5,10 +5,10 @@ import re
 
 from twin.errors import BadValue
 
-KIB, MIB, GIB = 1024, 1024**2, 1024**3
+KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 GB = 10**9
 MS, US = 1e-3, 1e-6
-MINUTE = 60.0
+MINUTE, HOUR = 60.0, 3600.0
 
 MAX_TOKENS = 2**31 - 1
 """Longest context that a question may name: page tables and token indices of today's engines are 32-bit."""
@@ -53,8 +53,10 @@ def _split(text: str, what: str) -> tuple[float, str]:
 
 
 def format_bytes(size: float) -> str:
-    """'81.0 GiB', '32.0 MiB', '27.75 KiB' or '512 B'."""
+    """'6.01 TiB', '81.00 GiB', '32.0 MiB', '27.75 KiB' or '512 B'."""
     magnitude = abs(size)
+    if magnitude >= TIB:
+        return f"{size / TIB:,.2f} TiB"
     if magnitude >= GIB:
         return f"{size / GIB:,.2f} GiB"
     if magnitude >= MIB:
@@ -65,7 +67,9 @@ def format_bytes(size: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """'29.5 min', '20.0 s', '19.7 ms' or '46.7 us'."""
+    """'2.4 h', '29.5 min', '20.0 s', '19.7 ms' or '46.7 us'."""
+    if seconds >= 2 * HOUR:
+        return f"{seconds / HOUR:,.1f} h"
     if seconds >= 2 * MINUTE:
         return f"{seconds / MINUTE:,.1f} min"
     if seconds >= 1:

@@ -31,9 +31,10 @@ class Offload:
         return Placement(vram_bytes=pooled, host_bytes=planes)
 
     def working_bytes(self, case: Case) -> dict[str, int]:
-        """The staging arena. Partials, sums and indices of one call reuse the workspace's largest transient."""
-        staged = case.prefill != "naive" and case.question.batch == 1
-        return {"staging": case.staging_bytes} if staged else {}
+        """Staging buffers, two if one is filled while the other is read; all else reuses the workspace (A12)."""
+        if case.prefill == "naive" or case.question.batch != 1:
+            return {}
+        return {"staging": case.staging_bytes * (2 if case.copies == "overlapped" else 1)}
 
     def decode_ops(self, case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
         """Write the new token to the host, select when the context is long, gather over the link."""
@@ -79,14 +80,13 @@ class Offload:
         return (last_staged, *range(bucket, end + 1, bucket))
 
     def buckets(self, case: Case, chunk: Pass) -> int:
-        """Buckets of a staged chunk (0 if not staged); overlapped copies fill one half of the buffer at a time."""
+        """Buckets of a staged chunk, each a buffer full; 0 if it is not staged."""
         if not self.is_staged(case, chunk):
             return 0
         return -(-case.rules.pages(chunk.end) // self._bucket_pages(case))
 
     def _bucket_pages(self, case: Case) -> int:
-        buffers = 2 if case.copies == "overlapped" else 1
-        return max(1, case.staging_bytes // (buffers * case.rules.page_tokens * case.plane_bytes))
+        return max(1, case.staging_bytes // (case.rules.page_tokens * case.plane_bytes))
 
     def _staged(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
         """Copy a bucket (K, then V), attend to it with every row, fold; all pages in use cross the link once."""

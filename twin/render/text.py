@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.assumptions import ASSUMPTIONS
 from twin.prediction import Phase, Prediction, Quantity
-from twin.units import format_bytes, format_seconds
+from twin.units import KIB, format_bytes, format_seconds
 
 SIGNIFICANT = 3
 
@@ -30,8 +30,8 @@ def headline(prediction: Prediction) -> str:
     lines += [
         _row(
             "KV cache",
-            f"{format_bytes(placed.vram_bytes * layers)} a token in VRAM, "
-            f"{format_bytes(placed.host_bytes * layers)} on the host",
+            f"{placed.vram_bytes * layers / KIB:.2f} KiB a token in VRAM, "
+            f"{placed.host_bytes * layers / KIB:.2f} KiB on the host",
         ),
         *_memory_rows(prediction),
     ]
@@ -56,9 +56,13 @@ def _speeds(prediction: Prediction) -> list[str]:
 
 
 def _wall(phase: Phase) -> str:
-    share = sum(part.seconds for part in phase.parts if part.wall == phase.bound)
-    percent = f"{100 * share / phase.seconds.value:.0f} %" if phase.seconds.value else "0 %"
-    return f"{phase.bound}, {percent} of the time"
+    held = [part for part in phase.parts if part.wall == phase.bound]
+    seconds = sum(part.seconds for part in held)
+    if not seconds:
+        return phase.bound
+    share = f"{phase.bound}, {100 * seconds / phase.seconds.value:.0f} % of the time"
+    sol_s = sum(part.sol_s for part in held)
+    return f"{share}, at {100 * sol_s / seconds:.0f} % of its speed of light" if sol_s else share
 
 
 def _memory_rows(prediction: Prediction) -> Iterable[str]:
