@@ -170,4 +170,4 @@ def _check_conditions(case: RecordedCase, row: Row) -> None:
 
 
 def _first_word(text: object) -> str:
-    return str(text).replace(",", " ").split()[0]
+    return str(text).replace(",", " ").partition(" ")[0]

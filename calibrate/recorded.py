@@ -59,6 +59,11 @@ class Validation(Struct, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...]
 
     @property
+    def within(self) -> bool:
+        """Whether every case is within its tolerance."""
+        return not self.outside
+
+    @property
     def outside(self) -> list[Comparison]:
         """Cases outside their tolerance."""
         return [case for case in self.cases if not case.within]
@@ -75,7 +80,9 @@ def validate_recorded(machine: str = "3x-rtx3090", *, profile: HardwareProfile |
 
 
 def validate(recorded: Recorded, profile: HardwareProfile) -> Validation:
-    """Predict and compare every row of `recorded` on `profile`."""
+    """Predict and compare every row of `recorded` on `profile`, which must be the machine that it was recorded on."""
+    if recorded.machine != profile.name:
+        raise BadFile(f"the cases are of machine {recorded.machine!r}, the profile is of {profile.name!r}")
     reasons = role_reasons(recorded, profile)
     cases = tuple(
         _compared(recorded.case_of[row.id], row, profile, reasons.get(row.id, ""))

@@ -1,7 +1,23 @@
 """How each recorded figure of time, speed or transfer is predicted."""
 
-from calibrate.estimates import Asked, Estimate, NoAnswer, answer, count, drop, of_part, of_quantity, of_rate, scaled
+from msgspec.structs import replace
+
+from calibrate.estimates import (
+    Answer,
+    Asked,
+    Estimate,
+    NoAnswer,
+    answer,
+    count,
+    drop,
+    of_part,
+    of_quantity,
+    of_rate,
+    scaled,
+)
 from calibrate.memory_figures import scanned_bytes
+from twin.case import Question
+from twin.counts import sparse_threshold
 from twin.units import GB, MIB, MINUTE, MS
 
 
@@ -34,7 +50,16 @@ def decode_drop(asked: Asked) -> Estimate:
     if asked.against is None:
         raise NoAnswer("a drop needs a question to set it against")
     slower, faster = (answer(question, asked.profile) for question in (asked.question, asked.against))
-    return scaled(drop(slower, faster), 100)
+    return replace(scaled(drop(slower, faster), 100), also=_drop_from_selection(asked, asked.against, slower))
+
+
+def _drop_from_selection(asked: Asked, against: Question, slower: Answer) -> dict[str, float]:
+    """The drop from the shortest step that selects, in place of one that still reads everything."""
+    threshold = sparse_threshold(asked.case.model)
+    if not against.ctx_tokens < threshold <= asked.question.ctx_tokens:
+        return {}
+    selecting = answer(replace(against, ctx_tokens=threshold), asked.profile)
+    return {"drop_from_a_step_that_selects_percent": 100 * drop(slower, selecting).value}
 
 
 def decode_link_bytes(asked: Asked) -> Estimate:

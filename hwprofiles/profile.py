@@ -89,6 +89,7 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one implementation makes of the roof above it: an efficiency curve, a latency per call, or both."""
 
     efficiency: Curve | None = None
+    """Over the tokens that share one call."""
     latency: Rate | None = None
 
     def __post_init__(self) -> None:
@@ -116,6 +117,8 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         for key, kernel in self.kernels.items():
             if key.count("/") != 2:
                 raise ValueError(f"$.kernels.{key}: a kernel is named operation/implementation/format")
+            if kernel.efficiency is not None:
+                _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", "tokens")
             if kernel.latency is not None:
                 _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
 

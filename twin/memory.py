@@ -1,5 +1,6 @@
 """Does it fit, and how far does the context go: bytes of every part against every memory of the machine."""
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -116,6 +117,8 @@ def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
     page = case.rules.page_tokens * case.question.batch
     placed = case.layout.placement(case)
     tables = page * placed.host_bytes * case.model.attention_layers * PAGE_TABLE_SHARE
+    workspace_spread = case.rules.workspace.value * case.rules.workspace.spread
+    spread = math.hypot(workspace_spread, profile.gpu.vram.value * profile.gpu.vram.spread)
     return [
         Pool(
             name=f"gpu{device}",
@@ -125,7 +128,7 @@ def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
                 "kv cache": own.count("attention") * placed.vram_bytes * page,
                 "page tables": tables,
             },
-            capacity_spread=case.rules.workspace.value * case.rules.workspace.spread,
+            capacity_spread=spread,
         )
         for device, (own, parts, workspace) in enumerate(zip(layers, fixed, spare, strict=True))
     ]
@@ -176,5 +179,8 @@ def _host_pool(case: Case, profile: HardwareProfile) -> Pool:
         capacity_bytes=profile.host.memory.value,
         fixed=fixed,
         page_bytes={"kv cache": per_token * case.rules.page_tokens * batch},
-        capacity_spread=profile.host.reserved.value * profile.host.reserved.spread,
+        capacity_spread=math.hypot(
+            profile.host.reserved.value * profile.host.reserved.spread,
+            profile.host.memory.value * profile.host.memory.spread,
+        ),
     )
