@@ -1,0 +1,234 @@
+"""Exact selection of the best blocks in three kernels: score with a coarse histogram, pick, finish.
+
+Scores are sums of relu, so never negative, and the bits of a non-negative float32 order like the float itself. A score's
+bin is its exponent with four bits of mantissa, clamped to 256 bins around `BIN_BASE`: the clamp costs time where scores
+lie outside, never exactness. `pick` writes out everything above the bin in which the k-th score lies and appends that
+bin's members to a list; `finish` selects among those by the remaining bits, then by the lower index.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from realkernels.shape import QsaShape
+
+BINS = 256
+SHIFT = 19
+"""Bits below the four leading mantissa bits of a float32."""
+
+BIN_BASE = (127 - 8) << 4
+"""Bin 0 ends at 2^-8, bin 255 begins near 2^8."""
+
+STATE = BINS + 2
+"""Histogram, number picked, number of candidates."""
+
+
+@triton.jit
+def _bin_of(bits, SHIFT: tl.constexpr, BASE: tl.constexpr, BINS: tl.constexpr):
+    coarse = (bits >> SHIFT) - BASE
+    return tl.minimum(tl.maximum(coarse, 0), BINS - 1)
+
+
+@triton.jit
+def _score(
+    query, keys, scores, state, blocks, scale,
+    HEADS: tl.constexpr, PAD: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+    BINS: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    dims = tl.arange(0, DIM)
+    heads = tl.arange(0, PAD)
+    q = tl.load(query + heads[None, :] * DIM + dims[:, None], mask=heads[None, :] < HEADS, other=0.0)  # [DIM, PAD]
+    counts = tl.zeros([BINS], dtype=tl.int32)
+    for tile in range(tl.program_id(0), tl.cdiv(blocks, TILE), tl.num_programs(0)):
+        rows = tile * TILE + tl.arange(0, TILE)
+        live = rows < blocks
+        k = tl.load(keys + rows.to(tl.int64)[:, None] * DIM + dims[None, :], mask=live[:, None], other=0.0)
+        products = tl.dot(k, q, input_precision=PRECISION)  # [TILE, PAD]
+        score = tl.sum(tl.maximum(products, 0.0), axis=1) * scale
+        tl.store(scores + rows, score, mask=live)
+        bits = score.to(tl.int32, bitcast=True)
+        # Rows beyond the end score 0 and fall into bin 0, below which nothing is ever counted.
+        counts += tl.histogram(_bin_of(bits, SHIFT, BASE, BINS), BINS)
+    bins = tl.arange(0, BINS)
+    tl.atomic_add(state + bins, counts, mask=counts > 0)
+
+
+@triton.jit
+def _threshold(state, topk, BINS: tl.constexpr):
+    """Bin in which the topk-th largest lies, and how many lie above it."""
+    bins = tl.arange(0, BINS)
+    counts = tl.load(state + bins)
+    total = tl.sum(counts, axis=0)
+    above = total - tl.cumsum(counts, axis=0)  # elements in higher bins
+    reached = above < topk
+    cut = tl.min(tl.where(reached, bins, BINS - 1), axis=0)
+    count_above = tl.sum(tl.where(bins == cut, above, 0), axis=0)
+    return cut, count_above
+
+
+@triton.jit
+def _pick(
+    scores, state, selected, candidates, blocks, topk,
+    TILE: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr,
+):  # fmt: skip
+    cut, _ = _threshold(state, topk, BINS)
+    for tile in range(tl.program_id(0), tl.cdiv(blocks, TILE), tl.num_programs(0)):
+        rows = tile * TILE + tl.arange(0, TILE)
+        live = rows < blocks
+        bits = tl.load(scores + rows, mask=live, other=0.0).to(tl.int32, bitcast=True)
+        coarse = _bin_of(bits, SHIFT, BASE, BINS)
+        above = (live & (coarse > cut)).to(tl.int32)
+        level = (live & (coarse == cut)).to(tl.int32)
+        n_above = tl.sum(above, axis=0)
+        if n_above > 0:
+            first = tl.atomic_add(state + BINS, n_above)
+            tl.store(selected + first + tl.cumsum(above, axis=0) - 1, rows, mask=above > 0)
+        n_level = tl.sum(level, axis=0)
+        if n_level > 0:
+            first = tl.atomic_add(state + BINS + 1, n_level)
+            tl.store(candidates + first + tl.cumsum(level, axis=0) - 1, rows, mask=level > 0)
+
+
+@triton.jit
+def _count_digit(scores, candidates, count, prefix, SHIFT_: tl.constexpr, WIDTH: tl.constexpr, BY_INDEX: tl.constexpr,
+                 value, BINS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Histogram of the digit at SHIFT_ among candidates whose higher digits equal `prefix`."""
+    counts = tl.zeros([BINS], dtype=tl.int32)
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        live = at < count
+        index = tl.load(candidates + at, mask=live, other=0)
+        bits = tl.load(scores + index, mask=live, other=0.0).to(tl.int32, bitcast=True)
+        if BY_INDEX:
+            key = 0x7FFFFFFF - index  # the lower index is the larger key
+            live = live & (bits == value)
+        else:
+            key = bits
+        live = live & ((key >> (SHIFT_ + WIDTH)) == prefix)
+        digit = (key >> SHIFT_) & ((1 << WIDTH) - 1)
+        # Dead lanes are counted in bin 0 and taken out again: tl.histogram has no mask on all versions.
+        dead = tl.sum((live == 0).to(tl.int32), axis=0)
+        counts += tl.histogram(tl.where(live, digit, 0), BINS)
+        counts -= tl.where(tl.arange(0, BINS) == 0, dead, 0)
+    return counts
+
+
+@triton.jit
+def _cut(counts, need, BINS: tl.constexpr):
+    """Digit in which the need-th largest lies, and how many lie above it."""
+    bins = tl.arange(0, BINS)
+    above = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0)
+    digit = tl.min(tl.where(above < need, bins, BINS - 1), axis=0)
+    return digit, tl.sum(tl.where(bins == digit, above, 0), axis=0)
+
+
+@triton.jit
+def _finish(
+    scores, state, selected, candidates, topk,
+    TILE: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """One program: the best of the candidates by value, then by lower index; leaves the state zeroed for the next use."""
+    cut, count_above = _threshold(state, topk, BINS)
+    count = tl.load(state + BINS + 1)
+    need = tl.minimum(topk - count_above, count)
+    # Threshold value, most significant digit first: 31 value bits in digits of 7, 8, 8, 8.
+    value = 0
+    left = need
+    digit, above = _cut(_count_digit(scores, candidates, count, value, 24, 7, False, 0, BINS, TILE), left, BINS)
+    value = digit
+    left -= above
+    digit, above = _cut(_count_digit(scores, candidates, count, value, 16, 8, False, 0, BINS, TILE), left, BINS)
+    value = (value << 8) | digit
+    left -= above
+    digit, above = _cut(_count_digit(scores, candidates, count, value, 8, 8, False, 0, BINS, TILE), left, BINS)
+    value = (value << 8) | digit
+    left -= above
+    last = _count_digit(scores, candidates, count, value, 0, 8, False, 0, BINS, TILE)
+    digit, above = _cut(last, left, BINS)
+    ties = tl.sum(tl.where(tl.arange(0, BINS) == digit, last, 0), axis=0)
+    value = (value << 8) | digit
+    left -= above
+    # Lowest index that still counts among equals: only where not all of them are wanted.
+    lowest_key = 0
+    if ties > left:
+        key, above = _cut(_count_digit(scores, candidates, count, 0, 24, 7, True, value, BINS, TILE), left, BINS)
+        left -= above
+        digit, above = _cut(_count_digit(scores, candidates, count, key, 16, 8, True, value, BINS, TILE), left, BINS)
+        key = (key << 8) | digit
+        left -= above
+        digit, above = _cut(_count_digit(scores, candidates, count, key, 8, 8, True, value, BINS, TILE), left, BINS)
+        key = (key << 8) | digit
+        left -= above
+        digit, above = _cut(_count_digit(scores, candidates, count, key, 0, 8, True, value, BINS, TILE), left, BINS)
+        lowest_key = (key << 8) | digit
+    first = count_above
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        live = at < count
+        index = tl.load(candidates + at, mask=live, other=0)
+        bits = tl.load(scores + index, mask=live, other=0.0).to(tl.int32, bitcast=True)
+        wanted = live & ((bits > value) | ((bits == value) & (0x7FFFFFFF - index >= lowest_key)))
+        taken = wanted.to(tl.int32)
+        tl.store(selected + first + tl.cumsum(taken, axis=0) - 1, index, mask=wanted)
+        first += tl.sum(taken, axis=0)
+    bins = tl.arange(0, BINS)
+    tl.store(state + bins, tl.zeros([BINS], dtype=tl.int32))
+    tl.store(state + BINS, 0)
+    tl.store(state + BINS + 1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionBuffers:
+    """Scratch of one selection, for contexts up to `max_blocks`; `state` is zero between uses."""
+
+    scores: torch.Tensor
+    """float32 [max_blocks]."""
+    candidates: torch.Tensor
+    """int32 [max_blocks]."""
+    state: torch.Tensor
+    """int32 [STATE]."""
+
+    @staticmethod
+    def allocate(max_blocks: int, device: torch.device) -> "SelectionBuffers":
+        """Buffers on `device`."""
+        return SelectionBuffers(
+            scores=torch.empty(max_blocks, dtype=torch.float32, device=device),
+            candidates=torch.empty(max_blocks, dtype=torch.int32, device=device),
+            state=torch.zeros(STATE, dtype=torch.int32, device=device),
+        )
+
+
+def select_blocks(
+    index_query: torch.Tensor,
+    pooled_keys: torch.Tensor,
+    selected: torch.Tensor,
+    buffers: SelectionBuffers,
+    shape: QsaShape,
+    *,
+    programs: int,
+) -> None:
+    """Write the indices of the best `shape.topk` blocks into `selected` (int32 [topk], any order).
+
+    index_query [index_heads, index_dim] and pooled_keys [blocks, index_dim], fp16 or bf16, contiguous, blocks >= topk.
+    Nothing synchronises: the three launches can be captured in a CUDA graph.
+    """
+    blocks, dim = pooled_keys.shape
+    if blocks < shape.topk:
+        raise ValueError(f"{blocks} blocks are fewer than the {shape.topk} to select: such a context is read whole")
+    if blocks > buffers.scores.shape[0]:
+        raise ValueError(f"{blocks} blocks do not fit buffers for {buffers.scores.shape[0]}")
+    tile = 128
+    _score[(programs,)](
+        index_query, pooled_keys, buffers.scores, buffers.state, blocks, dim**-0.5,
+        HEADS=shape.index_heads, PAD=max(16, triton.next_power_of_2(shape.index_heads)), DIM=dim, TILE=tile,
+        BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, PRECISION="ieee", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _pick[(programs,)](
+        buffers.scores, buffers.state, selected, buffers.candidates, blocks, shape.topk,
+        TILE=1024, BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, num_warps=4,
+    )  # fmt: skip
+    _finish[(1,)](
+        buffers.scores, buffers.state, selected, buffers.candidates, shape.topk, TILE=1024, BINS=BINS, num_warps=8
+    )

@@ -1,0 +1,34 @@
+"""Timing on a device: events around what is timed, warm-up first, raw samples kept."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def event_seconds(
+    run: Callable[[], object], *, repeats: int, warm_up: int = 3, before: Callable[[int], object] | None = None
+) -> list[float]:
+    """Seconds of each of `repeats` runs on the current stream; `before(i)` prepares run i outside the timed part."""
+    samples = []
+    for index in range(-warm_up, repeats):
+        if before is not None:
+            before(index)
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        if index >= 0:
+            samples.append(start.elapsed_time(stop) * 1e-3)
+    return samples
+
+
+@contextmanager
+def captured(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
+    """A CUDA graph of what is launched inside; run the same work once before, so that nothing compiles inside."""
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        yield graph
+    torch.cuda.synchronize(device)

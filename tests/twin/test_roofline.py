@@ -1,0 +1,141 @@
+"""Seconds of single ops on a machine of 1 GB/s and 1 TFLOP/s with links of 1 ms latency."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.worlds import KERNELS, LATENCY_S, LAWS, PEAK, curve, kernel, link, machine
+from twin.errors import MissingRate
+from twin.ops import Engine, Op
+from twin.roofline import WALLS, Roofs
+
+KEY = "attend/exllamav3/fp16"
+
+
+def op(engine: Engine = Engine.SM, **counts: float | str) -> Op:
+    return Op(part="x", engine=engine, device=0, **counts)  # type: ignore[arg-type]
+
+
+def roofs(**changes: object) -> Roofs:
+    return Roofs(machine(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("counts", "seconds", "wall"),
+    [
+        ({"vram_bytes": 3e9, "flops": 2e12}, 3, "vram"),
+        ({"vram_bytes": 2e9, "flops": 3e12}, 3, "tensor"),
+        ({"vram_bytes": 1e9, "flops": 1e12, "link_bytes": 5e9}, 5, "h2d"),
+        ({"vram_bytes": 6e9, "link_bytes": 5e9}, 6, "vram"),
+        ({"flops": 2.5e12}, 2.5, "tensor"),
+        ({}, 0, "vram"),
+    ],
+)
+def test_a_kernel_takes_as_long_as_its_slowest_roof(counts: dict[str, float], seconds: float, wall: str) -> None:
+    cost = roofs().cost(op(kernel=KEY, **counts))
+    assert (cost.seconds, cost.latency_s, cost.bound_s, cost.wall) == (seconds, 0, seconds, wall)
+    assert cost.sol_s == seconds
+    assert cost.floor_s == seconds / PEAK
+
+
+@pytest.mark.parametrize(
+    ("engine", "counts", "wall"),
+    [
+        (Engine.H2D, {"link_bytes": 2e9}, "h2d"),
+        (Engine.D2H, {"link_bytes": 2e9}, "d2h"),
+        (Engine.HOST, {"host_bytes": 2e9}, "dram"),
+        (Engine.DISK, {"host_bytes": 2e9}, "disk"),
+    ],
+)
+def test_a_plain_copy_takes_the_latency_and_the_rate_of_its_link(
+    engine: Engine, counts: dict[str, float], wall: str
+) -> None:
+    cost = roofs().cost(op(engine, **counts))
+    assert cost.seconds == pytest.approx(2 + LATENCY_S)
+    assert (cost.bound_s, cost.latency_s, cost.wall) == (2, LATENCY_S, wall)
+    assert (cost.bound_rates, cost.latency_rates) == ((wall,), (f"{wall}.latency",))
+
+
+def test_every_call_pays_the_latency() -> None:
+    cost = roofs().cost(op(Engine.H2D, link_bytes=1e9, calls=3))
+    assert cost.seconds == pytest.approx(3 + 3 * LATENCY_S)
+    assert cost.floor_s == 3 / PEAK
+
+
+def test_a_kernels_own_latency_stands_in_for_the_links() -> None:
+    own = kernel(latency_s=0.25)
+    cost = roofs(kernels={KEY: own}).cost(op(Engine.H2D, kernel=KEY, link_bytes=1e9))
+    assert (cost.latency_s, cost.bound_s, cost.latency_rates) == (0.25, 1, (f"{KEY}#latency",))
+
+
+def test_an_efficiency_stretches_the_roof_but_not_the_latency() -> None:
+    own = kernel(efficiency=curve(efficiency=(0.25,)), latency_s=0.5)
+    cost = roofs(kernels={KEY: own}).cost(op(kernel=KEY, vram_bytes=1e9))
+    assert (cost.seconds, cost.latency_s, cost.bound_s, cost.sol_s) == (4.5, 0.5, 4, 1)
+    assert cost.bound_rates == ("vram", f"{KEY}#efficiency")
+
+
+def test_an_efficiency_is_read_at_the_ops_grain() -> None:
+    own = kernel(efficiency=curve((1, 100), (0.1, 0.5)))
+    machine_roofs = roofs(kernels={KEY: own})
+    seconds = [machine_roofs.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain)).seconds for grain in (1, 10, 100)]
+    assert seconds == pytest.approx([10, 1 / 0.3, 2])
+
+
+def test_what_lies_outside_a_curve_is_reported_as_extrapolated() -> None:
+    machine_roofs = roofs(kernels={KEY: kernel(efficiency=curve((2, 100), (0.1, 0.5)))})
+    for grain in (2, 50, 100):
+        machine_roofs.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain))
+    assert not machine_roofs.extrapolated
+    machine_roofs.cost(op(kernel=KEY, vram_bytes=1e9, grain=101))
+    assert machine_roofs.extrapolated == {f"{KEY} at 101 tokens"}
+
+
+def test_short_runs_slow_a_link_down() -> None:
+    slow = link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes"))
+    machine_roofs = roofs(h2d=slow)
+    cost = machine_roofs.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=100))
+    assert (cost.bound_s, cost.sol_s) == (4, 1)
+    assert cost.bound_rates == ("h2d", "h2d.run_length")
+    assert machine_roofs.cost(op(Engine.H2D, link_bytes=1e9)).bound_s == 1
+    assert machine_roofs.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=5000)).bound_s == 1
+
+
+@pytest.mark.parametrize("key", KERNELS)
+def test_a_missing_kernel_is_named(key: str) -> None:
+    bare = machine()
+    del bare.kernels[key]
+    with pytest.raises(MissingRate, match=f"machine toy has no rate for {key}") as missing:
+        Roofs(bare).cost(op(kernel=key, vram_bytes=1))
+    assert KERNELS[0 if key != KERNELS[0] else 1] in missing.value.hint
+
+
+def test_a_missing_tensor_rate_is_named() -> None:
+    with pytest.raises(MissingRate, match="machine toy has no fp8 tensor rate"):
+        roofs().cost(op(flops=1, dtype="fp8"))
+
+
+def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
+    machine_roofs = roofs(kernels={KEY: kernel(efficiency=curve(), latency_s=1)})
+    ops = [op(kernel=KEY, vram_bytes=1), op(kernel=KEY, flops=1)]
+    ops += [op(engine, link_bytes=1, run_bytes=1) for engine in Engine if engine is not Engine.SM]
+    costs = [machine_roofs.cost(each) for each in ops]
+    assert {cost.wall for cost in costs} | {"latency"} == set(WALLS)
+    assert {rate for cost in costs for rate in cost.bound_rates + cost.latency_rates} <= machine_roofs.rates.keys()
+
+
+COUNT = st.floats(min_value=0, max_value=1e12)
+
+
+@LAWS
+@given(COUNT, COUNT, COUNT, st.floats(min_value=0.01, max_value=1), st.floats(min_value=0, max_value=1))
+def test_nothing_is_faster_than_its_roofs(
+    vram_bytes: float, flops: float, link_bytes: float, efficiency: float, latency_s: float
+) -> None:
+    """Datasheet floor <= calibrated roofs <= seconds, whatever the efficiency; a higher efficiency is never slower."""
+    work = op(kernel=KEY, vram_bytes=vram_bytes, flops=flops, link_bytes=link_bytes)
+    own = {KEY: kernel(efficiency=curve(efficiency=(efficiency,)), latency_s=max(latency_s, 1e-8))}
+    cost, best = roofs(kernels=own).cost(work), roofs().cost(work)
+    assert cost.floor_s <= cost.sol_s <= cost.bound_s * (1 + 1e-12)
+    assert cost.seconds == pytest.approx(cost.latency_s + cost.bound_s)
+    assert best.seconds <= cost.seconds * (1 + 1e-12)

@@ -1,0 +1,140 @@
+"""What people type becomes a number of tokens or bytes; what they read has a unit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.worlds import LAWS
+from twin.errors import BadValue
+from twin.units import GIB, KIB, MAX_TOKENS, MIB, TIB, format_bytes, format_seconds, parse_bytes, parse_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("1", 1),
+        ("32768", 32_768),
+        ("1_048_576", 1_048_576),
+        ("1,048,576", 1_048_576),
+        ("256k", 262_144),
+        ("256K", 262_144),
+        ("1M", 1_048_576),
+        ("1m", 1_048_576),
+        ("1.5M", 1_572_864),
+        (".5k", 512),
+        (" 4 k ", 4096),
+        ("1e3", 1000),
+        ("2147483647", MAX_TOKENS),
+    ],
+)
+def test_token_counts_are_read_as_people_write_them(text: str, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "k",
+        "one",
+        "0",
+        "-1",
+        "-5k",
+        "0.5",
+        "1.0001k",
+        "2147483648",
+        "2048M",
+        "nan",
+        "inf",
+        "1e400",
+        "1g",
+        "1kb",
+        "0x10",
+    ],
+)
+def test_what_is_no_token_count_is_refused_by_name(text: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_tokens(text)
+    assert repr(text) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@LAWS
+@given(st.integers(min_value=1, max_value=MAX_TOKENS))
+def test_any_whole_count_in_range_is_read_exactly(tokens: int) -> None:
+    assert [parse_tokens(form) for form in (f"{tokens}", f"{tokens:,}", f"{tokens:_}")] == [tokens] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("32MiB", 32 * MIB),
+        ("32 mib", 32 * MIB),
+        ("0.5GiB", GIB // 2),
+        ("2GB", 2_000_000_000),
+        ("1kB", 1000),
+        ("3KiB", 3072),
+        ("1.5MB", 1_500_000),
+        ("1048576GiB", 2**50),
+    ],
+)
+def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "32", "32M", "GiB", "0MiB", "-1MiB", "0.0001KiB", "1048577GiB", "1e400GB", "nanGB", "1TB!"]
+)
+def test_a_size_without_unit_or_range_is_refused_by_name(text: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_bytes(text)
+    assert repr(text) in str(refused.value)
+
+
+@LAWS
+@given(st.integers(min_value=1, max_value=2**20), st.sampled_from([("KiB", KIB), ("MiB", MIB), ("GiB", GIB)]))
+def test_whole_binary_sizes_are_exact(count: int, unit: tuple[str, int]) -> None:
+    assert parse_bytes(f"{count}{unit[0]}") == count * unit[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1023, "1,023 B"),
+        (27.75 * KIB, "27.75 KiB"),
+        (32 * MIB, "32.0 MiB"),
+        (81 * GIB, "81.00 GiB"),
+        (1.5 * TIB, "1.50 TiB"),
+        (-2 * GIB, "-2.00 GiB"),
+    ],
+)
+def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (46.7e-6, "46.7 us"),
+        (19.72e-3, "19.72 ms"),
+        (1.0, "1.00 s"),
+        (119.0, "119.00 s"),
+        (120.0, "2.0 min"),
+        (1771.0, "29.5 min"),
+        (7200.0, "2.0 h"),
+    ],
+)
+def test_seconds_are_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@LAWS
+@given(st.integers(min_value=1, max_value=2**49))
+def test_written_sizes_are_off_by_at_most_half_a_last_digit(size: int) -> None:
+    number, unit = format_bytes(size).replace(",", "").split()
+    scale = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[unit]
+    digit = 10.0 ** -len(number.partition(".")[2])
+    assert abs(float(number) - size / scale) <= digit * 0.5001

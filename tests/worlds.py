@@ -1,0 +1,133 @@
+"""Worlds to solve on paper: 1 GB/s memory and links, 1 TFLOP/s, kernels that reach their roof, few layers."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import settings
+from msgspec.structs import replace
+
+from hwprofiles.profile import SCHEMA, Gpu, HardwareProfile, Host, Kernel, Link, Roof
+from hwprofiles.rates import Curve, Rate, Unit
+from twin.case import Case, Question, resolve
+from twin.engines import load_engine
+from twin.models import ModelSpec
+from twin.models.spec import SCHEMA as MODEL_SCHEMA
+from twin.models.spec import Attention, FeedForward, Indexer, NgramTable, Recurrent, Weights
+
+LAWS = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+"""Property tests draw the same examples on every run."""
+
+BYTES_PER_S = 1e9
+FLOP_PER_S = 1e12
+LATENCY_S = 1e-3
+PEAK = 2.0
+"""Datasheet rate over calibrated rate, everywhere."""
+
+LINEAR = "linear/exllamav3/bf16"
+KERNELS = tuple(
+    f"{operation}/exllamav3/fp16"
+    for operation in ("attend", "gather_host", "select", "recurrent", "score", "attend_dense", "attend_sparse")
+)
+
+
+def rate(value: float, unit: Unit, *, spread: float = 0.0) -> Rate:
+    return Rate(value=value, unit=unit, spread=spread, n=1, source="measured", date="2026-01-01")
+
+
+def curve(at: Iterable[float] = (1.0,), efficiency: Iterable[float] = (1.0,), *, over: str = "tokens") -> Curve:
+    return Curve(
+        over=over,
+        at=tuple(at),
+        efficiency=tuple(efficiency),
+        spread=0.0,
+        n=1,
+        source="measured",
+        date="2026-01-01",
+    )
+
+
+def link(*, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, run_length: Curve | None = None) -> Link:
+    return Link(
+        rate=rate(bytes_per_s, "B/s"),
+        latency=rate(latency_s, "s"),
+        run_length=run_length or curve(over="run_bytes"),
+        datasheet=rate(PEAK * bytes_per_s, "B/s"),
+    )
+
+
+def kernel(*, efficiency: Curve | None = None, latency_s: float | None = None) -> Kernel:
+    latency = rate(latency_s, "s") if latency_s is not None else None
+    return Kernel(efficiency=efficiency or (None if latency else curve()), latency=latency)
+
+
+def machine(
+    *,
+    gpu_count: int = 1,
+    vram_bytes: float = 2**30,
+    host_bytes: float = 2**34,
+    h2d: Link | None = None,
+    kernels: dict[str, Kernel] | None = None,
+) -> HardwareProfile:
+    """A machine whose every kernel reaches its roof; `kernels` lays others over them."""
+    roof = Roof(rate=rate(BYTES_PER_S, "B/s"), datasheet=rate(PEAK * BYTES_PER_S, "B/s"))
+    gpu = Gpu(
+        name="toy",
+        compute_capability="8.6",
+        sm_count=1,
+        vram=rate(vram_bytes, "B"),
+        vram_read=roof,
+        tensor={"fp16": Roof(rate=rate(FLOP_PER_S, "FLOP/s"), datasheet=rate(PEAK * FLOP_PER_S, "FLOP/s"))},
+        h2d=h2d or link(),
+        d2h=link(),
+    )
+    return HardwareProfile(
+        schema=SCHEMA,
+        name="toy",
+        summary="a machine for sums on paper",
+        gpu_count=gpu_count,
+        gpu=gpu,
+        host=Host(memory=rate(host_bytes, "B"), reserved=rate(2**20, "B"), dram=link(), disk=link()),
+        kernels={key: kernel() for key in (LINEAR, *KERNELS)} | (kernels or {}),
+    )
+
+
+def model(*, layers: int = 4, every: int = 2, sparse: bool = True, ngram: bool = False) -> ModelSpec:
+    """Hidden 8, 4 query and 2 kv heads of 8; sparse: 16 tokens in blocks of 4, so dense up to 19 tokens."""
+    return ModelSpec(
+        schema=MODEL_SCHEMA,
+        name="toy",
+        summary="a model for sums on paper",
+        source="made up",
+        hidden=8,
+        vocab=32,
+        layers=layers,
+        residual_streams=1,
+        native_ctx_tokens=1024,
+        attention=Attention(every=every, query_heads=4, kv_heads=2, head_dim=8, output_gate=False),
+        feed_forward=FeedForward(experts=1, active=1, intermediate=16, shared_intermediate=0),
+        weights=Weights(format="bf16", bits=16, embedding_on_host=False, embedding_bits=16),
+        indexer=Indexer(query_heads=2, head_dim=4, budget=16, ratio=4) if sparse else None,
+        recurrent=Recurrent(key_heads=1, value_heads=2, head_dim=4, conv_kernel=4) if every > 1 else None,
+        ngram=NgramTable(table_bytes=2**20, row_bytes=100, rows_per_token=2, before_layer=1) if ngram else None,
+    )
+
+
+def case(
+    ctx_tokens: int = 64, *, spec: ModelSpec | None = None, rules: dict[str, Any] | None = None, **asked: Any
+) -> Case:
+    """A question about the toy model (or `spec`), under exllamav3's rules with pages of 8 and chunks of 16 tokens."""
+    toy = {"page_tokens": 8, "chunk_tokens": 16, "staging_bytes": 1024, "workspace": rate(2**20, "B")}
+    whole = resolve(Question(ctx_tokens=ctx_tokens, **asked))
+    small = replace(load_engine("exllamav3"), **(toy | (rules or {})))
+    return replace(
+        whole,
+        model=spec or model(),
+        rules=small,
+        chunk_tokens=asked.get("chunk_tokens", small.chunk_tokens),
+        staging_bytes=asked.get("staging_bytes", small.staging_bytes),
+    )
+
+
+def flash_next(ctx_tokens: int = 1, **asked: Any) -> Case:
+    """A question about the published model as it is."""
+    return resolve(Question(ctx_tokens=ctx_tokens, **asked))
