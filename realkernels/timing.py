@@ -1,7 +1,6 @@
 """Timing on a device: events around what is timed, warm-up first, raw samples kept."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
@@ -24,11 +23,12 @@ def event_seconds(
     return samples
 
 
-@contextmanager
-def captured(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
-    """A CUDA graph of what is launched inside; run the same work once before, so that nothing compiles inside."""
+def capture(step: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of what `step` launches; it is run once before, so that nothing compiles during the capture."""
+    step()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        yield graph
+        step()
     torch.cuda.synchronize(device)
+    return graph

@@ -18,7 +18,7 @@ from realkernels.host_slab import host_slab
 from realkernels.prefill import PrefillBuffers, Staging, attend_bucket, attend_in_place, bucket_bounds, select_rows
 from realkernels.selection import SelectionBuffers, select_blocks
 from realkernels.shape import QsaShape
-from realkernels.timing import captured, event_seconds
+from realkernels.timing import capture, event_seconds
 
 SHAPE = QsaShape()
 DEVICE = torch.device("cuda:0")
@@ -100,8 +100,7 @@ def decode_gather(layers: int, tokens: int, tier: str, plans: list[GatherPlan], 
             refresh()
             step()
             before = verify()
-            with captured(DEVICE) as graph:
-                step()
+            graph = capture(step, DEVICE)
             samples = event_seconds(graph.replay, repeats=repeats, before=refresh)
             row = {"tier": tier, "tokens": tokens, "plan": vars(plan), **summary(samples)}
             row |= {"error_before": before, "error_after": verify()}
@@ -142,8 +141,7 @@ def decode_selection(layers: int, tokens: int, programs: list[int], repeats: int
 
         step()
         before = exact()
-        with captured(DEVICE) as graph:
-            step()
+        graph = capture(step, DEVICE)
         samples = [seconds / layers for seconds in event_seconds(graph.replay, repeats=repeats, before=refresh)]
         after = selected.clone()
         row = {"tokens": tokens, "programs": count, **summary(samples), "exact_before": before, "exact_after": exact()}
