@@ -23,7 +23,7 @@ LATENCY_S = 1e-3
 PEAK = 2.0
 """Datasheet rate over calibrated rate, everywhere."""
 
-LINEAR = "linear/exllamav3/bf16"
+LINEAR = ("linear/exllamav3/bf16", "linear/exllamav3/exl3")
 KERNELS = tuple(
     f"{operation}/exllamav3/fp16"
     for operation in ("attend", "gather_host", "select", "recurrent", "score", "attend_dense", "attend_sparse")
@@ -87,7 +87,7 @@ def machine(
         gpu_count=gpu_count,
         gpu=gpu,
         host=Host(memory=rate(host_bytes, "B"), reserved=rate(2**20, "B"), dram=link(), disk=link()),
-        kernels={key: kernel() for key in (LINEAR, *KERNELS)} | (kernels or {}),
+        kernels={key: kernel() for key in (*LINEAR, *KERNELS)} | (kernels or {}),
     )
 
 

@@ -1,0 +1,176 @@
+"""offload: K, V and raw keys on the host. Published bytes by hand, gathers row by row, stages page by page."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.worlds import LAWS, case, flash_next, machine
+from twin.case import Case
+from twin.counts import is_sparse
+from twin.layouts.layout import Pass
+from twin.layouts.offload import LAYOUT, naive_read_bytes
+from twin.ops import Block, Carried, Engine
+from twin.prediction import prefill_tally
+from twin.prefill import chunk_at, chunk_count, prefilled_tokens
+from twin.roofline import Roofs
+from twin.units import MIB
+
+PAGE_BYTES = 256 * 2048
+"""One page of K and V in one layer of Flash-Next: 524,288 bytes."""
+
+
+def chunks(asked: Case) -> list[Pass]:
+    prompt = asked.question.ctx_tokens
+    return [chunk_at(asked, prompt, index) for index in range(chunk_count(asked, prompt))]
+
+
+def staged(asked: Case, chunk: Pass) -> Block:
+    *_, block = LAYOUT.prefill_blocks(asked, chunk, 0, times=1)
+    return block
+
+
+def test_bytes_per_token() -> None:
+    """64 bytes in VRAM and 2,304 on the host a layer: 0.75 and 27.00 KiB over 12."""
+    placed = LAYOUT.placement(flash_next())
+    assert (12 * placed.vram_bytes, 12 * placed.host_bytes) == (0.75 * 1024, 27 * 1024)
+
+
+def test_pooled_keys_on_the_host_leave_nothing_in_vram() -> None:
+    placed = LAYOUT.placement(flash_next(pooled="host"))
+    assert (placed.vram_bytes, 12 * placed.host_bytes) == (0, 27.75 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("asked", "buffers"),
+    [({}, 1), ({"copies": "overlapped"}, 2), ({"prefill": "naive"}, 0), ({"batch": 2}, 0), ({"prefill": "staged"}, 1)],
+)
+def test_staging_buffers_exist_where_something_is_staged(asked: dict[str, str], buffers: int) -> None:
+    assert sum(LAYOUT.working_bytes(flash_next(**asked)).values()) == buffers * 32 * MIB
+
+
+def test_a_long_step_gathers_the_selection_over_the_link_and_writes_one_token() -> None:
+    scan, select, gather, write = LAYOUT.decode_ops(flash_next(), Pass(past=1_048_319, rows=1), 0, first=1)
+    assert (gather.engine, gather.link_bytes, gather.run_bytes) == (Engine.H2D, 2048 * 2048, 4096)
+    assert 12 * gather.link_bytes == 48 * MIB
+    assert (write.engine, write.link_bytes) == (Engine.D2H, 2304)
+    assert (scan.engine, scan.link_bytes, select.link_bytes) == (Engine.SM, 0, 0)
+    assert [op.after for op in (scan, select, gather, write)] == [(0,), (1,), (2,), (0,)]
+
+
+def test_a_short_step_reads_the_whole_cache_over_the_link() -> None:
+    gather, write = LAYOUT.decode_ops(flash_next(), Pass(past=2050, rows=1), 0, first=1)
+    assert (gather.link_bytes, gather.run_bytes) == (2051 * 2048, 0)
+    assert gather.after == write.after == (0,)
+
+
+def test_pooled_keys_on_the_host_are_scanned_over_the_link() -> None:
+    here, there = (
+        LAYOUT.decode_ops(flash_next(pooled=tier), Pass(past=99_999, rows=1), 0, first=1)[0]
+        for tier in ("vram", "host")
+    )
+    assert (there.engine, there.link_bytes, there.vram_bytes) == (Engine.H2D, here.vram_bytes, 0)
+
+
+@pytest.mark.parametrize(
+    ("past", "rows", "batch", "is_staged"),
+    [
+        (2048, 2048, 1, True),
+        (2048, 2048, 2, False),
+        (8320 * 256 - 2048, 2048, 1, False),  # 2,048 x 2,080 = 2 x 8,320 x 256: no longer more than twice the pages
+        (8319 * 256 - 2048, 2048, 1, True),
+        (2048, 4, 1, True),
+        (32_512, 4, 1, False),
+    ],
+)
+def test_the_rule_stages_where_rows_would_read_more_than_twice_the_pages(
+    past: int, rows: int, batch: int, is_staged: bool
+) -> None:
+    chunk = Pass(past=past, rows=rows, batch=batch)
+    assert LAYOUT.is_staged(flash_next(), chunk) is is_staged
+    assert bool(LAYOUT.buckets(flash_next(), chunk)) is is_staged
+    assert LAYOUT.is_staged(flash_next(prefill="naive"), chunk) is False
+
+
+@pytest.mark.parametrize(
+    ("end", "buckets"), [(4096, 1), (16_384, 1), (18_432, 2), (32_768, 2), (34_816, 3), (1_048_576, 64)]
+)
+def test_a_buffer_of_32_mib_holds_64_pages(end: int, buckets: int) -> None:
+    assert LAYOUT.buckets(flash_next(), Pass(past=end - 2048, rows=2048)) == buckets
+
+
+def test_a_staged_chunk_copies_all_pages_in_use_once() -> None:
+    block = staged(flash_next(), Pass(past=1_000_000, rows=2048))
+    copy, attend, fold = block.ops
+    assert copy.link_bytes * copy.calls * block.iterations == pytest.approx(-(-1_002_048 // 256) * PAGE_BYTES)
+    assert attend.flops == 4 * 2048 * 2080 * 32 * 256  # 12 heads of a group padded to a tile of 16
+    assert fold.vram_bytes == 2048 * (2 * 32 + 2 * 24) * 256 * 4
+    assert (attend.after, fold.after) == ((0,), (1,))
+
+
+def test_a_single_bucket_is_not_folded() -> None:
+    block = staged(flash_next(), Pass(past=2048, rows=2048))
+    assert (block.iterations, len(block.ops)) == (1, 2)
+
+
+@pytest.mark.parametrize(("copies", "wait"), [("serial", 1), ("overlapped", 2)])
+def test_a_copy_waits_for_the_buffer_that_it_fills(copies: str, wait: int) -> None:
+    block = staged(flash_next(copies=copies), Pass(past=100_000, rows=2048))
+    assert Carried(0, 2, wait) in block.carried
+
+
+def test_staged_bytes_of_a_prompt_of_60_000_tokens() -> None:
+    """59,999 tokens are prefilled; 29 of 30 chunks are sparse, with 3,707 pages; each layer copies each page."""
+    asked = flash_next(60_000)
+    sparse = [chunk for chunk in chunks(asked) if is_sparse(asked.model, chunk.end)]
+    pages = sum(-(-chunk.end // 256) for chunk in sparse)
+    assert (prefilled_tokens(asked, 60_000), len(chunks(asked)), len(sparse), pages) == (59_999, 30, 29, 3_707)
+    tally = prefill_tally(asked, Roofs(machine()))
+    assert tally.link_bytes == pytest.approx(12 * pages * 524_288, rel=1e-12)
+    assert tally.link_write_bytes == pytest.approx(12 * 59_999 * 2304, rel=1e-12)
+
+
+def row_by_row(asked: Case, chunk: Pass) -> int:
+    """Bytes that every row of a sparse chunk reads: the best blocks that exist, and the open tail."""
+    indexer = asked.model.indexer
+    assert indexer is not None
+    tokens = 0
+    for row in range(chunk.past + 1, chunk.end + 1):
+        blocks = min(indexer.block_topk, row // indexer.ratio)
+        tokens += blocks * indexer.ratio + row % indexer.ratio
+    return tokens * asked.plane_bytes * chunk.batch
+
+
+@LAWS
+@given(
+    st.integers(min_value=0, max_value=4000),
+    st.integers(min_value=1, max_value=600),
+    st.integers(min_value=1, max_value=3),
+)
+def test_naive_bytes_are_those_of_every_row(past: int, rows: int, batch: int) -> None:
+    chunk = Pass(past=past, rows=rows, batch=batch)
+    assert naive_read_bytes(flash_next(), chunk) == row_by_row(flash_next(), chunk)
+    assert naive_read_bytes(case(), chunk) == row_by_row(case(), chunk)
+
+
+@pytest.mark.parametrize("prompt", [2052, 2053, 4097, 6001, 12_345])
+def test_naive_bytes_of_short_prompts(prompt: int) -> None:
+    """Dense chunks read all that lies before them; rows of sparse chunks read their own selection."""
+    asked = flash_next(prompt, prefill="naive")
+    expected = 0
+    for chunk in chunks(asked):
+        sparse = is_sparse(asked.model, chunk.end)
+        expected += row_by_row(asked, chunk) if sparse else chunk.past * asked.plane_bytes
+    tally = prefill_tally(asked, Roofs(machine()))
+    assert tally.link_bytes == pytest.approx(12 * expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("asked", [{}, {"prefill": "staged"}, {"staging_bytes": 3 * MIB}, {"copies": "overlapped"}])
+def test_steps_name_every_context_after_which_a_chunk_changes(asked: dict[str, str]) -> None:
+    """Between two steps all chunks of 2,048 rows have as many buckets."""
+    of_case = flash_next(**asked)
+    steps = sorted(set(LAYOUT.steps(of_case, 2_400_000)))
+    ends = range(4096, 2_400_000, 2048)
+    buckets = [LAYOUT.buckets(of_case, Pass(past=end - 2048, rows=2048)) for end in ends]
+    changes = [end for end, now, then in zip(ends, buckets, buckets[1:], strict=False) if now != then]
+    assert len(changes) > 50
+    assert all(any(end <= step < end + 2048 for step in steps) for end in changes)
