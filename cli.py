@@ -120,6 +120,8 @@ _OFFLOAD_OPTIONS = (
                  help="Staged copies before the kernels, or beside them [default: the engine's]."),
     click.option("--pooled", type=click.Choice(["vram", "host"]), default=None,
                  help="What if: the indexer's pooled keys on the host [default: vram]."),
+    click.option("--host-pages", type=click.Choice(["huge", "4KiB"]), default=None,
+                 help="Page size of registered host memory [default: huge]."),
 )  # fmt: skip
 
 
@@ -231,9 +233,8 @@ def validate(*, recorded: bool, hw: str, as_json: bool, output: Path | None) -> 
       twin validate --recorded
       twin validate --recorded --json
     """
-    from calibrate.report import validation_text  # noqa: PLC0415
-
     from calibrate import recorded as records  # noqa: PLC0415
+    from calibrate.report import validation_text  # noqa: PLC0415
 
     del recorded
     validation = records.validate_recorded(hw)

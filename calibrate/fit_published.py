@@ -23,6 +23,8 @@ from twin.units import GIB
 MACHINE = "3x-rtx3090"
 LINEAR = "linear/exllamav3/exl3"
 GATHER = "gather_host/exllamav3/fp16"
+GATHER_4K = "gather_host_4k/exllamav3/fp16"
+GATHER_ROWS = "gather_rows_host/exllamav3/fp16"
 SPARSE = "attend_sparse/exllamav3/fp16"
 
 
@@ -69,6 +71,8 @@ def with_parameters(profile: HardwareProfile, values: NDArray[Any]) -> HardwareP
     if old is None:
         raise ValueError(f"{GATHER} has no latency to fit")
     kernels[GATHER] = replace(kernels[GATHER], latency=replace(old, value=latency))
+    for twin_key in (GATHER_4K, GATHER_ROWS):  # the same exposed latency, published once
+        kernels[twin_key] = kernels[GATHER]
     return replace(profile, kernels=kernels)
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from calibrate.estimates import Asked, Estimate, count, of_rate
 from calibrate.staging_statistics import staging_statistics
 from twin.case import resolve
-from twin.counts import complete_blocks, padded_selection, pooled_key_bytes, sparse_threshold
+from twin.counts import complete_blocks, padded_selection, sparse_threshold
 from twin.layouts.layout import Pass
 from twin.layouts.offload import naive_read_bytes
 from twin.memory import MemoryPlan, plan_memory
@@ -123,7 +123,7 @@ def pooled_scan_bytes(asked: Asked) -> Estimate:
 def scanned_bytes(asked: Asked) -> int:
     """Bytes of the pooled keys of all complete blocks when the asked decode step runs, over all layers."""
     model = asked.case.model
-    return complete_blocks(model, asked.question.ctx_tokens + 1) * pooled_key_bytes(model) * model.attention_layers
+    return complete_blocks(model, asked.question.ctx_tokens + 1) * asked.case.index_key_bytes * model.attention_layers
 
 
 def naive_chunk_bytes(asked: Asked) -> Estimate:

@@ -11,6 +11,22 @@ SCHEMA = "twin.hardware/1"
 FULL_LANES = 16
 
 # Allowed range of each quantity: wide enough for any machine, narrow enough to catch GB/s written as B/s.
+KERNEL_AXES = {
+    "linear": "tokens",
+    "recurrent": "tokens",
+    "scan": "ctx_tokens",
+    "select": "ctx_tokens",
+    "gather_vram": "ctx_tokens",
+    "gather_host": "ctx_tokens",
+    "gather_host_4k": "ctx_tokens",
+    "gather_rows_host": "ctx_tokens",
+    "score": "ctx_tokens",
+    "attend_dense": "rows",
+    "attend_sparse": "rows",
+    "merge": "rows",
+}
+"""What a kernel's efficiency depends on, by operation: tokens in the pass, tokens of context, rows of the chunk."""
+
 Allowed = tuple[Unit, float, float]
 
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
@@ -89,7 +105,7 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one implementation makes of the roof above it: an efficiency curve, a latency per call, or both."""
 
     efficiency: Curve | None = None
-    """Over the tokens that share one call."""
+    """Over the quantity that KERNEL_AXES names for the operation."""
     latency: Rate | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +134,8 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if key.count("/") != 2:
                 raise ValueError(f"$.kernels.{key}: a kernel is named operation/implementation/format")
             if kernel.efficiency is not None:
-                _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", "tokens")
+                axis = KERNEL_AXES.get(key.split("/")[0], "tokens")
+                _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", axis)
             if kernel.latency is not None:
                 _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
 

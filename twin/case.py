@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from hwprofiles.profile import FULL_LANES
+from twin.counts import index_key_bytes
 from twin.engines import EngineRules, load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, kv_format
@@ -16,6 +17,7 @@ Prefill = Literal["auto", "staged", "naive"]
 Copies = Literal["serial", "overlapped"]
 Tier = Literal["vram", "host"]
 Ngram = Literal["ram", "disk"]
+HostPages = Literal["huge", "4KiB"]
 
 MAX_BATCH = 4096
 LANES = (16, 8, 4)
@@ -38,6 +40,7 @@ class Question(Struct, frozen=True, kw_only=True):
     copies: Copies | None = None
     pooled: Tier | None = None
     ngram: Ngram | None = None
+    host_pages: HostPages | None = None
     lanes: int = FULL_LANES
 
 
@@ -55,6 +58,14 @@ class Case(Struct, frozen=True, kw_only=True):
     copies: Copies
     pooled: Tier
     ngram: Ngram
+    huge_pages: bool
+
+    @property
+    def index_key_bytes(self) -> int:
+        """One raw or pooled indexer key in one attention layer."""
+        follows = self.rules.index_element_bytes is None
+        element = self.fmt.bits // 8 if follows else self.rules.index_element_bytes or 0
+        return index_key_bytes(self.model, element)
 
     @property
     def plane_bytes(self) -> int:
@@ -89,6 +100,7 @@ def resolve(question: Question) -> Case:
         copies=question.copies or ("overlapped" if rules.overlaps_copies else "serial"),
         pooled=question.pooled or "vram",
         ngram=question.ngram or ("ram" if rules.ngram == "ram" else "disk"),
+        huge_pages=(question.host_pages or "huge") == "huge",
     )
     _check_case(case)
     return case
@@ -106,6 +118,7 @@ def _check_numbers(question: Question) -> None:
         ("copies", question.copies, ("serial", "overlapped")),
         ("pooled", question.pooled, ("vram", "host")),
         ("ngram", question.ngram, ("ram", "disk")),
+        ("host pages", question.host_pages, ("huge", "4KiB")),
     ):
         if value is not None and value not in known:
             raise BadValue(f"{name} {value!r} is not known", hint=f"one of {', '.join(known)}")
@@ -117,7 +130,13 @@ def _in_range(what: str, value: int, low: int, high: int, unit: str) -> None:
 
 
 def _check_options(question: Question, layout: CacheLayout) -> None:
-    special = {"staging_bytes": "--staging", "prefill": "--prefill", "copies": "--copies", "pooled": "--pooled"}
+    special = {
+        "staging_bytes": "--staging",
+        "prefill": "--prefill",
+        "copies": "--copies",
+        "pooled": "--pooled",
+        "host_pages": "--host-pages",
+    }
     for field, flag in special.items():
         if getattr(question, field) is not None and field not in layout.options:
             raise Impossible(f"{flag} means nothing under layout {layout.name!r}: its planes never cross the link")

@@ -10,11 +10,8 @@ from msgspec import Struct
 
 from twin.models.spec import ModelSpec
 
-POOLED_BYTES = 2
-"""Bytes of one element of a pooled or raw indexer key: exllamav3 keeps both in fp16 whatever the cache format."""
-
-SCORE_BYTES = 2
-"""Bytes of one block score (fp16)."""
+HALF_BYTES = 2
+"""Bytes of an fp16 or bf16 element."""
 
 
 class Parameters(Struct, frozen=True, kw_only=True):
@@ -99,17 +96,12 @@ def state_bytes(model: ModelSpec, element_bytes: int) -> int:
     """Recurrent state and convolution tail of one sequence in one recurrent layer."""
     if model.recurrent is None:
         return 0
-    return model.recurrent.state_elements * element_bytes + model.recurrent.conv_elements * POOLED_BYTES
+    return model.recurrent.state_elements * element_bytes + model.recurrent.conv_elements * HALF_BYTES
 
 
-def raw_key_bytes(model: ModelSpec) -> int:
-    """Indexer key of one token in one attention layer, before pooling."""
-    return model.indexer.head_dim * POOLED_BYTES if model.indexer else 0
-
-
-def pooled_key_bytes(model: ModelSpec) -> int:
-    """Pooled indexer key of one block in one attention layer."""
-    return model.indexer.head_dim * POOLED_BYTES if model.indexer else 0
+def index_key_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Indexer key of one attention layer: a raw one per token, a pooled one per block."""
+    return model.indexer.head_dim * element_bytes if model.indexer else 0
 
 
 def sparse_threshold(model: ModelSpec) -> int:

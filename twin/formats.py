@@ -21,6 +21,7 @@ _FORMATS = {
     row.name: row
     for row in (
         KVFormat(name="fp16", bits=16, summary="IEEE half, as exllamav3 keeps its cache by default"),
+        KVFormat(name="fp32", bits=32, summary="float32, where a processor has no fast half precision"),
         KVFormat(name="bf16", bits=16, summary="bfloat16, as vLLM keeps its cache by default"),
     )
 }

@@ -125,6 +125,7 @@ def _weights(case: Case, group: LayerGroup, step: Pass) -> Op:
         kernel=case.rules.kernel("linear", case.model.weights.format),
         vram_bytes=weight_bytes(case.model, layer_read_parameters(case.model, group.kind, tokens)),
         flops=2.0 * layer_active_parameters(case.model, group.kind) * tokens,
+        dtype=case.rules.compute_dtype,
         grain=tokens,
     )
 
@@ -151,6 +152,7 @@ def _head(case: Case, step: Pass, device: int) -> Block:
         kernel=case.rules.kernel("linear", case.model.weights.format),
         vram_bytes=weight_bytes(case.model, head),
         flops=2.0 * head * step.batch,
+        dtype=case.rules.compute_dtype,
         grain=step.batch,
     )
     return Block(ops=(op,))

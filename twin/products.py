@@ -1,5 +1,7 @@
 """Ops of attention's matrix products in prefill, wherever the planes come from."""
 
+import math
+
 from twin.case import Case
 from twin.counts import padded_selection
 from twin.layouts.layout import Pass
@@ -24,21 +26,43 @@ def dense_block(case: Case, chunk: Pass, device: int, *, times: int, link_bytes:
         flops=4 * attention.query_heads * attention.head_dim * pairs * chunk.batch,
         vram_bytes=chunk.end * case.plane_bytes * chunk.batch - link_bytes,
         link_bytes=link_bytes,
+        dtype=case.fmt.name,
         grain=chunk.rows,
     )
     return Block(ops=(attend,), times=times)
 
 
-def issued_flops(case: Case, rows: int) -> float:
-    """Operations that one call of the sparse kernel issues: padded selection x query heads padded to whole tiles."""
+def padded_heads(case: Case) -> int:
+    """Query heads that the sparse kernel computes: each KV head's group is padded up to whole tiles."""
     attention = case.model.attention
     group = attention.query_heads // attention.kv_heads
-    heads = attention.kv_heads * -(-group // case.rules.head_tile) * case.rules.head_tile
-    return 4.0 * rows * padded_selection(case.model, case.rules.selection_alignment) * heads * attention.head_dim
+    return attention.kv_heads * -(-group // case.rules.head_tile) * case.rules.head_tile
+
+
+def issued_tokens(case: Case, buckets: int) -> float:
+    """Tokens that the sparse kernel multiplies for one row in one of `buckets` buckets, masked lanes included.
+
+    An engine that masks issues its whole padded selection in every bucket. One that splits the selection issues what
+    falls into the bucket, rounded up to whole tiles: blocks n / buckets on average, half a tile more for the rounding.
+    """
+    rules, indexer = case.rules, case.model.indexer
+    if indexer is None:
+        return 0.0
+    if not rules.splits_selection:
+        return float(padded_selection(case.model, rules.selection_alignment))
+    tile_blocks = max(1, rules.selection_alignment // indexer.ratio)
+    blocks = (indexer.block_topk + 1) / buckets
+    rounded = blocks + (tile_blocks - 1) / 2 if blocks >= 1 else tile_blocks * (1 - math.exp(-blocks))
+    return max(rounded, blocks) * indexer.ratio
+
+
+def issued_flops(case: Case, rows: int, buckets: int) -> float:
+    """Operations that one call of the sparse kernel issues for `rows` rows: two products with every issued token."""
+    return 4.0 * rows * issued_tokens(case, buckets) * padded_heads(case) * case.model.attention.head_dim
 
 
 def sparse_products(
-    case: Case, chunk: Pass, device: int, *, after: tuple[int, ...], vram_bytes: float, link_bytes: float = 0
+    case: Case, chunk: Pass, device: int, *, after: tuple[int, ...], buckets: int, vram_bytes: float
 ) -> Op:
     """One call of the sparse kernel for all rows of the chunk; the index list is read once per kv head."""
     rows = chunk.rows * chunk.batch
@@ -48,9 +72,9 @@ def sparse_products(
         engine=Engine.SM,
         device=device,
         kernel=case.rules.kernel("attend_sparse", case.fmt.name),
-        flops=issued_flops(case, rows),
+        flops=issued_flops(case, rows, buckets),
         vram_bytes=vram_bytes + rows * selection * INDEX_BYTES * case.model.attention.kv_heads,
-        link_bytes=link_bytes,
+        dtype=case.fmt.name,
         grain=chunk.rows,
         after=after,
     )
@@ -59,14 +83,14 @@ def sparse_products(
 def merge_partials(case: Case, chunk: Pass, device: int, *, after: tuple[int, ...]) -> Op:
     """Fold one bucket's partial outputs into the running softmax: write and read partials, read and write the sum."""
     attention = case.model.attention
-    group = attention.query_heads // attention.kv_heads
-    padded = attention.kv_heads * -(-group // case.rules.head_tile) * case.rules.head_tile
-    elements = 2 * padded + 2 * attention.query_heads
+    partials = 0 if case.rules.splits_selection else padded_heads(case)  # such a kernel carries the sum itself
+    elements = 2 * partials + 2 * attention.query_heads
     return Op(
         part="merge",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("attend", case.fmt.name),
+        kernel=case.rules.kernel("merge", case.fmt.name),
         vram_bytes=chunk.rows * elements * attention.head_dim * ACCUMULATOR_BYTES,
+        grain=chunk.rows,
         after=after,
     )

@@ -1,11 +1,11 @@
 """Ops of sparse selection (score every pooled key, keep the best): the same under every placement of K and V.
 
 Work of one query row over `ctx` tokens [derived]: 2 x heads x dim x ctx / ratio operations; one pooled key is read per
-block, one fp16 score is written and read.
+block, one score is written and read.
 """
 
 from twin.case import Case
-from twin.counts import SCORE_BYTES, complete_blocks, pooled_key_bytes
+from twin.counts import complete_blocks
 from twin.layouts.layout import Pass
 from twin.ops import Engine, Op
 
@@ -13,16 +13,18 @@ from twin.ops import Engine, Op
 def decode_selection(case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, Op]:
     """Scan of all pooled keys and top-k for one new token of each sequence; a chain after op `first` - 1."""
     blocks = complete_blocks(case.model, step.end) * step.batch
-    scan_bytes = blocks * pooled_key_bytes(case.model)
+    scan_bytes = blocks * case.index_key_bytes
     on_host = case.pooled == "host"
     scan = Op(
         part="pooled_scan",
         engine=Engine.H2D if on_host else Engine.SM,
         device=device,
-        kernel=case.rules.kernel("attend", case.fmt.name),
+        kernel=case.rules.kernel("scan", case.fmt.name),
         vram_bytes=0 if on_host else scan_bytes,
         link_bytes=scan_bytes if on_host else 0,
         flops=blocks * _flops_per_score(case),
+        dtype=case.fmt.name,
+        grain=step.end,
         after=(first - 1,),
     )
     select = Op(
@@ -30,7 +32,8 @@ def decode_selection(case: Case, step: Pass, device: int, *, first: int) -> tupl
         engine=Engine.SM,
         device=device,
         kernel=case.rules.kernel("select", case.fmt.name),
-        vram_bytes=2 * SCORE_BYTES * blocks,
+        vram_bytes=2 * case.rules.score_bytes * blocks,
+        grain=step.end,
         after=(first,),
     )
     return scan, select
@@ -40,7 +43,7 @@ def prefill_selection(case: Case, chunk: Pass, device: int, *, first: int) -> tu
     """Scoring and top-k for all rows of a chunk, a slab of `score_rows` rows at a time."""
     slabs = -(-chunk.rows // case.rules.score_rows) * chunk.batch
     rows = chunk.rows * chunk.batch
-    pooled_bytes = complete_blocks(case.model, chunk.end) * pooled_key_bytes(case.model)
+    pooled_bytes = complete_blocks(case.model, chunk.end) * case.index_key_bytes
     scores = rows * (chunk.past + (chunk.rows + 1) / 2) / case.model.indexer.ratio if case.model.indexer else 0
     on_host = case.pooled == "host"
     score = Op(
@@ -49,10 +52,11 @@ def prefill_selection(case: Case, chunk: Pass, device: int, *, first: int) -> tu
         device=device,
         kernel=case.rules.kernel("score", case.fmt.name),
         calls=slabs,
-        vram_bytes=(0 if on_host else pooled_bytes) + SCORE_BYTES * scores / slabs,
+        vram_bytes=(0 if on_host else pooled_bytes) + case.rules.score_bytes * scores / slabs,
         link_bytes=pooled_bytes if on_host else 0,
         flops=scores * _flops_per_score(case) / slabs,
-        grain=rows / slabs,
+        dtype=case.fmt.name,
+        grain=chunk.end,
         after=(first - 1,) if first else (),
     )
     select = Op(
@@ -61,7 +65,8 @@ def prefill_selection(case: Case, chunk: Pass, device: int, *, first: int) -> tu
         device=device,
         kernel=case.rules.kernel("select", case.fmt.name),
         calls=slabs,
-        vram_bytes=SCORE_BYTES * scores / slabs,
+        vram_bytes=case.rules.score_bytes * scores / slabs,
+        grain=chunk.end,
         after=(first,),
     )
     return score, select

@@ -60,7 +60,7 @@ def test_recurrent_state_of_one_sequence() -> None:
 
 
 def test_indexer_keys_and_runs() -> None:
-    assert counts.raw_key_bytes(FLASH_NEXT) == counts.pooled_key_bytes(FLASH_NEXT) == 128 * 2
+    assert counts.index_key_bytes(FLASH_NEXT, 2) == 128 * 2
     assert counts.block_run_bytes(FLASH_NEXT, 2048) == 4 * 2 * 256 * 2  # tokens x kv heads x dim x fp16, of K or of V
 
 
@@ -97,7 +97,7 @@ def test_a_step_reads_at_least_what_a_token_runs_through_and_at_most_every_exper
 
 def test_a_dense_model_has_no_indexer_no_router_and_one_expert() -> None:
     dense = model(every=1, sparse=False)
-    assert counts.sparse_threshold(dense) == counts.pooled_key_bytes(dense) == counts.raw_key_bytes(dense) == 0
+    assert counts.sparse_threshold(dense) == counts.index_key_bytes(dense, 2) == 0
     assert counts.state_bytes(dense, 2) == counts.complete_blocks(dense, 100) == counts.padded_selection(dense, 32) == 0
     assert not counts.is_sparse(dense, 10**6)
     assert counts.selected_tokens(dense, 10**6) == 10**6

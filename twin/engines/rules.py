@@ -27,8 +27,16 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Bytes of a device that hold neither weights, state nor cache: context, buffers, the largest transient."""
     selection_alignment: int
     """Rows of selected indices are padded to a multiple of this."""
+    index_element_bytes: int | None
+    """Bytes of an element of raw and pooled indexer keys; None: as the cache's format."""
+    score_bytes: int
+    """Bytes of one block score between scoring and top-k."""
     head_tile: int
     """Query heads that the sparse kernel computes at once: a smaller group is padded up to it."""
+    splits_selection: bool
+    """Whether a staged prefill issues only the products that fall into the bucket, or all of them, masked."""
+    compute_dtype: str
+    """Operand type of the weights' matrix products."""
     score_rows: int
     """Query rows scored against all pooled keys in one go."""
     staging_bytes: int

@@ -8,7 +8,7 @@ Sources: `cache/qsa_offload.py` and `modules/attention_fn/qsa_triton.py` of the 
 from collections.abc import Iterable
 
 from twin.case import Case
-from twin.counts import block_run_bytes, is_sparse, padded_selection, pooled_key_bytes, raw_key_bytes, selected_tokens
+from twin.counts import block_run_bytes, is_sparse, padded_selection, selected_tokens
 from twin.layouts.layout import Pass, Placement
 from twin.ops import Block, Carried, Engine, Op
 from twin.products import dense_block, issued_flops, merge_partials, sparse_products
@@ -20,12 +20,12 @@ class Offload:
 
     name = "offload"
     summary = "K and V in host RAM, read in place by the GPU; only pooled keys in VRAM"
-    options: frozenset[str] = frozenset({"staging_bytes", "prefill", "copies", "pooled"})
+    options: frozenset[str] = frozenset({"staging_bytes", "prefill", "copies", "pooled", "host_pages"})
 
     def placement(self, case: Case) -> Placement:
         """K, V and the raw key on the host; a pooled key every `ratio` tokens in VRAM."""
-        pooled = pooled_key_bytes(case.model) // (case.model.indexer.ratio if case.model.indexer else 1)
-        planes = case.plane_bytes + raw_key_bytes(case.model)
+        pooled = case.index_key_bytes // (case.model.indexer.ratio if case.model.indexer else 1)
+        planes = case.plane_bytes + case.index_key_bytes
         if case.pooled == "host":
             return Placement(vram_bytes=0, host_bytes=planes + pooled)
         return Placement(vram_bytes=pooled, host_bytes=planes)
@@ -44,9 +44,10 @@ class Offload:
             part="kv_gather",
             engine=Engine.H2D,
             device=device,
-            kernel=case.rules.kernel("gather_host", case.fmt.name),
+            kernel=case.rules.kernel("gather_host" if case.huge_pages else "gather_host_4k", case.fmt.name),
             link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
             run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
+            grain=step.end,
             after=(first + len(selection) - 1,),
         )
         return (*selection, gather, self._write_back(case, step, device, after=(first - 1,)))
@@ -100,7 +101,7 @@ class Offload:
             link_bytes=history_bytes / buckets / 2,
             run_bytes=case.rules.page_tokens * case.plane_bytes / 2,
         )
-        attend = sparse_products(case, chunk, device, after=(0,), vram_bytes=history_bytes / buckets)
+        attend = sparse_products(case, chunk, device, after=(0,), buckets=buckets, vram_bytes=history_bytes / buckets)
         ops = (copy, attend) if buckets == 1 else (copy, attend, merge_partials(case, chunk, device, after=(1,)))
         wait = 2 if case.copies == "overlapped" else 1
         return Block(ops=ops, iterations=buckets, times=times, carried=(Carried(0, len(ops) - 1, wait),))
@@ -111,10 +112,12 @@ class Offload:
             part="kv_gather",
             engine=Engine.H2D,
             device=device,
-            kernel=case.rules.kernel("gather_host", case.fmt.name),
+            kernel=case.rules.kernel("gather_rows_host", case.fmt.name),
             link_bytes=naive_read_bytes(case, chunk),
             run_bytes=block_run_bytes(case.model, case.plane_bytes),
-            flops=issued_flops(case, chunk.rows * chunk.batch),
+            flops=issued_flops(case, chunk.rows * chunk.batch, 1),
+            dtype=case.fmt.name,
+            grain=chunk.end,
         )
         return Block(ops=(gather,), times=times)
 

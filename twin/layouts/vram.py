@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from twin.case import Case
-from twin.counts import block_run_bytes, is_sparse, pooled_key_bytes, raw_key_bytes, selected_tokens
+from twin.counts import block_run_bytes, is_sparse, selected_tokens
 from twin.layouts.layout import Pass, Placement
 from twin.ops import Block, Engine, Op
 from twin.products import dense_block, sparse_products
@@ -20,7 +20,7 @@ class Vram:
     def placement(self, case: Case) -> Placement:
         """K, V, the raw key, and a pooled key every `ratio` tokens."""
         ratio = case.model.indexer.ratio if case.model.indexer else 1
-        per_token = case.plane_bytes + raw_key_bytes(case.model) + pooled_key_bytes(case.model) // ratio
+        per_token = case.plane_bytes + case.index_key_bytes + case.index_key_bytes // ratio
         return Placement(vram_bytes=per_token, host_bytes=0)
 
     def working_bytes(self, case: Case) -> dict[str, int]:
@@ -36,9 +36,10 @@ class Vram:
             part="kv_gather",
             engine=Engine.SM,
             device=device,
-            kernel=case.rules.kernel("attend", case.fmt.name),
+            kernel=case.rules.kernel("gather_vram", case.fmt.name),
             vram_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
             run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
+            grain=step.end,
             after=(first + len(selection) - 1,),
         )
         return (*selection, read)
@@ -61,7 +62,7 @@ class Vram:
         read_bytes = (
             min(chunk.rows * selected_tokens(case.model, chunk.end), chunk.end) * case.plane_bytes * chunk.batch
         )
-        attend = sparse_products(case, chunk, device, after=(1,), vram_bytes=read_bytes)
+        attend = sparse_products(case, chunk, device, after=(1,), buckets=1, vram_bytes=read_bytes)
         return (Block(ops=(*selection, attend), times=times),)
 
 

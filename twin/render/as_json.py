@@ -57,6 +57,7 @@ def question_json(prediction: Prediction) -> dict[str, Any]:
         "prefill": case.prefill if "prefill" in case.layout.options else None,
         "copies": case.copies if "copies" in case.layout.options else None,
         "pooled": case.pooled,
+        "host_pages": ("huge" if case.huge_pages else "4KiB") if "host_pages" in case.layout.options else None,
         "ngram": case.ngram if case.model.ngram is not None else None,
         "lanes": question.lanes,
     }
