@@ -1,27 +1,35 @@
 """The command line: parse, call one function, render. Heavy imports stay inside the commands that need them."""
 
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from twin.commandline import (
+    JSON,
+    OFFLOAD_OPTIONS,
+    OUT,
+    OUTPUT,
+    QUESTION_OPTIONS,
+    Name,
+    deliver,
+    dump,
+    options,
+    progress_bar,
+    refuse,
+)
 from twin.errors import (
     EXIT_BAD_INPUT,
     EXIT_CANNOT_WRITE,
     EXIT_DOES_NOT_FIT,
     EXIT_OUTSIDE_TOLERANCE,
-    BadValue,
     TwinError,
 )
-from twin.units import parse_bytes, parse_tokens
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from twin.case import Question
 
 EXIT_INTERRUPTED = 130
@@ -36,108 +44,6 @@ Exit codes:
   5    an output could not be written; an existing file is intact
   130  interrupted     141  the reader closed the pipe
 """
-
-
-class _Parsed(click.ParamType[int]):
-    """A parameter parsed by one of the unit parsers, whose message is shown as it is."""
-
-    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
-        self.name = name
-        self.parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        del ctx
-        if isinstance(value, int):
-            return value
-        try:
-            return self.parse(value)
-        except BadValue as wrong:
-            option = f"{param.opts[0]}: " if param is not None else ""
-            raise BadValue(f"{option}{wrong.message}", hint=wrong.hint) from None
-
-
-class _Name(click.ParamType[str]):
-    """A name that completes in the shell; what it stands for is checked where it is looked up."""
-
-    def __init__(self, kind: str) -> None:
-        self.name = kind
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list["CompletionItem"]:
-        from click.shell_completion import CompletionItem  # noqa: PLC0415
-
-        del ctx, param
-        return [CompletionItem(name) for name in _names(self.name) if name.startswith(incomplete)]
-
-
-def _names(kind: str) -> list[str]:
-    from hwprofiles import profile_names  # noqa: PLC0415
-    from twin.engines import engine_names  # noqa: PLC0415
-    from twin.formats import format_names  # noqa: PLC0415
-    from twin.layouts import layout_names  # noqa: PLC0415
-    from twin.models import model_names  # noqa: PLC0415
-
-    listed = {
-        "model": model_names,
-        "machine": profile_names,
-        "engine": engine_names,
-        "layout": layout_names,
-        "format": format_names,
-    }
-    return listed[kind]()
-
-
-TOKENS = _Parsed("tokens", parse_tokens)
-BYTES = _Parsed("size", parse_bytes)
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_QUESTION_OPTIONS = (
-    click.option("--ctx", "ctx_tokens", type=TOKENS, default="1M", show_default=True,
-                 help="Tokens of context: 32768, 256k, 1M (1M = 1,048,576)."),
-    click.option("--model", type=_Name("model"), default="qwen3.8-flash-next", show_default=True,
-                 help="A shipped model or the path of a model file."),
-    click.option("--hw", type=_Name("machine"), default="3x-rtx3090", show_default=True,
-                 help="A shipped machine or the path of a profile."),
-    click.option("--engine", type=_Name("engine"), default="exllamav3", show_default=True,
-                 help="The inference engine whose rules apply."),
-    click.option("--kv-dtype", type=_Name("format"), default=None, help="Format of the cache [default: the engine's]."),
-    click.option("--batch", type=int, default=1, show_default=True, help="Sequences that decode together."),
-    click.option("--chunk", "chunk_tokens", type=TOKENS, default=None,
-                 help="Prompt tokens of one prefill pass [default: the engine's]."),
-    click.option("--ngram", type=click.Choice(["ram", "disk"]), default=None,
-                 help="Where the n-gram table is read from [default: the engine's]."),
-    click.option("--pcie", "lanes", type=click.Choice(["x16", "x8", "x4"]), default="x16", show_default=True,
-                 help="What if: PCIe lanes of each device."),
-)  # fmt: skip
-
-_OFFLOAD_OPTIONS = (
-    click.option("--staging", "staging_bytes", type=BYTES, default=None,
-                 help="Buffer of a staged prefill, such as 32MiB [default: the engine's]."),
-    click.option("--prefill", type=click.Choice(["auto", "staged", "naive"]), default=None,
-                 help="Staged through a buffer, or every token gathering for itself [default: the engine's rule]."),
-    click.option("--copies", type=click.Choice(["serial", "overlapped"]), default=None,
-                 help="Staged copies before the kernels, or beside them [default: the engine's]."),
-    click.option("--pooled", type=click.Choice(["vram", "host"]), default=None,
-                 help="What if: the indexer's pooled keys on the host [default: vram]."),
-    click.option("--host-pages", type=click.Choice(["huge", "4KiB"]), default=None,
-                 help="Page size of registered host memory [default: huge]."),
-)  # fmt: skip
-
-
-def _options(*groups: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
-    """All options of the groups, in order."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed([option for group in groups for option in group]):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-_OUT = click.option("-o", "--output", type=OUTPUT, default=None, help="Write the answer to a file instead.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
@@ -158,14 +64,14 @@ def twin() -> None:
 
 
 @twin.command(epilog=EXIT_CODES)
-@_options(_QUESTION_OPTIONS, _OFFLOAD_OPTIONS)
-@click.option("--layout", type=_Name("layout"), default="offload", show_default=True, help="Where the cache lives.")
+@options(QUESTION_OPTIONS, OFFLOAD_OPTIONS)
+@click.option("--layout", type=Name("layout"), default="offload", show_default=True, help="Where the cache lives.")
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
 @click.option("--trace", type=OUTPUT, default=None, help="Write the simulated step for Perfetto (ui.perfetto.dev).")
 @click.option("--trace-phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True,
               help="What --trace shows: the decode step or the prefill's last chunk.")  # fmt: skip
-@_JSON
-@_OUT
+@JSON
+@OUT
 def predict(
     *, explain: bool, trace: Path | None, trace_phase: str, as_json: bool, output: Path | None, **asked: Any
 ) -> int:
@@ -189,19 +95,19 @@ def predict(
     if trace is not None:
         _write_trace(prediction, trace, trace_phase)
     if as_json:
-        text = _dump(contracts.prediction_json(prediction))
+        text = dump(contracts.prediction_json(prediction))
     else:
         from twin.render import text as tables  # noqa: PLC0415
 
         text = tables.headline(prediction) + ("\n" + tables.explain(prediction) if explain else "")
-    _deliver(text, output)
+    deliver(text, output)
     return 0 if prediction.fits else EXIT_DOES_NOT_FIT
 
 
 @twin.command(epilog=EXIT_CODES)
-@_options(_QUESTION_OPTIONS)
-@_JSON
-@_OUT
+@options(QUESTION_OPTIONS)
+@JSON
+@OUT
 def compare(*, as_json: bool, output: Path | None, **asked: Any) -> int:
     """Show all layouts of the engine side by side at one context.
 
@@ -216,61 +122,97 @@ def compare(*, as_json: bool, output: Path | None, **asked: Any) -> int:
     from twin.render import text as tables  # noqa: PLC0415
 
     predictions = [answer(_question(asked | {"layout": name})) for name in load_engine(asked["engine"]).layouts]
-    _deliver(_dump(contracts.comparison_json(predictions)) if as_json else tables.comparison(predictions), output)
+    deliver(dump(contracts.comparison_json(predictions)) if as_json else tables.comparison(predictions), output)
     return 0 if any(each.fits for each in predictions) else EXIT_DOES_NOT_FIT
 
 
 @twin.command(epilog=EXIT_CODES)
-@click.option("--recorded", is_flag=True, help="Compare with published and recorded measurements (the default).")
-@click.option("--hw", type=_Name("machine"), default="3x-rtx3090", show_default=True, help="Whose measurements.")
-@_JSON
-@_OUT
-def validate(*, recorded: bool, hw: str, as_json: bool, output: Path | None) -> int:
+@click.option("--recorded", is_flag=True, help="Against everything that was ever recorded (the default).")
+@click.option(
+    "--hw",
+    type=Name("machine"),
+    default=None,
+    help="Whose measurements [default: all that are recorded]; with --device, the profile to judge.",
+)
+@click.option("--device", default=None, help="Run the kernels here and now: cuda, cuda:1 or cpu.")
+@click.option("--quick", is_flag=True, help="With --device: a third of the grid.")
+@click.option("--curve", is_flag=True, help="With --device: the long decode curve too, up to 3M tokens.")
+@click.option("--record", "keep", is_flag=True, help="With --device: add the rows to the profile's measurements.")
+@JSON
+@OUT
+def validate(
+    *,
+    recorded: bool,
+    hw: str | None,
+    device: str | None,
+    quick: bool,
+    curve: bool,
+    keep: bool,
+    as_json: bool,
+    output: Path | None,
+) -> int:
     """Hold predictions against measurements, case by case; the rows that set a rate are shown apart.
 
     \b
     Examples:
       twin validate --recorded
-      twin validate --recorded --json
+      twin validate --recorded --hw 3x-rtx3090 --json
+      twin validate --hw my-machine.json --device cuda --record
+      twin validate --hw my-machine.json --device cpu --quick
     """
-    from calibrate import recorded as records  # noqa: PLC0415
     from calibrate.report import validation_text  # noqa: PLC0415
+    from calibrate.validation import to_json  # noqa: PLC0415
 
-    del recorded
-    validation = records.validate_recorded(hw)
-    _deliver(_dump(records.to_json(validation)) if as_json else validation_text(validation), output)
+    if device is None:
+        if quick or curve or keep:
+            raise click.UsageError("--quick, --curve and --record go with --device")
+        from calibrate.records import validate_records  # noqa: PLC0415
+
+        validation = validate_records(hw)
+    else:
+        if hw is None or recorded:
+            raise click.UsageError("--device needs --hw, the profile to judge, and goes without --recorded")
+        from calibrate.live_run import record, validate_live  # noqa: PLC0415
+
+        with progress_bar("validating") as progress:
+            validation, measurements = validate_live(hw, device, quick=quick, curve=curve, progress=progress)
+        for row in measurements.left_out:
+            click.echo(f"left out: {row.case.id}: {row.reason}", err=True)
+        if keep:
+            click.echo(f"recorded in {record(measurements, hw)}", err=True)
+    deliver(dump(to_json(validation)) if as_json else validation_text(validation), output)
     return 0 if validation.within else EXIT_OUTSIDE_TOLERANCE
 
 
 @twin.command()
-@click.argument("name", type=_Name("machine"), required=False)
-@_JSON
+@click.argument("name", type=Name("machine"), required=False)
+@JSON
 def profiles(*, name: str | None, as_json: bool) -> int:
     """List the machines, or every rate of one with its spread, source and date."""
     from twin.render import catalogue  # noqa: PLC0415
 
-    _deliver(catalogue.profile_json(name) if as_json else catalogue.profile_text(name), None)
+    deliver(catalogue.profile_json(name) if as_json else catalogue.profile_text(name), None)
     return 0
 
 
 @twin.command()
-@click.argument("name", type=_Name("model"), required=False)
-@_JSON
+@click.argument("name", type=Name("model"), required=False)
+@JSON
 def models(*, name: str | None, as_json: bool) -> int:
     """List the models, or the shape of one."""
     from twin.render import catalogue  # noqa: PLC0415
 
-    _deliver(catalogue.model_json(name) if as_json else catalogue.model_text(name), None)
+    deliver(catalogue.model_json(name) if as_json else catalogue.model_text(name), None)
     return 0
 
 
 @twin.command()
-@_JSON
+@JSON
 def layouts(*, as_json: bool) -> int:
     """List the layouts and the engines that have them."""
     from twin.render import catalogue  # noqa: PLC0415
 
-    _deliver(catalogue.layout_json() if as_json else catalogue.layout_text(), None)
+    deliver(catalogue.layout_json() if as_json else catalogue.layout_text(), None)
     return 0
 
 
@@ -289,7 +231,7 @@ def completion(*, shell: str) -> int:
 
     kind = get_completion_class(shell)
     if kind is not None:
-        _deliver(kind(twin, {}, "twin", "_TWIN_COMPLETE").source(), None)
+        deliver(kind(twin, {}, "twin", "_TWIN_COMPLETE").source(), None)
     return 0
 
 
@@ -310,34 +252,19 @@ def _write_trace(prediction: Any, path: Path, phase: str) -> None:
     write_atomic(path, trace_json(prediction.case, Roofs(prediction.machine), phase=phase))
 
 
-def _dump(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
-
-
-def _deliver(text: str, output: Path | None) -> None:
-    """To the file if one is named, otherwise to standard output, flushed so that a full disk is noticed here."""
-    if output is not None:
-        from twin.render.output import write_atomic  # noqa: PLC0415
-
-        write_atomic(output, text)
-        return
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with a documented exit code; only a bug shows a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = twin.main(args=given, prog_name="twin", standalone_mode=False)
     except TwinError as refused:
-        code = _refuse(given, type(refused).__name__, refused.message, refused.hint, refused.exit_code)
+        code = refuse(given, type(refused).__name__, refused.message, refused.hint, refused.exit_code)
     except click.UsageError as wrong:
-        code = _refuse(given, "UsageError", wrong.format_message(), "twin --help", EXIT_BAD_INPUT)
+        code = refuse(given, "UsageError", wrong.format_message(), "twin --help", EXIT_BAD_INPUT)
     except click.ClickException as wrong:
-        code = _refuse(given, type(wrong).__name__, wrong.format_message(), "", EXIT_BAD_INPUT)
+        code = refuse(given, type(wrong).__name__, wrong.format_message(), "", EXIT_BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):
-        code = _refuse(given, "Interrupted", "interrupted", "", EXIT_INTERRUPTED)
+        code = refuse(given, "Interrupted", "interrupted", "", EXIT_INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_CLOSED_PIPE
@@ -346,18 +273,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_CANNOT_WRITE
     sys.exit(code or 0)
-
-
-def _refuse(given: Sequence[str], kind: str, message: str, hint: str, code: int) -> int:
-    """One line on standard error, or the JSON error on standard output where JSON was asked for."""
-    message, hint = " ".join(message.split()), " ".join(hint.split())
-    if "--json" in given:
-        from twin.render.as_json import error_json  # noqa: PLC0415
-
-        sys.stdout.write(_dump(error_json(kind, message, hint)))
-    else:
-        sys.stderr.write(f"twin: {message}{f' ({hint})' if hint else ''}\n")
-    return code
 
 
 if __name__ == "__main__":

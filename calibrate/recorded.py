@@ -1,72 +1,20 @@
-"""`twin validate --recorded`: every published row of a machine, predicted, compared, or listed with why it is not."""
+"""Published rows against predictions: every row of a machine, predicted, compared, or listed with why it is not."""
 
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from calibrate.cases import Recorded, RecordedCase, Skip, load_recorded
-from calibrate.compare import Comparison, Role, Summary, compare, summarise
+from calibrate.cases import Recorded, RecordedCase, load_recorded
+from calibrate.compare import Comparison, compare
 from calibrate.estimates import Asked, Estimate, NoAnswer
 from calibrate.figures import FIGURES
 from calibrate.published import Row
+from calibrate.validation import Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Provenance, Rate
 from twin.engines import engine_names, load_engine
 from twin.errors import BadFile
-
-SCHEMA = "twin.validation/1"
-
-
-class Skipped(Struct, frozen=True, kw_only=True):
-    """A row that is not predicted."""
-
-    id: str
-    system: str
-    metric: str
-    status: Skip
-    reason: str
-
-
-class Counts(Struct, frozen=True, kw_only=True):
-    """What became of the rows; the three add up to all of them."""
-
-    predicted: int
-    carried: int
-    not_predicted: int
-    reasons: dict[str, int]
-    """Rows by why they are carried or not predicted."""
-
-
-class Summaries(Struct, frozen=True, kw_only=True):
-    """Rows that set a rate (or are one) apart from rows that did not: only the second are evidence."""
-
-    fit: Summary
-    held_out: Summary
-
-
-class Validation(Struct, frozen=True, kw_only=True):
-    """Every recorded row of one machine."""
-
-    schema: str
-    machine: str
-    cases: tuple[Comparison, ...]
-    summary: Summaries
-    counts: Counts
-    skipped: tuple[Skipped, ...]
-
-    @property
-    def within(self) -> bool:
-        """Whether every case is within its tolerance."""
-        return not self.outside
-
-    @property
-    def outside(self) -> list[Comparison]:
-        """Cases outside their tolerance."""
-        return [case for case in self.cases if not case.within]
 
 
 def validate_recorded(machine: str = "3x-rtx3090", *, profile: HardwareProfile | None = None) -> Validation:
@@ -84,29 +32,12 @@ def validate(recorded: Recorded, profile: HardwareProfile) -> Validation:
     if recorded.machine != profile.name:
         raise BadFile(f"the cases are of machine {recorded.machine!r}, the profile is of {profile.name!r}")
     reasons = role_reasons(recorded, profile)
-    cases = tuple(
+    cases = [
         _compared(recorded.case_of[row.id], row, profile, reasons.get(row.id, ""))
         for row in recorded.rows
         if row.id in recorded.case_of
-    )
-    skipped = tuple(_skipped(recorded))
-    roles: dict[Role, list[Comparison]] = {"fit": [], "held_out": []}
-    for case in cases:
-        roles[case.role].append(case)
-    return Validation(
-        schema=SCHEMA,
-        machine=profile.name,
-        cases=cases,
-        summary=Summaries(fit=summarise(roles["fit"]), held_out=summarise(roles["held_out"])),
-        counts=_counts(cases, skipped),
-        skipped=skipped,
-    )
-
-
-def to_json(validation: Validation) -> dict[str, Any]:
-    """Plain values for JSON, keys as in the schema."""
-    plain: dict[str, Any] = msgspec.to_builtins(validation)
-    return plain
+    ]
+    return validation_of(profile.name, cases, tuple(_skipped(recorded)))
 
 
 def role_reasons(recorded: Recorded, profile: HardwareProfile) -> dict[str, str]:
@@ -180,13 +111,3 @@ def _why_not(engine: str) -> str:
     if engine in engine_names():
         return f"not predicted yet: engine {engine} has a rulebook, but no case asks for this row"
     return f"not predicted yet: engine {engine} has no rulebook here"
-
-
-def _counts(cases: tuple[Comparison, ...], skipped: tuple[Skipped, ...]) -> Counts:
-    statuses = Counter(row.status for row in skipped)
-    return Counts(
-        predicted=len(cases),
-        carried=statuses["carried"],
-        not_predicted=statuses["not_predicted"],
-        reasons=dict(Counter(row.reason for row in skipped)),
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from calibrate.compare import Comparison, Errors, Summary
-from calibrate.recorded import Validation
+from calibrate.validation import Validation
 from twin.render.text import table
 
 TITLES = {"held_out": "held out: nothing was fitted on these rows", "fit": "fit: rows that set a rate, or repeat one"}

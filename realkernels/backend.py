@@ -1,8 +1,8 @@
 """What an implementation of the kernels must offer: caches in either tier, a decode step, a prefill chunk, a clock.
 
-Two of them exist: `realkernels/triton_backend.py` on CUDA, and `realkernels/cpu_backend.py` on any computer, where the
-device tier is ordinary memory and the offload tier a file-backed memory map, so that the same layouts, bytes and gathers
-exist. `open_backend` finds the one for a device.
+Two of them exist: `realkernels/triton_backend.py` on CUDA, and `realkernels/cpu_backend.py` on any computer. On the CPU
+the device tier is ordinary memory and the offload tier a file-backed memory map, so that the same layouts, bytes and
+gathers exist everywhere. `open_backend` finds the one for a device.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,8 +66,8 @@ class DecodeStep(Protocol):
         """Sparse attention of every layer over `selected`."""
         ...
 
-    def run(self) -> None:
-        """Both, layer by layer, as a model would."""
+    def run(self, *, before_layer: Callable[[int], object] | None = None) -> None:
+        """Both, layer by layer, as a model would; `before_layer(layer)` stands in for what a model does in between."""
         ...
 
     def verify(self) -> tuple[bool, float]:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from calibrate.cases import load_recorded
 from calibrate.compare import Comparison
-from calibrate.recorded import Validation, role_reasons, to_json, validate, validate_recorded
+from calibrate.recorded import role_reasons, validate, validate_recorded
+from calibrate.validation import Validation, to_json
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Provenance
 from twin.engines import engine_names, load_engine

@@ -1,0 +1,65 @@
+"""Measured kernel cases against predictions from calibrated rates: the same comparison, fresh or recorded."""
+
+import math
+from collections.abc import Sequence
+
+from calibrate.compare import Comparison
+from calibrate.kernel_cases import KernelCase, program_of
+from calibrate.measurements import MeasuredRow, Measurements
+from calibrate.validation import Validation, validation_of
+from hwprofiles import HardwareProfile
+from twin.prediction import Z90
+from twin.roofline import Roofs
+from twin.tally import Tally
+
+TOLERANCES = {
+    "cuda": (0.12, "twice the spread of repeated runs of such kernels over contexts that were not calibrated"),
+    "long_curve": (0.06, "decode of one machine from 8k to 3.1M: what a reader of the curve would notice"),
+    "cpu": (0.40, "a processor shared with others: a run a minute later differs by as much; the median is what counts"),
+}
+
+
+def predict_case(case: KernelCase, profile: HardwareProfile, *, kv_dtype: str) -> tuple[Tally, float, float, float]:
+    """(tally, seconds, low, high): the case's program on the machine, with its 90 % interval."""
+    roofs = Roofs(profile)
+    tally = Tally().run(program_of(case, kv_dtype=kv_dtype), roofs)
+    factor = math.exp(Z90 * tally.spread_s(roofs) / tally.seconds)
+    return tally, tally.seconds, max(tally.seconds / factor, tally.floor_s()), tally.seconds * factor
+
+
+def validate_measured(measurements: Measurements, profile: HardwareProfile) -> Validation:
+    """Every measured row against its prediction; nothing of the profile was fitted on any of them."""
+    return validation_of(profile.name, compare_rows(measurements.rows, profile, kv_dtype=measurements.kv_dtype))
+
+
+def compare_rows(rows: Sequence[MeasuredRow], profile: HardwareProfile, *, kv_dtype: str) -> list[Comparison]:
+    """One comparison a row."""
+    return [_compare(row, profile, kv_dtype) for row in rows]
+
+
+def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Comparison:
+    tally, seconds, low, high = predict_case(row.case, profile, kv_dtype=kv_dtype)
+    error = (seconds - row.median_s) / row.median_s
+    kind = "cpu" if profile.gpu.compute_capability == "0.0" else "cuda"
+    tolerance, reason = TOLERANCES["long_curve" if row.group == "long_curve" and kind == "cuda" else kind]
+    prefix = "curve." if row.group == "long_curve" else ""
+    return Comparison(
+        id=f"{profile.name}.{prefix}{row.case.id}",
+        machine=profile.name,
+        metric=row.case.metric,
+        unit="s",
+        predicted=seconds,
+        low=low,
+        high=high,
+        measured=row.median_s,
+        error=error,
+        naive_error=(tally.naive_s() - row.median_s) / row.median_s,
+        role="held_out",
+        tolerance=tolerance,
+        within=abs(error) <= tolerance,
+        measured_low=row.median_s,
+        measured_high=row.median_s,
+        tolerance_reason=reason,
+        note=f"wall: {tally.bound()}",
+        also={"link_bytes_predicted": tally.link_bytes, "link_bytes_measured": float(row.link_bytes)},
+    )

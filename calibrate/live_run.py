@@ -1,0 +1,156 @@
+"""`twin validate --device`: run the grid here and now, hold it against the profile's predictions, keep it if asked."""
+
+import datetime
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calibrate.grid import long_curve, validation_grid
+from calibrate.kernel_cases import KernelCase
+from calibrate.live import compare_rows
+from calibrate.measure import LeftOut, Measurement, WrongResult, measure
+from calibrate.measurements import (
+    NAME,
+    SCHEMA,
+    LeftOutRow,
+    MeasuredRow,
+    Measurements,
+    merged,
+    read_measurements,
+    row_of,
+    to_text,
+)
+from calibrate.validation import Validation, validation_of
+from hwprofiles import HardwareProfile, load_profile, profile_names
+from hwprofiles.store import DATA
+from twin.errors import Impossible
+from twin.render.output import write_atomic
+
+if TYPE_CHECKING:
+    from realkernels.backend import Backend
+
+Progress = Callable[[int, int, str], None]
+"""Called with (cases done, cases in all, id of the next)."""
+
+
+def validate_live(
+    hw: str, device: str, *, quick: bool, curve: bool, progress: Progress
+) -> tuple[Validation, Measurements]:
+    """Measure the grid (and the long curve) on `device` and compare with the profile `hw`.
+
+    Raises Impossible where the device is not there, is another machine than the profile's, or computes wrong results.
+    """
+    profile = load_profile(hw)
+    backend = _backend(device)
+    check_same_machine(profile, backend)
+    kind = "cpu" if device == "cpu" else "cuda"
+    cases = [("grid", case) for case in validation_grid(quick=quick, device=kind)]
+    if curve and kind == "cuda":
+        cases += [("long_curve", case) for tier in ("vram", "host") for case in long_curve(tier, most_tokens=2**31)]
+    rows: list[MeasuredRow] = []
+    left: list[LeftOutRow] = []
+    try:
+        for group in ("grid", "long_curve"):
+            own = [case for name, case in cases if name == group]
+            for outcome in measure(own, backend, progress=_counted(progress, rows, left, len(cases))):
+                if isinstance(outcome, LeftOut):
+                    left.append(LeftOutRow(case=outcome.case, reason=outcome.reason))
+                else:
+                    rows.append(row_of(outcome, "grid" if group == "grid" else "long_curve"))
+    except WrongResult as wrong:
+        raise Impossible(str(wrong)) from None
+    dtype = str(backend.dtype).removeprefix("torch.")
+    kv_dtype = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[dtype]
+    made = Measurements(
+        schema=SCHEMA,
+        machine=profile.name,
+        kv_dtype=kv_dtype,
+        made=provenance(device),
+        rows=tuple(rows),
+        left_out=tuple(left),
+    )
+    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype)), made
+
+
+def _counted(
+    progress: Progress, rows: list[MeasuredRow], left: list[LeftOutRow], total: int
+) -> Callable[[KernelCase], None]:
+    return lambda case: progress(len(rows) + len(left), total, case.id)
+
+
+def record(measurements: Measurements, hw: str) -> Path:
+    """Add the rows to the measurements beside the profile `hw`; a case measured again replaces its row."""
+    path = DATA / hw / NAME if hw in profile_names() else Path(hw).with_suffix(f".{NAME}")
+    old = read_measurements(path) if path.exists() else None
+    write_atomic(path, to_text(merged(old, measurements)))
+    return path
+
+
+def _backend(device: str) -> "Backend":
+    try:
+        from realkernels.backend import open_backend  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise Impossible(f"{missing.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
+    try:
+        return open_backend(device)
+    except RuntimeError as refused:
+        raise Impossible(str(refused).splitlines()[0]) from None
+
+
+def check_same_machine(profile: HardwareProfile, backend: "Backend") -> None:
+    """Impossible where the profile is of another device: its errors would say nothing."""
+    name = device_name(backend)
+    if name != profile.gpu.name:
+        raise Impossible(
+            f"profile {profile.name} is of {profile.gpu.name!r}, this device is {name!r}",
+            hint="twin calibrate makes a profile of this one",
+        )
+
+
+def device_name(backend: "Backend") -> str:
+    """What a profile calls the device in gpu.name."""
+    if backend.device.type == "cpu":
+        return cpu_name()
+    import torch  # noqa: PLC0415
+
+    return str(torch.cuda.get_device_name(backend.device))
+
+
+def cpu_name() -> str:
+    """The processor as the operating system calls it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def provenance(device: str) -> dict[str, str]:
+    """What the figures were made by: versions, driver, clocks, commit, date, command."""
+    import torch  # noqa: PLC0415
+
+    facts = {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": _output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]),
+        "command": f"twin validate --device {device} --record",
+    }
+    if device != "cpu":
+        query = "name,driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current"
+        facts["gpu"] = _output(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"])
+    return facts
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+__all__ = ["Measurement", "check_same_machine", "cpu_name", "device_name", "provenance", "record", "validate_live"]

@@ -1,0 +1,173 @@
+"""Runs kernel cases on a backend: fresh data before every repeat, the result checked after the last one."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from calibrate.kernel_cases import DECODE, KernelCase
+
+if TYPE_CHECKING:
+    from realkernels.backend import Backend, QsaCache
+
+WORST_ERROR = 2e-2
+"""Largest relative error against float64 of an output in half precision that is still called right."""
+
+LEAST_MEASURED_S = 0.25
+MOST_REPEATS, LEAST_REPEATS = 30, 5
+
+
+class WrongResult(RuntimeError):
+    """A kernel was timed and computed something else than it should; its time is worth nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Seconds of one case."""
+
+    case: KernelCase
+    median_s: float
+    spread: float
+    """Relative standard deviation of the repeats, from their quartiles."""
+    samples_s: tuple[float, ...]
+    error: float
+    """Worst relative error of the checked outputs against float64."""
+    link_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"case": self.case.to_dict(), "samples_s": list(self.samples_s)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A case that this machine could not run, and why."""
+
+    case: KernelCase
+    reason: str
+
+
+def measure(
+    cases: Iterable[KernelCase], backend: "Backend", *, progress: Callable[[KernelCase], None] | None = None
+) -> Iterator[Measurement | LeftOut]:
+    """Measure the cases, those that share planes together; planes that do not fit leave theirs out."""
+    for group in _groups(list(cases)):
+        waiting = list(group)
+        tokens = max(case.ctx_tokens for case in group)
+        layers = max(case.layers if case.metric in DECODE else 1 for case in group)
+        tokens = -(-tokens // 256) * 256
+        try:
+            with backend.cache(
+                _shape(), layers=layers, tokens=tokens, tier=group[0].tier, huge_pages=group[0].huge_pages
+            ) as cache:
+                cache.fill_random(seed=tokens)
+                for case in group:
+                    if progress is not None:
+                        progress(case)
+                    measured = measure_case(case, backend, cache)
+                    waiting.remove(case)
+                    yield measured
+        except (MemoryError, RuntimeError) as refused:
+            if isinstance(refused, WrongResult):
+                raise
+            for case in waiting:
+                yield LeftOut(case=case, reason=str(refused).splitlines()[0])
+
+
+def measure_case(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
+    """One case on planes that hold at least its context. Raises WrongResult if the timed kernel is wrong."""
+    if case.metric in DECODE:
+        return _measure_decode(case, backend, cache)
+    return _measure_prefill(case, backend, cache)
+
+
+def _measure_decode(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
+    step = backend.decode_step(cache, end=case.ctx_tokens)
+    backbone = _backbone(case, backend)
+
+    def refresh(_index: int) -> None:
+        step.query.normal_()
+        step.index_query.normal_()
+        step.output.fill_(float("nan"))
+
+    refresh(0)
+    step.run()
+    work = {
+        "decode_step": (lambda: step.run(before_layer=backbone)) if backbone else step.run,
+        "decode_select": step.select,
+        "decode_gather": step.gather,
+    }[case.metric]
+    samples = _samples(backend, backend.capture(work), refresh)
+    if case.metric != "decode_step":
+        step.run()  # what verify looks at: the other half of the step, once
+    exact, error = step.verify()
+    return _measurement(case, samples, error if exact else float("inf"), 0)
+
+
+def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
+    chunk = backend.prefill_chunk(
+        cache,
+        layer=0,
+        past=case.ctx_tokens - case.rows,
+        rows=case.rows,
+        mode=case.mode,
+        bucket_tokens=case.bucket_tokens,
+        copies=case.copies,
+    )
+    chunk.refresh(seed=case.ctx_tokens)
+    work = chunk.select if case.metric == "prefill_select" else chunk.run
+    samples = _samples(backend, work, None)
+    chunk.refresh(seed=case.ctx_tokens + 1)
+    chunk.run()
+    return _measurement(case, samples, chunk.verify(), chunk.link_bytes)
+
+
+def _samples(
+    backend: "Backend", work: Callable[[], object], before: Callable[[int], object] | None
+) -> tuple[float, ...]:
+    once = backend.seconds(work, repeats=1, warm_up=2, before=before)[0]
+    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(LEAST_MEASURED_S / max(once, 1e-6))))
+    return tuple(backend.seconds(work, repeats=repeats, warm_up=0, before=before))
+
+
+def _backbone(case: KernelCase, backend: "Backend") -> Callable[[int], object] | None:
+    """Matrix-vector products of `backbone_bytes` of bf16 weights, a matrix of its own for each layer."""
+    if not case.backbone_bytes:
+        return None
+    import torch  # noqa: PLC0415
+
+    width = 4096
+    size = (case.backbone_bytes // 2 // width, width)
+    matrices = [torch.randn(size, dtype=torch.bfloat16, device=backend.device) for _ in range(case.layers)]
+    vector = torch.randn(width, dtype=torch.bfloat16, device=backend.device)
+    output = torch.empty(size[0], dtype=torch.bfloat16, device=backend.device)
+    return lambda layer: torch.mv(matrices[layer], vector, out=output)
+
+
+def _measurement(case: KernelCase, samples: tuple[float, ...], error: float, link_bytes: int) -> Measurement:
+    if not error <= WORST_ERROR:
+        raise WrongResult(f"{case.id}: relative error {error:.3g} against float64, at most {WORST_ERROR:g} is right")
+    median = statistics.median(samples)
+    low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (median, median, median)
+    return Measurement(
+        case=case,
+        median_s=median,
+        spread=(high - low) / 1.349 / median,  # the quartiles of a normal distribution lie 1.349 deviations apart
+        samples_s=samples,
+        error=error,
+        link_bytes=link_bytes,
+    )
+
+
+def _groups(cases: list[KernelCase]) -> Iterator[list[KernelCase]]:
+    """Cases that can share planes: same tier and page size, prefill (one layer) apart from decode."""
+    keys: dict[tuple[str, bool, bool], list[KernelCase]] = {}
+    for case in cases:
+        keys.setdefault((case.tier, case.huge_pages, case.metric in DECODE), []).append(case)
+    yield from keys.values()
+
+
+def _shape() -> Any:
+    from realkernels.shape import QsaShape  # noqa: PLC0415
+
+    return QsaShape()

@@ -1,0 +1,101 @@
+"""What was measured on a machine with this project's own kernels: a data file beside its profile, read strictly."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from calibrate.kernel_cases import KernelCase
+from calibrate.measure import Measurement
+from hwprofiles.errors import BadFile
+from hwprofiles.store import DATA, read_json
+
+SCHEMA = "twin.measurements/1"
+NAME = "measurements.json"
+
+
+class MeasuredRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One timed case. All seconds are of the whole case."""
+
+    case: KernelCase
+    median_s: Annotated[float, Meta(gt=0)]
+    spread: Annotated[float, Meta(ge=0)]
+    samples_s: tuple[Annotated[float, Meta(gt=0)], ...]
+    error: Annotated[float, Meta(ge=0)]
+    link_bytes: Annotated[int, Meta(ge=0)]
+    group: Literal["grid", "long_curve"] = "grid"
+
+
+class LeftOutRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A case that the machine could not run."""
+
+    case: KernelCase
+    reason: str
+
+
+class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All rows of one machine, with what they were made by."""
+
+    schema: str
+    machine: str
+    kv_dtype: str
+    made: dict[str, str]
+    """Driver, versions, clocks, commit, date and the command."""
+    rows: tuple[MeasuredRow, ...]
+    left_out: tuple[LeftOutRow, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise ValueError(f"schema must be {SCHEMA!r}, not {self.schema!r}")
+        ids = [(row.group, row.case.id) for row in self.rows]
+        repeated = sorted({id_ for id_ in ids if ids.count(id_) > 1})
+        if repeated:
+            raise ValueError(f"case {repeated[0][1]} appears twice in {repeated[0][0]}")
+
+
+def measured_machines() -> list[str]:
+    """Shipped machines with measurements of their own."""
+    return sorted(path.parent.name for path in DATA.glob(f"*/{NAME}"))
+
+
+def read_measurements(path: Path) -> Measurements:
+    """The measurements in `path`; BadFile names the key that is wrong."""
+    try:
+        return msgspec.convert(read_json(path), Measurements)
+    except (msgspec.ValidationError, ValueError) as wrong:
+        raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
+
+
+def shipped_measurements(machine: str) -> Measurements:
+    """The measurements shipped with `machine`."""
+    return read_measurements(DATA / machine / NAME)
+
+
+def row_of(measurement: Measurement, group: Literal["grid", "long_curve"] = "grid") -> MeasuredRow:
+    """A fresh measurement as a row."""
+    return MeasuredRow(
+        case=measurement.case,
+        median_s=measurement.median_s,
+        spread=measurement.spread,
+        samples_s=measurement.samples_s,
+        error=measurement.error,
+        link_bytes=measurement.link_bytes,
+        group=group,
+    )
+
+
+def merged(old: Measurements | None, new: Measurements) -> Measurements:
+    """`new` over `old`: a case measured again replaces its row, the others stay."""
+    if old is None or old.machine != new.machine:
+        return new
+    fresh = {(row.group, row.case.id) for row in new.rows}
+    kept = tuple(row for row in old.rows if (row.group, row.case.id) not in fresh)
+    return msgspec.structs.replace(new, rows=(*kept, *new.rows))
+
+
+def to_text(measurements: Measurements) -> str:
+    """As a data file."""
+    plain: dict[str, Any] = msgspec.to_builtins(measurements)
+    return json.dumps(plain, indent=1) + "\n"
