@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import settings
 from msgspec.structs import replace
 
-from hwprofiles.profile import SCHEMA, Gpu, HardwareProfile, Host, Kernel, Link, Roof
+from hwprofiles.profile import KERNEL_AXES, SCHEMA, Gpu, HardwareProfile, Host, Kernel, Link, Roof
 from hwprofiles.rates import Curve, Rate, Unit
 from twin.case import Case, Question, resolve
 from twin.engines import load_engine
@@ -24,10 +24,7 @@ PEAK = 2.0
 """Datasheet rate over calibrated rate, everywhere."""
 
 LINEAR = ("linear/exllamav3/bf16", "linear/exllamav3/exl3")
-KERNELS = tuple(
-    f"{operation}/exllamav3/fp16"
-    for operation in ("attend", "gather_host", "select", "recurrent", "score", "attend_dense", "attend_sparse")
-)
+KERNELS = tuple(f"{operation}/exllamav3/fp16" for operation in KERNEL_AXES if operation != "linear")
 
 
 def rate(value: float, unit: Unit, *, spread: float = 0.0) -> Rate:
@@ -56,8 +53,12 @@ def link(*, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, run_
 
 
 def kernel(*, efficiency: Curve | None = None, latency_s: float | None = None) -> Kernel:
-    latency = rate(latency_s, "s") if latency_s is not None else None
-    return Kernel(efficiency=efficiency or (None if latency else curve()), latency=latency)
+    return Kernel(efficiency=efficiency, latency=rate(latency_s, "s") if latency_s is not None else None)
+
+
+def at_its_roof(key: str) -> Kernel:
+    """A kernel without latency that reaches its roof."""
+    return kernel(efficiency=curve(over=KERNEL_AXES[key.split("/", maxsplit=1)[0]]))
 
 
 def machine(
@@ -66,6 +67,7 @@ def machine(
     vram_bytes: float = 2**30,
     host_bytes: float = 2**34,
     h2d: Link | None = None,
+    d2h: Link | None = None,
     kernels: dict[str, Kernel] | None = None,
 ) -> HardwareProfile:
     """A machine whose every kernel reaches its roof; `kernels` lays others over them."""
@@ -78,7 +80,7 @@ def machine(
         vram_read=roof,
         tensor={"fp16": Roof(rate=rate(FLOP_PER_S, "FLOP/s"), datasheet=rate(PEAK * FLOP_PER_S, "FLOP/s"))},
         h2d=h2d or link(),
-        d2h=link(),
+        d2h=d2h or link(),
     )
     return HardwareProfile(
         schema=SCHEMA,
@@ -87,7 +89,7 @@ def machine(
         gpu_count=gpu_count,
         gpu=gpu,
         host=Host(memory=rate(host_bytes, "B"), reserved=rate(2**20, "B"), dram=link(), disk=link()),
-        kernels={key: kernel() for key in (*LINEAR, *KERNELS)} | (kernels or {}),
+        kernels={key: at_its_roof(key) for key in (*LINEAR, *KERNELS)} | (kernels or {}),
     )
 
 

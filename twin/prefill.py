@@ -5,11 +5,11 @@ form a run. A line over the chunks of a long run, or over the means of many shor
 in two where it bends.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from twin.case import Case
-from twin.counts import is_sparse, sparse_threshold
+from twin.counts import sparse_threshold
 from twin.layouts.layout import Pass
 
 STRAIGHT = 2e-4
@@ -45,7 +45,7 @@ def sample(case: Case, prompt_tokens: int, seconds: Callable[[int], float]) -> W
     full = prefilled_tokens(case, prompt_tokens) // case.chunk_tokens
     if full < count:
         weights[count - 1] = 1.0
-    for family in _families(case, prompt_tokens, full):
+    for family in _families(case, full):
         _sample_family(family, seconds, weights)
     return weights
 
@@ -54,41 +54,32 @@ Run = range
 """Consecutive chunks of one structure."""
 
 
-def _families(case: Case, prompt_tokens: int, full: int) -> Iterator[list[Run]]:
-    """Runs of full chunks, grouped while only the number of buckets changes from one to the next."""
-    family: list[Run] = []
-    kind: Hashable = None
-    for run in _runs(case, full):
-        run_kind = _kind(case, chunk_at(case, prompt_tokens, run.start))
-        cut_short = run.stop == full and bool(family) and len(run) < len(family[-1])  # its mean is off the line
-        if family and (run_kind != kind or cut_short):
-            yield family
-            family = []
-        family.append(run)
-        kind = run_kind
-    if family:
-        yield family
-
-
-def _runs(case: Case, full: int) -> Iterator[Run]:
-    """Full chunks between the contexts at which their structure changes."""
-    start, chunk = 0, case.chunk_tokens
+def _families(case: Case, full: int) -> Iterator[list[Run]]:
+    """Runs of full chunks between two changes of structure; within a family only the number of buckets grows."""
+    chunk = case.chunk_tokens
     budget = case.model.indexer.budget if case.model.indexer else 0
     first_full_budget = -(-budget // chunk) * chunk  # rows before it may see fewer tokens than the budget
-    steps = {sparse_threshold(case.model), first_full_budget, *case.layout.steps(case, full * chunk)}
-    for step in sorted(steps):
-        stop = min(step // chunk, full)
+    breaks = sorted({sparse_threshold(case.model), first_full_budget, *case.layout.breaks(case)})
+    start = 0
+    for stop in (*(min(position // chunk, full) for position in breaks), full):
         if stop > start:
-            yield range(start, stop)
+            yield from _runs(start, stop, case.layout.bucket_tokens(case), chunk)
             start = stop
-    if start < full:
-        yield range(start, full)
 
 
-def _kind(case: Case, chunk: Pass) -> tuple[Hashable, ...]:
-    """Dense or sparse, and one bucket, several or none."""
-    sparse = is_sparse(case.model, chunk.end)
-    return sparse, min(case.layout.buckets(case, chunk), 2) if sparse else 0
+def _runs(start: int, stop: int, bucket_tokens: int, chunk: int) -> Iterator[list[Run]]:
+    """Chunks start..stop cut where another bucket begins; a last run cut short stands alone, off the others' line."""
+    family: list[Run] = []
+    while start < stop:
+        bucket = -(-(start + 1) * chunk // bucket_tokens) if bucket_tokens else 0
+        end = min(max(start + 1, bucket * bucket_tokens // chunk), stop) if bucket_tokens else stop
+        family.append(range(start, end))
+        start = end
+    if len(family) > 1 and len(family[-1]) < len(family[-2]):
+        yield family[:-1]
+        yield family[-1:]
+    else:
+        yield family
 
 
 def _sample_family(runs: list[Run], seconds: Callable[[int], float], weights: Weights) -> None:

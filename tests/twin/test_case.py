@@ -51,11 +51,11 @@ REFUSED: list[tuple[dict[str, Any], type[TwinError], str]] = [
     ({"chunk_tokens": 0}, BadValue, "chunk 0"),
     ({"chunk_tokens": 1000}, BadValue, "chunk of 1,000 tokens is not a multiple of exllamav3's page of 256"),
     ({"lanes": 3}, BadValue, "3 PCIe lanes"),
-    ({"staging_bytes": 524_287}, BadValue, "staging of 512.00 KiB is below the smallest of 512.00 KiB"),
     ({"staging_bytes": 1}, BadValue, "staging of 1 B is below the smallest of 512.00 KiB"),
     ({"prefill": "fast"}, BadValue, "prefill 'fast' is not known"),
     ({"copies": "both"}, BadValue, "copies 'both' is not known"),
     ({"pooled": "disk"}, BadValue, "pooled 'disk' is not known"),
+    ({"host_pages": "2MiB"}, BadValue, "host pages '2MiB' is not known"),
     ({"ngram": "vram"}, BadValue, "ngram 'vram' is not known"),
     ({"kv_dtype": "bf16"}, Impossible, "exllamav3 keeps no bf16 cache"),
     ({"prefill": "staged", "batch": 2}, Impossible, "only for one sequence"),
@@ -63,6 +63,7 @@ REFUSED: list[tuple[dict[str, Any], type[TwinError], str]] = [
     ({"layout": "vram", "prefill": "auto"}, Impossible, "--prefill means nothing"),
     ({"layout": "vram", "copies": "serial"}, Impossible, "--copies means nothing"),
     ({"layout": "vram", "pooled": "vram"}, Impossible, "--pooled means nothing"),
+    ({"layout": "vram", "host_pages": "huge"}, Impossible, "--host-pages means nothing"),
 ]
 
 

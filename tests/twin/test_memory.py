@@ -55,7 +55,7 @@ def test_a_context_takes_whole_pages(ctx_tokens: int, pages: int) -> None:
 
 @LAYOUTS
 def test_every_sequence_of_a_batch_has_its_own_cache_and_state(layout: str) -> None:
-    one, three = (plan_memory(case(64, layout=layout, batch=size, ngram=None), machine()) for size in (1, 3))
+    one, three = (plan_memory(case(64, layout=layout, batch=size), machine()) for size in (1, 3))
     for single, triple in zip(one.pools, three.pools, strict=True):
         for part in ("kv cache", "page tables", "recurrent state"):
             assert triple.parts(8).get(part, 0) == pytest.approx(3 * single.parts(8).get(part, 0))

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worlds import KERNELS, LATENCY_S, LAWS, PEAK, curve, kernel, link, machine
+from tests.worlds import KERNELS, LATENCY_S, LAWS, LINEAR, PEAK, curve, kernel, link, machine
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
 from twin.roofline import WALLS, Roofs
 
-KEY = "attend/exllamav3/fp16"
+KEY = LINEAR[0]
 
 
 def op(engine: Engine = Engine.SM, **counts: float | str) -> Op:

@@ -5,12 +5,12 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from tests.worlds import KERNELS, LATENCY_S, PEAK, curve, kernel, machine
+from tests.worlds import LATENCY_S, LINEAR, PEAK, curve, kernel, machine
 from twin.ops import Block, Carried, Engine, Op
 from twin.roofline import Roofs
 from twin.tally import Tally
 
-KEY = KERNELS[0]
+KEY = LINEAR[0]
 
 
 def op(part: str, engine: Engine = Engine.SM, *after: int, **counts: float | str) -> Op:

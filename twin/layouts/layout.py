@@ -51,8 +51,12 @@ class CacheLayout(Protocol):
         """Ops of one decode step, a chain; `first` is the index in the block of the first of them."""
         ...
 
-    def steps(self, case: "Case", end: int) -> Iterable[int]:
-        """Contexts up to `end` after which a chunk's structure changes (another bucket, another way of reading)."""
+    def breaks(self, case: "Case") -> Iterable[int]:
+        """Contexts after which a prefill chunk is read in another way."""
+        ...
+
+    def bucket_tokens(self, case: "Case") -> int:
+        """Tokens after which a chunk's history takes one more bucket; 0 where there are none."""
         ...
 
     def buckets(self, case: "Case", chunk: Pass) -> int:

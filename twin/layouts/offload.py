@@ -73,21 +73,22 @@ class Offload:
         """Selected tokens that so many rows may read, padding included."""
         return rows * padded_selection(case.model, case.rules.selection_alignment)
 
-    def steps(self, case: Case, end: int) -> Iterable[int]:
-        """Each bucket's last token, and the last context that the port's rule stages."""
-        bucket = self._bucket_pages(case) * case.rules.page_tokens
+    def breaks(self, case: Case) -> Iterable[int]:
+        """The last context of a single bucket, which needs no merging, and the last that the port's rule stages."""
         page = case.rules.page_tokens
         last_staged = (-(-self._reads(case, case.chunk_tokens) // (2 * page)) - 1) * page
-        return (last_staged, *range(bucket, end + 1, bucket))
+        return self.bucket_tokens(case), last_staged
+
+    def bucket_tokens(self, case: Case) -> int:
+        """Tokens that the staging buffer holds, in whole pages."""
+        page = case.rules.page_tokens
+        return max(1, case.staging_bytes // (page * case.plane_bytes)) * page
 
     def buckets(self, case: Case, chunk: Pass) -> int:
         """Buckets of a staged chunk, each a buffer full; 0 if it is not staged."""
         if not self.is_staged(case, chunk):
             return 0
-        return -(-case.rules.pages(chunk.end) // self._bucket_pages(case))
-
-    def _bucket_pages(self, case: Case) -> int:
-        return max(1, case.staging_bytes // (case.rules.page_tokens * case.plane_bytes))
+        return -(-chunk.end // self.bucket_tokens(case))
 
     def _staged(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
         """Copy a bucket (K, then V), attend to it with every row, fold; all pages in use cross the link once."""

@@ -44,10 +44,15 @@ class Vram:
         )
         return (*selection, read)
 
-    def steps(self, case: Case, end: int) -> Iterable[int]:
+    def breaks(self, case: Case) -> Iterable[int]:
         """None: only the engine's sparse threshold changes anything."""
-        del case, end
+        del case
         return ()
+
+    def bucket_tokens(self, case: Case) -> int:
+        """None."""
+        del case
+        return 0
 
     def buckets(self, case: Case, chunk: Pass) -> int:
         """None: the planes are read in place."""

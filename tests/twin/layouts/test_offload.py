@@ -71,6 +71,12 @@ def test_pooled_keys_on_the_host_are_scanned_over_the_link() -> None:
     assert (there.engine, there.link_bytes, there.vram_bytes) == (Engine.H2D, here.vram_bytes, 0)
 
 
+@pytest.mark.parametrize(("asked", "kernel"), [({}, "gather_host"), ({"host_pages": "4KiB"}, "gather_host_4k")])
+def test_small_host_pages_have_a_gather_rate_of_their_own(asked: dict[str, str], kernel: str) -> None:
+    *_, gather, _ = LAYOUT.decode_ops(flash_next(**asked), Pass(past=99_999, rows=1), 0, first=1)
+    assert gather.kernel == f"{kernel}/exllamav3/fp16"
+
+
 @pytest.mark.parametrize(
     ("past", "rows", "batch", "is_staged"),
     [
@@ -168,7 +174,8 @@ def test_naive_bytes_of_short_prompts(prompt: int) -> None:
 def test_steps_name_every_context_after_which_a_chunk_changes(asked: dict[str, str]) -> None:
     """Between two steps all chunks of 2,048 rows have as many buckets."""
     of_case = flash_next(**asked)
-    steps = sorted(set(LAYOUT.steps(of_case, 2_400_000)))
+    bucket = LAYOUT.bucket_tokens(of_case)
+    steps = sorted({*LAYOUT.breaks(of_case), *range(bucket, 2_400_000, bucket)})
     ends = range(4096, 2_400_000, 2048)
     buckets = [LAYOUT.buckets(of_case, Pass(past=end - 2048, rows=2048)) for end in ends]
     changes = [end for end, now, then in zip(ends, buckets, buckets[1:], strict=False) if now != then]

@@ -77,4 +77,5 @@ def test_nothing_ever_crosses_the_link() -> None:
     ]
     assert all(op.engine is Engine.SM and not op.link_bytes for op in ops)
     assert LAYOUT.buckets(asked, Pass(past=32, rows=16)) == 0
-    assert list(LAYOUT.steps(asked, 1000)) == []
+    assert list(LAYOUT.breaks(asked)) == []
+    assert LAYOUT.bucket_tokens(asked) == 0

@@ -1,0 +1,109 @@
+"""Rates and curves: what they may hold, and how a curve is read between and beyond its points."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwprofiles.rates import Curve, Rate
+from tests.worlds import LAWS, curve, rate
+
+
+@pytest.mark.parametrize(
+    ("x", "efficiency"),
+    [(1, 0.2), (10, 0.5), (100, 0.8), (1000, 0.4), (math.sqrt(1000 * 100), 0.6), (0.01, 0.2), (1e9, 0.4)],
+)
+def test_a_curve_is_linear_in_the_logarithm_and_holds_its_ends(x: float, efficiency: float) -> None:
+    assert curve((1, 100, 1000), (0.2, 0.8, 0.4))(x) == pytest.approx(efficiency)
+
+
+@pytest.mark.parametrize("x", [1e-9, 1, 7, 1e12])
+def test_one_point_is_a_constant_that_claims_no_range(x: float) -> None:
+    single = curve((7,), (0.3,))
+    assert single(x) == 0.3
+    assert single.covers(x)
+
+
+@pytest.mark.parametrize(("x", "covered"), [(0.9, False), (1, True), (50, True), (100, True), (101, False)])
+def test_a_curve_covers_what_lies_between_its_ends(x: float, covered: bool) -> None:
+    assert curve((1, 10, 100), (0.1, 0.2, 0.3)).covers(x) is covered
+
+
+EFFICIENCY = st.floats(min_value=0.001, max_value=1)
+POINTS = st.dictionaries(st.floats(min_value=1e-3, max_value=1e9), EFFICIENCY, min_size=1, max_size=6)
+
+
+@LAWS
+@given(POINTS, st.floats(min_value=1e-6, max_value=1e12))
+def test_no_reading_leaves_the_range_of_the_points_around_it(points: dict[float, float], x: float) -> None:
+    at = sorted(points)
+    drawn = curve(at, [points[place] for place in at])
+    assert [drawn(place) for place in at] == pytest.approx([points[place] for place in at])
+    left = max((place for place in at if place <= x), default=at[0])
+    right = min((place for place in at if place >= x), default=at[-1])
+    low, high = sorted((points[left], points[right]))
+    assert low * (1 - 1e-9) <= drawn(x) <= high * (1 + 1e-9)
+
+
+RATE = msgspec.to_builtins(rate(5.0, "B/s"))
+CURVE = msgspec.to_builtins(curve((1, 10), (0.5, 1)))
+
+WRONG_RATES: list[tuple[dict[str, Any], str]] = [
+    ({"value": 0}, r"\$\.value"),
+    ({"value": -1.0}, r"\$\.value"),
+    ({"value": "5"}, r"\$\.value"),
+    ({"value": True}, r"\$\.value"),
+    ({"value": None}, r"\$\.value"),
+    ({"unit": "GB/s"}, r"\$\.unit"),
+    ({"unit": ""}, r"\$\.unit"),
+    ({"spread": -0.1}, r"\$\.spread"),
+    ({"spread": 1.1}, r"\$\.spread"),
+    ({"n": 0}, r"\$\.n"),
+    ({"n": 1.5}, r"\$\.n"),
+    ({"source": "guessed"}, r"\$\.source"),
+    ({"date": "29.11.2026"}, r"\$\.date"),
+    ({"date": "2026-11"}, r"\$\.date"),
+    ({"source": "fitted"}, "exactly when fitted_on"),
+    ({"fitted_on": ["row"]}, "exactly when fitted_on"),
+    ({"comment": "x"}, "unknown field `comment`"),
+]
+
+WRONG_CURVES: list[tuple[dict[str, Any], str]] = [
+    ({"at": []}, "same length, at least 1"),
+    ({"at": [1, 2, 3]}, "same length, at least 1"),
+    ({"at": [], "efficiency": []}, "same length, at least 1"),
+    ({"at": [10, 1]}, "must rise strictly"),
+    ({"at": [1, 1]}, "must rise strictly"),
+    ({"at": [0, 1]}, r"\$\.at\[0\]"),
+    ({"efficiency": [0.5, 1.01]}, r"\$\.efficiency\[1\]"),
+    ({"efficiency": [0, 1]}, r"\$\.efficiency\[0\]"),
+    ({"source": "fitted"}, "exactly when fitted_on"),
+    ({"over": 5}, r"\$\.over"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "change", "message"),
+    [(Rate, RATE, *row) for row in WRONG_RATES] + [(Curve, CURVE, *row) for row in WRONG_CURVES],
+    ids=lambda value: str(value) if isinstance(value, dict) and len(value) < 4 else "",
+)
+def test_what_may_not_be_is_refused_by_its_key(
+    kind: type[Rate | Curve], whole: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    assert msgspec.convert(whole, kind)
+    with pytest.raises(ValueError, match=message):
+        msgspec.convert(whole | change, kind)
+
+
+@pytest.mark.parametrize("key", ["value", "unit", "spread", "n", "source", "date"])
+def test_a_rate_without_provenance_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=f"missing required field `{key}`"):
+        msgspec.convert({name: value for name, value in RATE.items() if name != key}, Rate)
+
+
+def test_a_fitted_rate_names_its_rows() -> None:
+    fitted = msgspec.convert(RATE | {"source": "fitted", "fitted_on": ["blog.decode_1M"]}, Rate)
+    assert fitted.fitted_on == ("blog.decode_1M",)

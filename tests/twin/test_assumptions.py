@@ -1,0 +1,55 @@
+"""A prediction names the assumptions that it leans on, and only those."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import case, flash_next, machine, model
+from twin.assumptions import ASSUMPTIONS, assumptions_of
+from twin.case import Case
+
+ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+
+
+def named(of_case: Case, *, gpu_count: int = 1) -> set[str]:
+    return set(assumptions_of(of_case, machine(gpu_count=gpu_count), extrapolated=()))
+
+
+@pytest.mark.parametrize(
+    ("key", "leans", "does_not"),
+    [
+        ("A4", flash_next(), case()),
+        ("A7", flash_next(), case(layout="vram", spec=model(every=1, sparse=False))),
+        ("A8", flash_next(), flash_next(prefill="naive")),
+        ("A9", flash_next(), flash_next(layout="vram")),
+        ("A10", flash_next(), case()),
+        ("A11", flash_next(batch=2), flash_next()),
+        ("A12", flash_next(), flash_next(layout="vram")),
+        ("A13", flash_next(262_145), flash_next(262_144)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_assumption_is_named_where_it_matters(key: str, leans: Case, does_not: Case) -> None:
+    assert key in named(leans)
+    assert key not in named(does_not)
+
+
+def test_workspace_is_spread_only_over_several_devices() -> None:
+    assert "A6" in named(case(), gpu_count=2)
+    assert "A6" not in named(case(), gpu_count=1)
+
+
+def test_some_assumptions_always_hold_and_all_named_ones_exist() -> None:
+    for of_case in (case(layout="vram"), flash_next(10**6, batch=2)):
+        assert {"A1", "A2", "A3", "A5"} <= named(of_case) <= ASSUMPTIONS.keys()
+
+
+def test_what_was_extrapolated_is_listed_last() -> None:
+    *_, last = assumptions_of(case(), machine(), extrapolated=("linear at 4096 tokens",))
+    assert last == "extrapolated: linear at 4096 tokens"
+
+
+def test_every_assumption_is_written_down_under_its_number() -> None:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    assert re.findall(r"^- \*\*(A\d+)\*\*", text, flags=re.MULTILINE) == list(ASSUMPTIONS)
