@@ -104,6 +104,7 @@ def test_a_dense_model_has_no_indexer_no_router_and_one_expert() -> None:
     assert counts.expected_experts(dense, 1000) == 1
     assert counts.layer_parameters(dense, "attention") == counts.layer_active_parameters(dense, "attention")
     assert counts.parameters(dense).attention == 8 * 32 + 8 * 2 * 16 + 32 * 8
+    assert counts.parameters(dense).recurrent == counts.parameters(dense).always_on == 0
 
 
 SHAPES = st.tuples(st.integers(min_value=1, max_value=64), st.integers(min_value=1, max_value=16))

@@ -90,7 +90,7 @@ def test_ngram_rows_are_fetched_from_where_they_lie(where: str, engine: Engine, 
         64 * row_bytes,
         row_bytes,
     )
-    assert (send.engine, send.link_bytes, send.after) == (Engine.H2D, 64 * 100, (0,))
+    assert (send.engine, send.device, send.link_bytes, send.after) == (Engine.H2D, 0, 64 * 100, (0,))
 
 
 def test_a_model_without_a_table_prefetches_nothing() -> None:

@@ -100,6 +100,8 @@ OPTIONS = [
     {"staging_bytes": 512 * MIB},
     {"staging_bytes": 512 * MIB, "copies": "overlapped"},
     {"chunk_tokens": 4096},
+    {"chunk_tokens": 16_384, "staging_bytes": 24 * MIB},
+    {"chunk_tokens": 8192, "staging_bytes": 5 * MIB + 123, "prefill": "staged"},
     {"chunk_tokens": 512},
     {"chunk_tokens": 512, "staging_bytes": 8 * MIB},
     {"prefill": "naive"},

@@ -16,7 +16,7 @@ def splitting(of_case: Case) -> Case:
 def test_groups_of_heads_are_padded_to_whole_tiles() -> None:
     """12 query heads a KV head fill a tile of 16; 2 of the toy model too."""
     assert padded_heads(flash_next()) == padded_heads(case()) == 2 * 16
-    assert padded_heads(case(rules={"head_tile": 2})) == 4
+    assert [padded_heads(case(rules={"head_tile": tile})) for tile in (1, 2, 3)] == [4, 4, 6]
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 64, 5000])

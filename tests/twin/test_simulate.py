@@ -171,8 +171,9 @@ def test_blocks_follow_each_other_and_repeat() -> None:
     program = (Block(ops=(op(part="a"), op(H2D, part="b")), times=3), Block(ops=(op(part="c"),), iterations=2))
     timeline = simulate(program, [(2, 5), (1,)], spans=True)
     assert timeline.total_s == 3 * 5 + 2 * 1
-    starts = [(span.op.part, span.start_s) for span in timeline.spans()]
-    assert starts == [("a", 0), ("b", 0), ("a", 5), ("b", 5), ("a", 10), ("b", 10), ("c", 15), ("c", 16)]
+    spans = [(span.op.part, span.start_s, span.end_s) for span in timeline.spans()]
+    assert spans[:4] == [("a", 0, 2), ("b", 0, 5), ("a", 5, 7), ("b", 5, 10)]
+    assert spans[4:] == [("a", 10, 12), ("b", 10, 15), ("c", 15, 16), ("c", 16, 17)]
 
 
 def test_spans_change_no_length() -> None:

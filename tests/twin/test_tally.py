@@ -66,6 +66,9 @@ def test_bytes_over_the_links_count_calls_iterations_and_times() -> None:
     block = Block(ops=(copy, replace(WRITE, link_bytes=7)), iterations=3, times=5)
     tally = Tally().run((block,), Roofs(machine()))
     assert (tally.link_bytes, tally.link_write_bytes) == (2 * 10 * 15, 7 * 15)
+    assert tally.busy_s() == pytest.approx(
+        {Engine.H2D: 15 * 2 * (LATENCY_S + 1e-8), Engine.D2H: 15 * (LATENCY_S + 7e-9)}
+    )
 
 
 @pytest.mark.parametrize("part", ["hop", "ngram"])

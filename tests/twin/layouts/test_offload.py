@@ -57,6 +57,13 @@ def test_a_long_step_gathers_the_selection_over_the_link_and_writes_one_token() 
     assert [op.after for op in (scan, select, gather, write)] == [(0,), (1,), (2,), (0,)]
 
 
+@pytest.mark.parametrize(("rows", "batch"), [(16, 1), (16, 3), (5, 2)])
+def test_a_chunk_writes_every_row_of_every_sequence_to_the_host(rows: int, batch: int) -> None:
+    """A row of the toy model: K and V of 2 heads x 8 and a raw key of 4, in fp16."""
+    (write,) = LAYOUT.prefill_blocks(case(), Pass(past=0, rows=rows, batch=batch), 0, times=1)[0].ops
+    assert (write.engine, write.link_bytes) == (Engine.D2H, rows * batch * (64 + 8))
+
+
 def test_a_short_step_reads_the_whole_cache_over_the_link() -> None:
     gather, write = LAYOUT.decode_ops(flash_next(), Pass(past=2050, rows=1), 0, first=1)
     assert (gather.link_bytes, gather.run_bytes) == (2051 * 2048, 0)
@@ -108,6 +115,7 @@ def test_a_staged_chunk_copies_all_pages_in_use_once() -> None:
     block = staged(flash_next(), Pass(past=1_000_000, rows=2048))
     copy, attend, fold = block.ops
     assert copy.link_bytes * copy.calls * block.iterations == pytest.approx(-(-1_002_048 // 256) * PAGE_BYTES)
+    assert attend.vram_bytes == pytest.approx(copy.link_bytes * copy.calls + 2048 * 2080 * 4 * 2)  # and the index list
     assert attend.flops == 4 * 2048 * 2080 * 32 * 256  # 12 heads of a group padded to a tile of 16
     assert fold.vram_bytes == 2048 * (2 * 32 + 2 * 24) * 256 * 4
     assert (attend.after, fold.after) == ((0,), (1,))
