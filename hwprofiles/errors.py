@@ -12,6 +12,7 @@ class TwinError(Exception):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message = " ".join(message.split())  # a key or path may hold line breaks
         super().__init__(message)
         self.message = message
         self.hint = hint

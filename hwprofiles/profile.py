@@ -10,7 +10,6 @@ from hwprofiles.rates import Curve, Rate, Unit
 SCHEMA = "twin.hardware/1"
 FULL_LANES = 16
 
-# Allowed range of each quantity: wide enough for any machine, narrow enough to catch GB/s written as B/s.
 KERNEL_AXES = {
     "linear": "tokens",
     "recurrent": "tokens",
@@ -28,6 +27,7 @@ KERNEL_AXES = {
 """What a kernel's efficiency depends on, by operation: tokens in the pass, tokens of context, rows of the chunk."""
 
 Allowed = tuple[Unit, float, float]
+"""Unit, lowest, highest: wide enough for any machine, narrow enough to catch GB/s written as B/s."""
 
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
@@ -63,7 +63,7 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One device with a memory of its own and its links to the host."""
 
     name: str
-    compute_capability: Annotated[str, Meta(pattern=r"^\d+\.\d+$")]
+    compute_capability: Annotated[str, Meta(pattern=r"\A\d+\.\d+\Z")]
     sm_count: Annotated[int, Meta(ge=1)]
     vram: Rate
     """Usable bytes."""
@@ -131,7 +131,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self.gpu.check("$.gpu")
         self.host.check("$.host")
         for key, kernel in self.kernels.items():
-            if key.count("/") != 2:
+            if len(key.split("/")) != 3 or not all(key.split("/")):
                 raise ValueError(f"$.kernels.{key}: a kernel is named operation/implementation/format")
             if kernel.efficiency is not None:
                 axis = KERNEL_AXES.get(key.split("/")[0], "tokens")

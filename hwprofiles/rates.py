@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right
+from datetime import date
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -10,7 +11,7 @@ Source = Literal["measured", "published", "datasheet", "fitted"]
 Unit = Literal["B/s", "FLOP/s", "s", "B", "1"]
 Positive = Annotated[float, Meta(gt=0)]
 Spread = Annotated[float, Meta(ge=0, le=1)]
-IsoDate = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+IsoDate = Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
 
 
 class Provenance(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -18,7 +19,7 @@ class Provenance(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     spread: Spread
     """Relative standard deviation, as a share of the value."""
-    n: Annotated[int, Meta(ge=1)]
+    n: Annotated[int, Meta(ge=1, le=10**12)]
     """Samples behind the value."""
     source: Source
     date: IsoDate
@@ -29,6 +30,7 @@ class Provenance(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.source == "fitted") != bool(self.fitted_on):
             raise ValueError("source is 'fitted' exactly when fitted_on names the rows")
+        date.fromisoformat(self.date)
 
 
 class Rate(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from hwprofiles.errors import BadFile, UnknownName
-from hwprofiles.profile import HardwareProfile
+from hwprofiles.profile import HardwareProfile, Kernel, Roof
 
 DATA = Path(__file__).parent / "data"
 
@@ -41,7 +41,23 @@ def _parse(path: Path) -> HardwareProfile:
     try:
         return msgspec.convert(raw, HardwareProfile)
     except (msgspec.ValidationError, ValueError) as wrong:
-        raise BadFile(f"{path}: {wrong}") from None
+        raise BadFile(f"{path}: {_named(raw, wrong)}") from None
+
+
+def _named(raw: Any, wrong: Exception) -> str:
+    """The message with the name of the kernel or tensor type that it is about, which the path leaves out as [...]."""
+    message = str(wrong)
+    for holder, kind in ((raw, Kernel), (raw.get("gpu") if isinstance(raw, dict) else None, Roof)):
+        key = "kernels" if kind is Kernel else "tensor"
+        entries = holder.get(key) if isinstance(holder, dict) else None
+        if f"{key}[...]" not in message or not isinstance(entries, dict):
+            continue
+        for name, entry in entries.items():
+            try:
+                msgspec.convert(entry, kind)
+            except (msgspec.ValidationError, ValueError):
+                return message.replace(f"{key}[...]", f"{key}.{name}")
+    return message
 
 
 def _with_parent(raw: Any, path: Path) -> Any:
@@ -53,35 +69,41 @@ def _with_parent(raw: Any, path: Path) -> Any:
     if parent not in profile_names():
         raise BadFile(f"{path}: extends {parent!r}, which is not a shipped machine", hint=", ".join(profile_names()))
     base = _with_parent(read_json(DATA / parent / "profile.json"), path)
-    kernels = {**base.get("kernels", {}), **own.get("kernels", {})}
-    return {**base, **own, "kernels": kernels}
+    if isinstance(own.get("kernels"), dict):
+        own["kernels"] = {**base.get("kernels", {}), **own["kernels"]}
+    return {**base, **own}
 
 
 def read_json(path: Path) -> Any:
     """The JSON value in `path`, read strictly: no NaN, no infinity, no repeated key. Raises BadFile in one line."""
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_refuse_repeats)
+        value = json.loads(text, object_pairs_hook=_refuse_repeats)
+        _check_finite(value, "$")
     except UnicodeDecodeError as wrong:
         raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
     except OSError as wrong:
         raise BadFile(f"{path}: cannot be read: {wrong.strerror}") from None
     except (ValueError, RecursionError) as wrong:
         raise BadFile(f"{path}: not valid JSON: {wrong}") from None
+    return value
 
 
-def _refuse_constant(word: str) -> float:
-    raise ValueError(f"{word} is not a number that a data file may hold")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    return number if isfinite(number) else _refuse_constant(digits)
+def _check_finite(value: Any, where: str) -> None:
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{where} is {value}, which is not a number that a data file may hold")
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _check_finite(part, f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            _check_finite(part, f"{where}[{index}]")
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        repeated = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
-        raise ValueError(f"key {repeated[0]!r} appears twice")
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {repeated!r} appears twice")
     return table

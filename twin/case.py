@@ -11,7 +11,7 @@ from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, kv_format
 from twin.layouts import CacheLayout, load_layout
 from twin.models import ModelSpec, load_model
-from twin.units import MAX_TOKENS, format_bytes
+from twin.units import MAX_TOKENS
 
 Prefill = Literal["auto", "staged", "naive"]
 Copies = Literal["serial", "overlapped"]
@@ -82,7 +82,7 @@ def resolve(question: Question) -> Case:
     _check_options(question, layout)
     if layout.name not in rules.layouts:
         raise Impossible(f"{rules.name} has no layout {layout.name!r}", hint=f"it has {', '.join(rules.layouts)}")
-    fmt = kv_format(question.kv_dtype or rules.formats[0])
+    fmt = kv_format(rules.formats[0] if question.kv_dtype is None else question.kv_dtype)
     if fmt.name not in rules.formats:
         raise Impossible(f"{rules.name} keeps no {fmt.name} cache", hint=f"it keeps {', '.join(rules.formats)}")
     model = load_model(question.model)
@@ -95,7 +95,7 @@ def resolve(question: Question) -> Case:
         fmt=fmt,
         layout=layout,
         chunk_tokens=question.chunk_tokens or rules.chunk_tokens,
-        staging_bytes=question.staging_bytes or rules.staging_bytes,
+        staging_bytes=rules.staging_bytes if question.staging_bytes is None else question.staging_bytes,
         prefill=question.prefill or "auto",
         copies=question.copies or ("overlapped" if rules.overlaps_copies else "serial"),
         pooled=question.pooled or "vram",
@@ -111,7 +111,7 @@ def _check_numbers(question: Question) -> None:
     _in_range("batch", question.batch, 1, MAX_BATCH, "sequences")
     if question.chunk_tokens is not None:
         _in_range("chunk", question.chunk_tokens, 1, MAX_TOKENS, "tokens")
-    if question.lanes not in LANES:
+    if not isinstance(question.lanes, int) or question.lanes not in LANES:
         raise BadValue(f"{question.lanes} PCIe lanes", hint=f"one of {', '.join(map(str, LANES))}")
     for name, value, known in (
         ("prefill", question.prefill, ("auto", "staged", "naive")),
@@ -150,7 +150,7 @@ def _check_case(case: Case) -> None:
         least = page * case.plane_bytes
         if case.staging_bytes < least:
             raise BadValue(
-                f"staging of {format_bytes(case.staging_bytes)} is below the smallest of {format_bytes(least)}",
+                f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B",
                 hint=f"one page of {page} tokens with K and V",
             )
     if case.question.ngram is not None and case.model.ngram is None:

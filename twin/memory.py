@@ -81,10 +81,16 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         """What is needed against what is there, tier by tier; empty where it fits."""
         lines = []
         for tier, pools in (("VRAM", self.devices()), ("host memory", self.host())):
-            if any(pool in self.short() for pool in pools):
-                needed = sum(pool.used_bytes(self.pages) for pool in pools)
-                there = sum(pool.capacity_bytes for pool in pools)
-                lines.append(f"needs {format_bytes(needed)} of {tier}, the machine has {format_bytes(there)}")
+            needed = sum(pool.used_bytes(self.pages) for pool in pools)
+            there = sum(pool.capacity_bytes for pool in pools)
+            if needed > there:
+                lines.append(_short(tier, needed, "the machine", there))
+            else:
+                lines += [
+                    _short(f"{tier} on {pool.name}", pool.used_bytes(self.pages), "which", pool.capacity_bytes)
+                    for pool in pools
+                    if pool.used_bytes(self.pages) > pool.capacity_bytes
+                ]
         return "; ".join(lines)
 
     def devices(self) -> list[Pool]:
@@ -100,6 +106,11 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return sum(pool.capacity_bytes - pool.used_bytes(self.pages) for pool in self.devices())
 
 
+def _short(what: str, needed: float, who: str, there: float) -> str:
+    missing = format_bytes(math.ceil(needed - there))
+    return f"needs {format_bytes(needed)} of {what}, {who} has {format_bytes(there)} ({missing} short)"
+
+
 def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """Lay the case's weights, state, workspace and cache over the machine's memories."""
     page_tokens = case.rules.page_tokens
@@ -112,7 +123,9 @@ def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
     devices = split_layers(case, profile.gpu_count)
     kinds = case.model.layer_kinds
     layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
-    fixed = [_fixed_parts(case, own, last=device == len(layers) - 1) for device, own in enumerate(layers)]
+    fixed = [
+        _fixed_parts(case, own, first=device == 0, last=device == len(layers) - 1) for device, own in enumerate(layers)
+    ]
     spare = _balanced_workspace(case, profile, layers, fixed)
     page = case.rules.page_tokens * case.question.batch
     placed = case.layout.placement(case)
@@ -134,16 +147,14 @@ def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
     ]
 
 
-def _fixed_parts(case: Case, kinds: Sequence[str], *, last: bool) -> dict[str, float]:
+def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -> dict[str, float]:
     """Weights, recurrent state and the layout's buffers on a device with layers of these kinds."""
     model, batch = case.model, case.question.batch
     count = sum(layer_parameters(model, kind) for kind in kinds) + (parameters(model).head if last else 0)
-    if last is False and not kinds:
-        return {}
     state = kinds.count("recurrent") * state_bytes(model, case.rules.state_element_bytes) * batch
     parts = {"weights": weight_bytes(model, count), "recurrent state": float(state)}
     if not model.weights.embedding_on_host and kinds:
-        parts["embedding"] = float(embedding_bytes(model)) if last else 0.0
+        parts["embedding"] = float(embedding_bytes(model)) if first else 0.0
     if "attention" in kinds:
         parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
     return {name: size for name, size in parts.items() if size}
@@ -154,16 +165,26 @@ def _balanced_workspace(
 ) -> list[float]:
     """Workspace of each device. Only the total is published; it is spread so that each cache layer has equal room.
 
-    This is what an engine user reaches by tuning the split by hand. Assumption A6 in ARCHITECTURE.md.
+    This is what an engine's user reaches by tuning the split by hand (assumption A6): room - workspace is the same per
+    cache layer wherever that needs no negative workspace. Devices without cache layers keep their own share.
     """
-    total = case.rules.workspace.value * len(layers)
+    share = case.rules.workspace.value
     room = [profile.gpu.vram.value - sum(parts.values()) for parts in fixed]
     caches = [kinds.count("attention") for kinds in layers]
-    left = sum(room) - total
-    balanced = [space - left * share / sum(caches) for space, share in zip(room, caches, strict=True)]
-    if left < 0 or min(balanced) < 0:
-        return [case.rules.workspace.value] * len(layers)
-    return balanced
+    spread = {device for device, count in enumerate(caches) if count}
+    total = share * len(spread)
+    while spread:
+        level = (sum(room[device] for device in spread) - total) / sum(caches[device] for device in spread)
+        below = {device for device in spread if room[device] < level * caches[device]}
+        if not below:
+            break
+        spread -= below
+    if not spread or level < 0:
+        return [share] * len(layers)
+    return [
+        room[device] - level * caches[device] if device in spread else (0.0 if caches[device] else share)
+        for device in range(len(layers))
+    ]
 
 
 def _host_pool(case: Case, profile: HardwareProfile) -> Pool:

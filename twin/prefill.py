@@ -46,7 +46,7 @@ def sample(case: Case, prompt_tokens: int, seconds: Callable[[int], float]) -> W
     if full < count:
         weights[count - 1] = 1.0
     for family in _families(case, full):
-        _sample_family(family, seconds, weights)
+        _sample_family(family, seconds, weights, bends=case.copies == "overlapped")
     return weights
 
 
@@ -82,23 +82,41 @@ def _runs(start: int, stop: int, bucket_tokens: int, chunk: int) -> Iterator[lis
         yield family
 
 
-def _sample_family(runs: list[Run], seconds: Callable[[int], float], weights: Weights) -> None:
-    """A single run: a line over its chunks. Several: a line over their means, each run the mean of its two ends."""
-    if len(runs) == 1:
-        chunks = runs[0]
-        line = _Line(value=lambda point: seconds(chunks[point]), at=chunks, lengths=[1] * len(chunks))
-        for point, times in line.sample().items():
-            _add(weights, chunks[point], times)
-        return
+def _sample_family(runs: list[Run], seconds: Callable[[int], float], weights: Weights, *, bends: bool) -> None:
+    """A line over the means of the runs. A run's mean is that of its two ends, unless it is alone or may bend inside.
+
+    Overlapped copies `bends` a run where it turns from bound by copies to bound by kernels.
+    """
+    inside: dict[int, Weights] = {}
 
     def mean(point: int) -> float:
-        return (seconds(runs[point].start) + seconds(runs[point].stop - 1)) / 2
+        run = runs[point]
+        if point not in inside:
+            inside[point] = _over_chunks(run, seconds) if bends or len(runs) == 1 else _ends(run)
+        return sum(seconds(chunk) * times for chunk, times in inside[point].items()) / len(run)
 
-    centres = [(run.start + run.stop - 1) / 2 for run in runs]
-    line = _Line(value=mean, at=centres, lengths=[len(run) for run in runs])
-    for point, times in line.sample().items():
-        _add(weights, runs[point].start, times / 2)
-        _add(weights, runs[point].stop - 1, times / 2)
+    if len(runs) == 1:
+        mean(0)
+        over_runs: Weights = {0: len(runs[0])}
+    else:
+        centres = [(run.start + run.stop - 1) / 2 for run in runs]
+        over_runs = _Line(value=mean, at=centres, lengths=[len(run) for run in runs]).sample()
+    for point, chunks in over_runs.items():
+        mean(point)
+        for chunk, times in inside[point].items():
+            _add(weights, chunk, times * chunks / len(runs[point]))
+
+
+def _ends(run: Run) -> Weights:
+    ends: Weights = {}
+    _add(ends, run.start, len(run) / 2)
+    _add(ends, run.stop - 1, len(run) / 2)
+    return ends
+
+
+def _over_chunks(run: Run, seconds: Callable[[int], float]) -> Weights:
+    line = _Line(value=lambda point: seconds(run[point]), at=run, lengths=[1] * len(run))
+    return {run[point]: times for point, times in line.sample().items()}
 
 
 class _Line(NamedTuple):

@@ -1,6 +1,7 @@
 """Ops of attention's matrix products in prefill, wherever the planes come from."""
 
 import math
+from functools import cache
 
 from twin.case import Case
 from twin.counts import padded_selection
@@ -43,7 +44,7 @@ def issued_tokens(case: Case, buckets: int) -> float:
     """Tokens that the sparse kernel multiplies for one row in one of `buckets` buckets, masked lanes included.
 
     An engine that masks issues its whole padded selection in every bucket. One that splits the selection issues what
-    falls into the bucket, rounded up to whole tiles: blocks n / buckets on average, half a tile more for the rounding.
+    falls into the bucket, rounded up to whole tiles: a Poisson count of mean blocks / buckets.
     """
     rules, indexer = case.rules, case.model.indexer
     if indexer is None:
@@ -51,9 +52,24 @@ def issued_tokens(case: Case, buckets: int) -> float:
     if not rules.splits_selection:
         return float(padded_selection(case.model, rules.selection_alignment))
     tile_blocks = max(1, rules.selection_alignment // indexer.ratio)
-    blocks = (indexer.block_topk + 1) / buckets
-    rounded = blocks + (tile_blocks - 1) / 2 if blocks >= 1 else tile_blocks * (1 - math.exp(-blocks))
-    return max(rounded, blocks) * indexer.ratio
+    return expected_rounded((indexer.block_topk + 1) / buckets, tile_blocks) * indexer.ratio
+
+
+MANY = 64.0
+"""Mean from which on the remainder of a Poisson count is even."""
+
+
+@cache
+def expected_rounded(mean: float, tile: int) -> float:
+    """Expectation of a Poisson count of that mean rounded up to whole tiles."""
+    if mean > MANY:
+        return mean + (tile - 1) / 2
+    chance, total, count = math.exp(-mean), 0.0, 0
+    while count <= mean + 12 * math.sqrt(mean) + 24:
+        total += chance * (-(-count // tile) * tile)
+        count += 1
+        chance *= mean / count
+    return total
 
 
 def issued_flops(case: Case, rows: int, buckets: int) -> float:

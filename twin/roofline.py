@@ -84,6 +84,8 @@ class Roofs:
         if moved:
             name, link = self._link(op)
             share = link.run_length(op.run_bytes) if op.run_bytes else 1.0
+            if op.run_bytes and op.run_bytes < link.run_length.at[0]:
+                self.extrapolated.add(f"{name} at runs of {op.run_bytes:g} B")
             rate, peak = link.rate.value, link.datasheet.value
             sol_s, floor_s = max(sol_s, moved / rate), max(floor_s, moved / peak)
             if moved / (rate * share) > bound_s:

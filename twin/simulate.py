@@ -1,7 +1,8 @@
 """The event simulation: ops queue first-in-first-out for engines on simpy. Knows nothing of transformers or hardware.
 
 A chain needs no events: its length is the sum of its ops. A pipeline of many equal iterations is played until it has
-settled into a steady rhythm and is then extrapolated, exactly; one that does not settle is played to the end.
+settled into a steady rhythm and is then extrapolated; one that does not settle, or whose busiest engine would be
+overtaken, is played to the end.
 """
 
 from collections.abc import Sequence
@@ -39,12 +40,23 @@ def _run(block: Block, seconds: tuple[float, ...]) -> BlockRun:
         return _play(block, seconds, block.iterations).run()
     left = block.iterations - (WARM_UP + 2)
     counts = tuple(late + (late - early) * left for early, late in zip(settled.critical, after.critical, strict=True))
-    return BlockRun(seconds=after.seconds + rhythm * left, critical=counts)
+    length = after.seconds + rhythm * left
+    if length < _busiest(block, seconds) or min(counts) < 0:  # a slower part has not caught up with the rhythm yet
+        return _play(block, seconds, block.iterations).run()
+    return BlockRun(seconds=length, critical=counts)
+
+
+def _busiest(block: Block, seconds: tuple[float, ...]) -> float:
+    """Work of the busiest engine over all iterations: no playing of the block is shorter."""
+    work: dict[tuple[int, Engine], float] = {}
+    for op, taken in zip(block.ops, seconds, strict=True):
+        work[op.device, op.engine] = work.get((op.device, op.engine), 0.0) + taken * block.iterations
+    return max(work.values(), default=0.0) * (1 - SETTLED)
 
 
 def _is_chain(block: Block) -> bool:
     """Whether every op waits for the one before it, and every iteration for the whole of the last."""
-    linked = all(index - 1 in op.after for index, op in enumerate(block.ops) if index)
+    linked = all(max(op.after, default=-1) == index - 1 for index, op in enumerate(block.ops))
     one_engine = len({(op.device, op.engine) for op in block.ops}) == 1
     barrier = any(edge.op == 0 and edge.earlier == len(block.ops) - 1 and edge.distance == 1 for edge in block.carried)
     return linked and (block.iterations == 1 or one_engine or barrier)
@@ -92,10 +104,12 @@ class _Stage:
                     self.waiters.setdefault(need, []).append(call)
 
     def play(self) -> None:
-        """Let every call run; afterwards `start`, `end` and `cause` are complete."""
+        """Let every call run; afterwards `start`, `end` and `cause` are complete. ValueError for a cycle of edges."""
         for call in [call for call, missing in self.missing.items() if missing == 0]:
             self._ready(call, None)
         self.env.run()
+        if len(self.end) < len(self.missing):
+            raise ValueError(f"{len(self.missing) - len(self.end)} ops wait for each other in a circle")
 
     def _ready(self, call: _Call, cause: _Call | None) -> None:
         self.ready_at[call], self.cause[call] = self.env.now, cause

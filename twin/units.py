@@ -1,7 +1,7 @@
 """The only place where 1024 and 10^9 are spelled out: parsing what people type, formatting what they read."""
 
-import math
 import re
+from fractions import Fraction
 
 from twin.errors import BadValue
 
@@ -15,7 +15,8 @@ MAX_TOKENS = 2**31 - 1
 
 _TOKEN_SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
 _BYTE_SUFFIXES = {"kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": GB}
-_NUMBER = re.compile(r"([+-]?[\d_,]*\.?\d+(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)"  # 1048576, 1_048_576 or 1,048,576
+_NUMBER = re.compile(rf"([+-]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:e[+-]?\d{{1,3}})?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_tokens(text: str) -> int:
@@ -25,7 +26,7 @@ def parse_tokens(text: str) -> int:
         raise BadValue(f"{text!r} is not a token count", hint="write 32768, 256k or 1M (1M = 1,048,576 tokens)")
     tokens = number * _TOKEN_SUFFIXES[suffix]
     if tokens != int(tokens):
-        raise BadValue(f"{text!r} is {tokens:g} tokens, not a whole number")
+        raise BadValue(f"{text!r} is {float(tokens):g} tokens, not a whole number")
     if not 1 <= tokens <= MAX_TOKENS:
         raise BadValue(f"{text!r} is outside the range of 1 to {MAX_TOKENS:,} tokens")
     return int(tokens)
@@ -42,14 +43,11 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
-def _split(text: str, what: str) -> tuple[float, str]:
+def _split(text: str, what: str) -> tuple[Fraction, str]:
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
         raise BadValue(f"{text!r} is not a {what}")
-    number = float(match[1].replace("_", "").replace(",", ""))
-    if not math.isfinite(number):
-        raise BadValue(f"{text!r} is not a finite {what}")
-    return number, match[2].lower()
+    return Fraction(match[1].replace("_", "").replace(",", "")), match[2].lower()
 
 
 def format_bytes(size: float) -> str:

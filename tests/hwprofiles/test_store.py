@@ -81,10 +81,10 @@ def test_a_wrong_value_is_refused_by_file_and_key(tmp_path: Path, edit: Edit, ke
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_a_number_that_is_none_is_refused_as_written(tmp_path: Path, number: str) -> None:
+def test_a_number_that_is_none_is_refused_by_its_key(tmp_path: Path, number: str) -> None:
     path = tmp_path / "wrong.json"
     path.write_text(SHIPPED.replace("25297357373", number), encoding="utf-8")
-    assert f"{number} is not a number" in refusal(path)
+    assert f"$.gpu.vram.value is {float(number)}, which is not a number" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -171,3 +171,18 @@ def test_json_is_read_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text('{"a": [1, 2.5, "x", null, true]}', encoding="utf-8")
     assert read_json(path) == {"a": [1, 2.5, "x", None, True]}
+
+
+@pytest.mark.parametrize("kernels", ["[]", "null", '"ab"'])
+def test_kernels_that_are_no_table_are_refused(tmp_path: Path, kernels: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(f'{{"extends": "rtx3090", "kernels": {kernels}}}', encoding="utf-8")
+    assert "$.kernels" in refusal(path)
+
+
+def test_a_wrong_kernel_is_named(tmp_path: Path) -> None:
+    data = json.loads(SHIPPED)
+    data["kernels"]["scan/exllamav3/fp16"]["efficiency"]["n"] = 0
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert "kernels.scan/exllamav3/fp16" in refusal(path)

@@ -51,7 +51,7 @@ REFUSED: list[tuple[dict[str, Any], type[TwinError], str]] = [
     ({"chunk_tokens": 0}, BadValue, "chunk 0"),
     ({"chunk_tokens": 1000}, BadValue, "chunk of 1,000 tokens is not a multiple of exllamav3's page of 256"),
     ({"lanes": 3}, BadValue, "3 PCIe lanes"),
-    ({"staging_bytes": 1}, BadValue, "staging of 1 B is below the smallest of 512.00 KiB"),
+    ({"staging_bytes": 1}, BadValue, "staging of 1 B is below the smallest of 524,288 B"),
     ({"prefill": "fast"}, BadValue, "prefill 'fast' is not known"),
     ({"copies": "both"}, BadValue, "copies 'both' is not known"),
     ({"pooled": "disk"}, BadValue, "pooled 'disk' is not known"),

@@ -1,12 +1,21 @@
 """What the sparse kernel issues: a whole padded selection in every bucket, or what falls into the bucket."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from tests.worlds import case, flash_next, model
 from twin.case import Case
 from twin.layouts.layout import Pass
-from twin.products import dense_block, issued_flops, issued_tokens, merge_partials, padded_heads, sparse_products
+from twin.products import (
+    dense_block,
+    expected_rounded,
+    issued_flops,
+    issued_tokens,
+    merge_partials,
+    padded_heads,
+    sparse_products,
+)
 
 
 def splitting(of_case: Case) -> Case:
@@ -59,3 +68,10 @@ def test_a_fold_passes_partials_and_sums_through_memory(splits: bool, elements: 
     """fp32 partials are written and read unless the kernel carries the sum itself, which is read and written."""
     asked = splitting(case()) if splits else case()
     assert merge_partials(asked, Pass(past=100, rows=8), 0, after=(1,)).vram_bytes == 8 * elements * 8 * 4
+
+
+@pytest.mark.parametrize("mean", [0.01, 0.3, 1.0, 2.0, 7.9, 40.0, 63.9, 64.1, 300.0])
+def test_rounding_a_count_up_to_tiles(mean: float) -> None:
+    """Against drawn Poisson counts; continuous where the sum gives way to its limit."""
+    drawn = np.random.default_rng(1).poisson(mean, 400_000)
+    assert expected_rounded(mean, 8) == pytest.approx(float((-(-drawn // 8) * 8).mean()), rel=0.02)

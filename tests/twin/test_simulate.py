@@ -186,3 +186,20 @@ def test_spans_change_no_length() -> None:
 def test_an_empty_program_takes_no_time() -> None:
     assert simulate((), []).total_s == 0
     assert simulate((Block(ops=()),), [()]).total_s == 0
+
+
+def test_a_slower_part_that_runs_ahead_is_not_overtaken_by_the_rhythm() -> None:
+    """C is independent and slower by a hair: 200 x 10.05 in the end, though the first iterations follow A."""
+    ops = (
+        Op(part="a", engine=Engine.SM, device=0),
+        Op(part="b", engine=Engine.D2H, device=0, after=(0,)),
+        Op(part="c", engine=Engine.H2D, device=0),
+    )
+    program = (Block(ops=ops, iterations=200),)
+    assert simulate(program, [[10.0, 1.0, 10.05]]).total_s == pytest.approx(2010)
+
+
+def test_a_circle_of_edges_is_refused() -> None:
+    ops = (Op(part="a", engine=Engine.SM, device=0, after=(1,)), Op(part="b", engine=Engine.D2H, device=0, after=(0,)))
+    with pytest.raises(ValueError, match="in a circle"):
+        simulate((Block(ops=ops),), [[1.0, 1.0]])

@@ -138,3 +138,14 @@ def test_written_sizes_are_off_by_at_most_half_a_last_digit(size: int) -> None:
     scale = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[unit]
     digit = 10.0 ** -len(number.partition(".")[2])
     assert abs(float(number) - size / scale) <= digit * 0.5001
+
+
+@pytest.mark.parametrize(("text", "size"), [("1.07GB", 1_070_000_000), ("2.03GB", 2_030_000_000), ("0.1MB", 100_000)])
+def test_decimal_sizes_are_exact(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["1,5k", "1,50", "12,34,567", ",5k"])
+def test_a_comma_only_separates_thousands(text: str) -> None:
+    with pytest.raises(BadValue):
+        parse_tokens(text)

@@ -37,6 +37,5 @@ RULES = EngineRules(
     compute_dtype="fp16",
     score_rows=1024,
     staging_bytes=32 * MIB,
-    staging_rows=1024,
     overlaps_copies=False,
 )

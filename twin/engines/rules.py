@@ -41,8 +41,6 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Query rows scored against all pooled keys in one go."""
     staging_bytes: int
     """Buffer through which a prefill pulls host planes."""
-    staging_rows: int
-    """Query rows of one call of the sparse kernel in a staged prefill."""
     overlaps_copies: bool
     """Whether staged copies run beside the kernels unless asked otherwise."""
 

@@ -35,6 +35,5 @@ RULES = EngineRules(
     compute_dtype="bf16",
     score_rows=1024,
     staging_bytes=32 * MIB,
-    staging_rows=4096,
     overlaps_copies=True,
 )

@@ -104,8 +104,11 @@ class Offload:
         )
         attend = sparse_products(case, chunk, device, after=(0,), buckets=buckets, vram_bytes=history_bytes / buckets)
         ops = (copy, attend) if buckets == 1 else (copy, attend, merge_partials(case, chunk, device, after=(1,)))
-        wait = 2 if case.copies == "overlapped" else 1
-        return Block(ops=ops, iterations=buckets, times=times, carried=(Carried(0, len(ops) - 1, wait),))
+        last = len(ops) - 1
+        in_stream = Carried(1, last, 1)  # a kernel begins when the bucket before is folded
+        buffer_read = Carried(0, 1, 2)  # the second buffer is free when its attention has ended
+        carried = (in_stream, buffer_read) if case.copies == "overlapped" else (Carried(0, last, 1),)
+        return Block(ops=ops, iterations=buckets, times=times, carried=carried)
 
     def _naive(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
         """Every row gathers its own selection over the link, inside the sparse kernel."""

@@ -123,6 +123,8 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, d
             raise ValueError(f"{self.layers} layers are not a multiple of attention.every {self.attention.every}")
         if self.attention.every > 1 and self.recurrent is None:
             raise ValueError("layers without attention need 'recurrent'")
+        if self.ngram is not None and self.ngram.before_layer >= self.layers:
+            raise ValueError(f"ngram.before_layer {self.ngram.before_layer} is not one of {self.layers} layers")
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

@@ -13,6 +13,7 @@ from twin.ops import Block, Carried, Engine
 from twin.prediction import prefill_tally
 from twin.prefill import chunk_at, chunk_count, prefilled_tokens
 from twin.roofline import Roofs
+from twin.simulate import simulate
 from twin.units import MIB
 
 PAGE_BYTES = 256 * 2048
@@ -126,10 +127,17 @@ def test_a_single_bucket_is_not_folded() -> None:
     assert (block.iterations, len(block.ops)) == (1, 2)
 
 
-@pytest.mark.parametrize(("copies", "wait"), [("serial", 1), ("overlapped", 2)])
-def test_a_copy_waits_for_the_buffer_that_it_fills(copies: str, wait: int) -> None:
+@pytest.mark.parametrize(("copies", "buffer"), [("serial", Carried(0, 2, 1)), ("overlapped", Carried(0, 1, 2))])
+def test_a_copy_waits_for_the_buffer_that_it_fills(copies: str, buffer: Carried) -> None:
     block = staged(flash_next(copies=copies), Pass(past=100_000, rows=2048))
-    assert Carried(0, 2, wait) in block.carried
+    assert buffer in block.carried
+
+
+def test_a_kernel_never_overtakes_the_folding_of_the_bucket_before() -> None:
+    """Copy 5, attend 9, fold 1, 100 buckets: bound by the kernels, 5 + 100 x 10."""
+    block = staged(flash_next(copies="overlapped"), Pass(past=100_000, rows=2048))
+    hundred = Block(ops=block.ops, iterations=100, carried=block.carried)
+    assert simulate((hundred,), [[5.0, 9.0, 1.0]]).total_s == pytest.approx(1005)
 
 
 def test_staged_bytes_of_a_prompt_of_60_000_tokens() -> None:

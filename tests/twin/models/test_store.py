@@ -30,8 +30,8 @@ def test_an_unknown_model_suggests_the_nearest(name: str) -> None:
         ("{", "not valid JSON"),
         ("[]", "Expected `object`"),
         ('{"schema": "twin.model/1"}', "missing required field `name`"),
-        ('{"hidden": NaN}', "NaN"),
-        ('{"hidden": 1e999}', "1e999"),
+        ('{"hidden": NaN}', "$.hidden is nan"),
+        ('{"hidden": 1e999}', "$.hidden is inf"),
         ('{"hidden": 1, "hidden": 2}', "key 'hidden' appears twice"),
     ],
 )
