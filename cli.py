@@ -184,6 +184,38 @@ def validate(
     return 0 if validation.within else EXIT_OUTSIDE_TOLERANCE
 
 
+@twin.command(epilog=EXIT_CODES)
+@click.option("--device", default="cuda:0", show_default=True, help="What to measure: cuda:0, cuda:1 or cpu.")
+@click.option("--quick", is_flag=True, help="Under two minutes instead of under eight; wider intervals.")
+@click.option("--name", default=None, help="What the profile calls the machine [default: the file's name].")
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The profile to write, such as my-machine.json.")
+def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> int:
+    """Measure this machine and write its profile; an interrupted run is continued by the same command.
+
+    \b
+    Examples:
+      twin calibrate -o my-machine.json
+      twin calibrate --device cpu --quick -o my-cpu.json
+      twin predict --hw ./my-machine.json --engine twin
+    """
+    from calibrate.session import run_calibration  # noqa: PLC0415
+
+    with progress_bar("calibrating") as progress:
+        outcome = run_calibration(
+            device=device,
+            quick=quick,
+            output=output,
+            name=name,
+            progress=lambda probe, done_s, total_s: progress(int(done_s), max(1, int(total_s)), probe),
+        )
+    for caution in outcome.cautions:
+        click.echo(f"warning: {caution}", err=True)
+    for probe, reason in outcome.skipped.items():
+        click.echo(f"skipped: {probe}: {reason}", err=True)
+    click.echo(f"{outcome.profile_path} written in {outcome.seconds:.0f} s; records in {outcome.record_path}")
+    return 0
+
+
 @twin.command()
 @click.argument("name", type=Name("machine"), required=False)
 @JSON

@@ -135,7 +135,7 @@ def provenance(device: str) -> dict[str, str]:
 
     facts = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "commit": _output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]),
         "command": f"twin validate --device {device} --record",

@@ -89,6 +89,8 @@ def _measure_decode(case: KernelCase, backend: "Backend", cache: "QsaCache") -> 
         step.query.normal_()
         step.index_query.normal_()
         step.output.fill_(float("nan"))
+        if case.metric == "decode_gather":
+            step.select()  # fresh blocks, or the second repeat would find them in the cache
 
     refresh(0)
     step.run()
@@ -116,7 +118,7 @@ def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") ->
     )
     chunk.refresh(seed=case.ctx_tokens)
     work = chunk.select if case.metric == "prefill_select" else chunk.run
-    samples = _samples(backend, work, None)
+    samples = _samples(backend, backend.capture(work), None)
     chunk.refresh(seed=case.ctx_tokens + 1)
     chunk.run()
     return _measurement(case, samples, chunk.verify(), chunk.link_bytes)

@@ -21,10 +21,10 @@ KERNEL_AXES = {
     "gather_rows_host": "ctx_tokens",
     "score": "ctx_tokens",
     "attend_dense": "rows",
-    "attend_sparse": "rows",
+    "attend_sparse": "region_tokens",
     "merge": "rows",
 }
-"""What a kernel's efficiency depends on, by operation: tokens in the pass, tokens of context, rows of the chunk."""
+"""What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
 Allowed = tuple[Unit, float, float]
 """Unit, lowest, highest: wide enough for any machine, narrow enough to catch GB/s written as B/s."""

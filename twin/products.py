@@ -78,9 +78,9 @@ def issued_flops(case: Case, rows: int, buckets: int) -> float:
 
 
 def sparse_products(
-    case: Case, chunk: Pass, device: int, *, after: tuple[int, ...], buckets: int, vram_bytes: float
+    case: Case, chunk: Pass, device: int, *, after: tuple[int, ...], buckets: int, region_tokens: int, vram_bytes: float
 ) -> Op:
-    """One call of the sparse kernel for all rows of the chunk; the index list is read once per kv head."""
+    """One call of the sparse kernel for all rows over `region_tokens` tokens; indices are read once per kv head."""
     rows = chunk.rows * chunk.batch
     selection = padded_selection(case.model, case.rules.selection_alignment)
     return Op(
@@ -91,7 +91,7 @@ def sparse_products(
         flops=issued_flops(case, rows, buckets),
         vram_bytes=vram_bytes + rows * selection * INDEX_BYTES * case.model.attention.kv_heads,
         dtype=case.fmt.name,
-        grain=chunk.rows,
+        grain=region_tokens,
         after=after,
     )
 

@@ -57,7 +57,7 @@ def test_dense_attention_multiplies_each_row_with_all_before_it(past: int, rows:
 
 def test_the_sparse_kernel_reads_planes_and_an_index_list_for_each_kv_head() -> None:
     chunk = Pass(past=100, rows=8, batch=2)
-    attend = sparse_products(case(), chunk, 0, after=(3,), buckets=1, vram_bytes=1000)
+    attend = sparse_products(case(), chunk, 0, after=(3,), buckets=1, region_tokens=64, vram_bytes=1000)
     assert attend.vram_bytes == 1000 + 16 * 32 * 4 * 2
     assert attend.flops == issued_flops(case(), 16, 1)
     assert attend.after == (3,)

@@ -37,5 +37,6 @@ RULES = EngineRules(
     compute_dtype="fp16",
     score_rows=1024,
     staging_bytes=32 * MIB,
+    copies_whole_buckets=False,
     overlaps_copies=False,
 )

@@ -41,6 +41,8 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Query rows scored against all pooled keys in one go."""
     staging_bytes: int
     """Buffer through which a prefill pulls host planes."""
+    copies_whole_buckets: bool
+    """Whether a bucket crosses the link in one piece a plane, or page by page."""
     overlaps_copies: bool
     """Whether staged copies run beside the kernels unless asked otherwise."""
 

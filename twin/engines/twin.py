@@ -33,7 +33,8 @@ RULES = EngineRules(
     head_tile=16,
     splits_selection=True,
     compute_dtype="bf16",
-    score_rows=1024,
+    score_rows=4096,
     staging_bytes=32 * MIB,
+    copies_whole_buckets=True,
     overlaps_copies=True,
 )

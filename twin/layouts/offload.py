@@ -100,9 +100,12 @@ class Offload:
             device=device,
             calls=2,
             link_bytes=history_bytes / buckets / 2,
-            run_bytes=case.rules.page_tokens * case.plane_bytes / 2,
+            run_bytes=0 if case.rules.copies_whole_buckets else case.rules.page_tokens * case.plane_bytes / 2,
         )
-        attend = sparse_products(case, chunk, device, after=(0,), buckets=buckets, vram_bytes=history_bytes / buckets)
+        region = min(self.bucket_tokens(case), chunk.end)
+        attend = sparse_products(
+            case, chunk, device, after=(0,), buckets=buckets, region_tokens=region, vram_bytes=history_bytes / buckets
+        )
         ops = (copy, attend) if buckets == 1 else (copy, attend, merge_partials(case, chunk, device, after=(1,)))
         last = len(ops) - 1
         in_stream = Carried(1, last, 1)  # a kernel begins when the bucket before is folded

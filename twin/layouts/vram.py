@@ -67,7 +67,9 @@ class Vram:
         read_bytes = (
             min(chunk.rows * selected_tokens(case.model, chunk.end), chunk.end) * case.plane_bytes * chunk.batch
         )
-        attend = sparse_products(case, chunk, device, after=(1,), buckets=1, vram_bytes=read_bytes)
+        attend = sparse_products(
+            case, chunk, device, after=(1,), buckets=1, region_tokens=chunk.end, vram_bytes=read_bytes
+        )
         return (Block(ops=(*selection, attend), times=times),)
 
 

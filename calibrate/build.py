@@ -1,0 +1,245 @@
+"""From probe records to a machine's profile in the schema of `hwprofiles`, checked by it, and the record beside it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from calibrate.fits import Line, queue_fit
+from calibrate.kernel_fits import kernel_rates
+from calibrate.peaks import peak
+from calibrate.probes.machine import Machine
+from calibrate.probes.probe import ProbeRecord, Sample
+from hwprofiles.errors import TwinError
+from hwprofiles.profile import SCHEMA, HardwareProfile
+from twin.units import MIB
+
+RECORD_SCHEMA = "twin.calibration/1"
+LEAST_SPREAD = 0.002
+"""No rate is known better than this: clocks and temperatures move by as much within a run."""
+
+CACHED_BYTES = 64 * MIB
+"""Copies on the CPU that move less than this are served by its caches."""
+
+NEEDED = ("vram_read", "host_to_device_copy", "device_to_host_copy", "host_to_device_gather", "host_read", "disk_read")
+
+
+class CannotCalibrate(TwinError, RuntimeError):
+    """The machine or this installation cannot be calibrated as it is; the message says what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that a profile is built from."""
+
+    machine: Machine
+    records: Mapping[str, ProbeRecord]
+    date: str
+
+    def samples(self, name: str) -> tuple[Sample, ...]:
+        """Samples of a probe; none if it did not run."""
+        record = self.records.get(name)
+        return record.samples if record is not None else ()
+
+    def provenance(self, samples: Sequence[Sample], residual: float = 0.0, note: str = "") -> dict[str, Any]:
+        """Spread of the repeats or of the fit's residuals, whichever is larger, and the number of timed repeats."""
+        repeats = sorted(sample.spread for sample in samples)
+        spread = max(residual, repeats[len(repeats) // 2] if repeats else 0.0, LEAST_SPREAD)
+        count = max(1, sum(sample.n for sample in samples))
+        return {"spread": min(1.0, spread), "n": count, "source": "measured", "date": self.date, "note": note}
+
+
+def build(
+    *, machine: Machine, records: Mapping[str, ProbeRecord], name: str, date: str, command: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(profile, record). Raises CannotCalibrate where a probe that every profile needs is missing."""
+    evidence = Evidence(machine=machine, records=records, date=date)
+    missing = [probe for probe in NEEDED if not evidence.samples(probe)]
+    if missing:
+        raise CannotCalibrate(f"no profile without {', '.join(missing)}: these probes gave no samples")
+    base: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": name,
+        "summary": f"{machine.name}, calibrated by its own kernels on {date}",
+        "gpu_count": 1,
+        "gpu": _gpu(evidence),
+        "host": _host(evidence),
+        "kernels": {},
+    }
+    kernels, fitted = kernel_rates(evidence.machine, evidence.records, checked(base), evidence.provenance)
+    profile = base | {"kernels": kernels}
+    checked(profile)
+    return profile, _record(evidence, name=name, command=command, fitted=fitted)
+
+
+def checked(profile: dict[str, Any]) -> HardwareProfile:
+    """The profile as the schema reads it. CannotCalibrate names the key that is out of range."""
+    try:
+        return msgspec.convert(profile, HardwareProfile)
+    except (msgspec.ValidationError, ValueError) as wrong:
+        raise CannotCalibrate(
+            f"the measurements do not make a valid profile: {wrong}", hint="a busy machine? try again"
+        ) from None
+
+
+def _gpu(evidence: Evidence) -> dict[str, Any]:
+    machine = evidence.machine
+    return {
+        "name": machine.name,
+        "compute_capability": machine.compute_capability,
+        "sm_count": machine.sm_count,
+        "vram": _stated(machine.device_bytes, evidence.date, _vram_note(machine)),
+        "vram_read": _roof(evidence, "vram", evidence.samples("vram_read")),
+        "tensor": _tensor(evidence),
+        "h2d": _copy_link(evidence, "host_to_device_copy", _run_lengths(evidence)),
+        "d2h": _copy_link(evidence, "device_to_host_copy", None),
+    }
+
+
+def _vram_note(machine: Machine) -> str:
+    return "as the driver reports it" if machine.is_cuda else "one memory serves as device and host"
+
+
+def _stated(value: float, date: str, note: str) -> dict[str, Any]:
+    return {"value": value, "unit": "B", "spread": 0.0, "n": 1, "source": "measured", "date": date, "note": note}
+
+
+def _roof(evidence: Evidence, kind: str, samples: Sequence[Sample], *, note: str = "") -> dict[str, Any]:
+    """The best median over sizes and shapes: what the others fall short of is theirs to explain."""
+    unit = "FLOP/s" if kind == "tensor" else "B/s"
+    best = max(samples, key=lambda sample: _per_second(sample, kind))
+    value = _per_second(best, kind)
+    rate = {"value": value, "unit": unit, **evidence.provenance([best], note=note or _at(best))}
+    return {"rate": rate, "datasheet": peak(kind, value, unit, evidence.machine, date=evidence.date)}
+
+
+def _per_second(sample: Sample, kind: str) -> float:
+    return (sample.flops if kind == "tensor" else sample.moved_bytes) / sample.median_s
+
+
+def _at(sample: Sample) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sample.at.items())
+
+
+def _tensor(evidence: Evidence) -> dict[str, Any]:
+    """By operand type. The CPU's kernels widen 16-bit planes to fp32, so the better of the two rates is their roof."""
+    found = {
+        name.removeprefix("tensor_"): evidence.samples(name) for name in evidence.records if name.startswith("tensor_")
+    }
+    roofs = {}
+    for dtype, samples in found.items():
+        widened = () if evidence.machine.is_cuda else found.get("fp32", ())
+        if samples or widened:
+            roofs[dtype] = _roof(evidence, "tensor", [*samples, *widened])
+    return roofs
+
+
+def _copy_link(evidence: Evidence, name: str, run_length: dict[str, Any] | None) -> dict[str, Any]:
+    """Rate and latency of one copy of a queue; a queue's own start is not part of either."""
+    samples = _copies(evidence, name)
+    line = copies_line(samples)[1]
+    longest = max(float(sample.at["copy_bytes"]) for sample in samples)
+    long_run = {"over": "run_bytes", "at": [longest], "efficiency": [1.0]}
+    long_run |= evidence.provenance(samples, line.spread, "whole copies; short runs in this direction are not measured")
+    note = "copies of several sizes, alone and queued; latency of one more copy in a queue"
+    return _link(evidence, "link", line, samples=samples, run_length=run_length or long_run, note=note)
+
+
+def _copies(evidence: Evidence, name: str) -> list[Sample]:
+    """Samples of copies; on the CPU only those beyond its caches, which would pass for a link otherwise."""
+    copies = [sample for sample in evidence.samples(name) if "copies" in sample.at]
+    if evidence.machine.is_cuda:
+        return copies
+    return [sample for sample in copies if sample.moved_bytes >= CACHED_BYTES] or copies
+
+
+def copies_line(samples: Sequence[Sample]) -> tuple[float, Line]:
+    """(seconds once per queue, latency and rate of its copies)."""
+    return queue_fit(
+        [float(sample.at["copies"]) for sample in samples],
+        [sample.moved_bytes for sample in samples],
+        [sample.median_s for sample in samples],
+    )
+
+
+def _link(
+    evidence: Evidence, kind: str, line: Line, *, samples: Sequence[Sample], run_length: dict[str, Any], note: str
+) -> dict[str, Any]:
+    provenance = evidence.provenance(samples, line.spread, note)
+    return {
+        "rate": {"value": line.bytes_per_s, "unit": "B/s", **provenance},
+        "latency": {"value": line.latency_s, "unit": "s", **provenance},
+        "run_length": run_length,
+        "datasheet": peak(kind, line.bytes_per_s, "B/s", evidence.machine, date=evidence.date),
+    }
+
+
+def _run_lengths(evidence: Evidence) -> dict[str, Any]:
+    """Share of the link's rate by run length, in the region and page size where it is best: kernels carry the rest."""
+    rate = copies_line(_copies(evidence, "host_to_device_copy"))[1].bytes_per_s
+    return _best_shares(evidence, evidence.samples("host_to_device_gather"), rate, "random runs, best region and pages")
+
+
+def _best_shares(evidence: Evidence, samples: Sequence[Sample], rate: float, note: str) -> dict[str, Any]:
+    best: dict[float, Sample] = {}
+    for sample in samples:
+        run = float(sample.at["run_bytes"])
+        if run not in best or _per_second(sample, "link") > _per_second(best[run], "link"):
+            best[run] = sample
+    at = sorted(best)
+    shares = [min(1.0, _per_second(best[run], "link") / rate) for run in at]
+    return {"over": "run_bytes", "at": at, "efficiency": shares, **evidence.provenance(list(best.values()), 0.0, note)}
+
+
+def _host(evidence: Evidence) -> dict[str, Any]:
+    machine = evidence.machine
+    used = max(1, machine.host_bytes - machine.host_free_bytes)
+    return {
+        "memory": _stated(machine.host_bytes, evidence.date, "installed, or the limit of the control group"),
+        "reserved": _stated(used, evidence.date, "in use before the first probe"),
+        "dram": _random_link(
+            evidence, "dram", [s for s in evidence.samples("host_read") if "alone" not in s.at], "alone"
+        ),
+        "disk": _random_link(evidence, "disk", _disk(evidence), "reads"),
+    }
+
+
+def _disk(evidence: Evidence) -> list[Sample]:
+    together = [sample for sample in evidence.samples("disk_random_read") if sample.at["threads"] != 1]
+    return [*evidence.samples("disk_read"), *together]
+
+
+def _random_link(evidence: Evidence, kind: str, samples: Sequence[Sample], counted: str) -> dict[str, Any]:
+    """Rate of the quickest pattern, its share by run length, and the latency of one read alone."""
+    best = max(samples, key=lambda sample: _per_second(sample, "link"))
+    rate = _per_second(best, "link")
+    probe = "host_read" if kind == "dram" else "disk_random_read"
+    alone = [s for s in evidence.samples(probe) if s.at.get("alone") == 1 or s.at.get("threads") == 1]
+    latency = min(s.median_s / float(s.at[counted]) for s in alone) if alone else 1e-7
+    line = Line(latency_s=max(latency, 1e-8), bytes_per_s=rate, spread=0.0)
+    shares = _best_shares(evidence, samples, rate, "random runs; the longest is one sequential read")
+    return _link(evidence, kind, line, samples=[best], run_length=shares, note="end to end; latency of a single read")
+
+
+def _record(evidence: Evidence, *, name: str, command: str, fitted: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the profile's schema does not hold."""
+    copies = _copies(evidence, "host_to_device_copy")
+    return {
+        "schema": RECORD_SCHEMA,
+        "name": name,
+        "date": evidence.date,
+        "command": command,
+        "machine": msgspec.to_builtins(evidence.machine),
+        "queue_start_s": copies_line(copies)[0],
+        "fitted": fitted,
+        "probes": {probe: _summary(record) for probe, record in evidence.records.items()},
+    }
+
+
+def _summary(record: ProbeRecord) -> dict[str, Any]:
+    samples = [
+        msgspec.to_builtins(sample) | {"median_s": sample.median_s, "spread": sample.spread, "n": sample.n}
+        for sample in record.samples
+    ]
+    return {"skipped": record.skipped, "left_out": record.left_out, "took_s": record.took_s, "samples": samples}

@@ -1,0 +1,19 @@
+"""One measurement per rate, named source_to_target[_duplex][_mechanism]; each says whether it can run here.
+
+The probes themselves need torch and are loaded by `all_probes` only; what they are made of does not.
+"""
+
+from importlib import import_module
+
+from calibrate.probes.machine import Machine
+from calibrate.probes.probe import Context, Probe, ProbeRecord, Sample, WrongData
+
+__all__ = ["Context", "Machine", "Probe", "ProbeRecord", "Sample", "WrongData", "all_probes"]
+
+_MODULES = ("memory", "link", "mapped", "launches", "products", "host", "decode", "prefill")
+"""In the order of measuring: what is cheap and what later sizes depend on comes first."""
+
+
+def all_probes() -> tuple[Probe, ...]:
+    """Every probe in the order in which they run. Needs torch."""
+    return tuple(probe for name in _MODULES for probe in import_module(f"calibrate.probes.{name}").PROBES)

@@ -1,0 +1,54 @@
+"""What the kernel probes share: which contexts and layers fit, and how wrong an output may be."""
+
+from typing import Literal, NamedTuple
+
+from calibrate.probes.probe import Context
+from realkernels.shape import QsaShape
+
+WORST_ERROR = 2e-2
+"""Largest relative error against float64 of an output in half precision that is still called right."""
+
+SHAPE = QsaShape()
+LAYERS = SHAPE.layers
+LEAST_LAYERS = 2
+MIB_TOKENS = 2**20
+
+Tier = Literal["vram", "host"]
+
+
+class Plan(NamedTuple):
+    """Contexts to time, ascending, on planes of `layers` layers."""
+
+    contexts: list[int]
+    layers: int
+
+
+def element_bytes(context: Context) -> int:
+    """Bytes of an element of the backend's planes."""
+    return int(context.backend.dtype.itemsize)
+
+
+def token_bytes(context: Context, tier: Tier) -> int:
+    """K, V and raw key of one token in one layer, and in VRAM its share of a pooled key."""
+    elements = 2 * SHAPE.kv_heads * SHAPE.head_dim + SHAPE.index_dim
+    pooled = SHAPE.index_dim // SHAPE.ratio if tier == "vram" else 0
+    return (elements + pooled) * element_bytes(context)
+
+
+def room(context: Context, tier: Tier) -> float:
+    """Bytes that planes may take: half of what is free, on the CPU a fifth, where both tiers share one memory."""
+    machine = context.machine
+    if not context.cuda:
+        return 0.2 * machine.host_free_bytes
+    return 0.5 * (machine.device_free_bytes if tier == "vram" else machine.host_free_bytes)
+
+
+def decode_plan(context: Context, tier: Tier, *, most_tokens: int) -> Plan:
+    """Powers of two from 4,096 on; fewer layers before shorter contexts, and no context that two layers cannot hold."""
+    powers = (12, 15, 18, 20) if context.quick else range(12, 22)
+    wanted = [2**power for power in powers if 2**power <= most_tokens]
+    layers = LAYERS if context.cuda else LEAST_LAYERS
+    per_token = token_bytes(context, tier)
+    contexts = [ctx for ctx in wanted if ctx * per_token * LEAST_LAYERS <= room(context, tier)] or wanted[:1]
+    fitting = int(room(context, tier) // (contexts[-1] * per_token))
+    return Plan(contexts, max(1, min(layers, fitting)))

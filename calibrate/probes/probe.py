@@ -1,0 +1,162 @@
+"""What a probe is: a named measurement with a reason where it cannot run, an estimate, and raw samples."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+
+from calibrate.probes.machine import Machine
+
+if TYPE_CHECKING:
+    from realkernels.backend import Backend
+
+Point = TypeVar("Point")
+
+LEAST_REPEATS = 3
+WARM_UPS = 3
+"""Untimed runs before quick work: clocks and caches settle."""
+
+LATE_FACTOR = 1.0
+"""A probe that has taken this many times what it was allowed leaves its remaining points out."""
+
+SLOW_SHARE = 0.25
+"""Repeats of one point that would take more than this share of the estimate are cut down to two."""
+
+
+class WrongData(RuntimeError):
+    """What was timed computed or copied something else than it should; its time is worth nothing."""
+
+
+class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One point of a probe: where it was taken and the seconds of each repeat."""
+
+    at: Mapping[str, int | float | str]
+    seconds: tuple[float, ...]
+    moved_bytes: float = 0
+    """Bytes that one repeat moves."""
+    flops: float = 0
+    """Operations of one repeat."""
+    checked: str = ""
+    """How the result was verified after the timing."""
+
+    def __post_init__(self) -> None:
+        if not self.seconds or min(self.seconds) <= 0:
+            raise ValueError(f"{self.at}: a sample needs seconds above 0, not {self.seconds}")
+
+    @property
+    def median_s(self) -> float:
+        """Median of the repeats."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Relative standard deviation of the repeats, from their quartiles: an outlier is not a wide spread."""
+        if len(self.seconds) < LEAST_REPEATS:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return (high - low) / 1.349 / self.median_s  # the quartiles of a normal distribution are 1.349 deviations apart
+
+    @property
+    def n(self) -> int:
+        """Repeats."""
+        return len(self.seconds)
+
+
+class ProbeRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one probe gave: its samples, or why it did not run."""
+
+    samples: tuple[Sample, ...] = ()
+    skipped: str = ""
+    left_out: int = 0
+    """Points not measured because the probe was late."""
+    took_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What a probe may use while it runs."""
+
+    machine: Machine
+    backend: "Backend"
+    folder: Path
+    """Where scratch files may lie."""
+    quick: bool
+    estimate_s: float = 60.0
+    left_out: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.machine.is_cuda
+
+    def pick(self, quick: Point, full: Point) -> Point:
+        """The value for this mode."""
+        return quick if self.quick else full
+
+    def points(self, points: Iterable[Point]) -> Iterator[Point]:
+        """The points one by one, cheapest first, until the probe is late; the rest is counted, not measured."""
+        waiting = list(points)
+        for done, point in enumerate(waiting):
+            if done >= 1 and time.monotonic() - self.started > LATE_FACTOR * self.estimate_s:
+                self.left_out += len(waiting) - done
+                return
+            yield point
+
+    def seconds(
+        self, work: Callable[[], object], *, before: Callable[[int], object] | None = None, per: int = 1
+    ) -> tuple[float, ...]:
+        """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three."""
+        self.backend.seconds(work, repeats=1, warm_up=0, before=before)  # compiles and touches, which is not timed
+        begin = time.monotonic()
+        first = self.backend.seconds(work, repeats=1, warm_up=0, before=before)
+        once = time.monotonic() - begin
+        share, most = self.pick((0.15, 9), (0.5, 21))
+        repeats = max(LEAST_REPEATS, min(most, int(share / max(once, 1e-6))))
+        if repeats * once > SLOW_SHARE * self.estimate_s:
+            repeats = 1  # a machine this slow gets a second sample and no more
+        warm_up = WARM_UPS if once * WARM_UPS < share else 0
+        samples = [*first, *self.backend.seconds(work, repeats=repeats, warm_up=warm_up, before=before)]
+        return tuple(sample / per for sample in (samples if repeats == 1 else samples[1:]))
+
+    def fitting(self, sizes: Iterable[int], *, free_bytes: float, per_unit: float = 1, share: float = 0.5) -> list[int]:
+        """Those of `sizes` whose bytes stay within a share of the free memory."""
+        return [size for size in sizes if size * per_unit <= free_bytes * share]
+
+
+def everywhere(machine: Machine) -> str:
+    """No reason against running."""
+    del machine
+    return ""
+
+
+def cuda_only(machine: Machine) -> str:
+    """The reason for probes of what only a GPU has."""
+    return "" if machine.is_cuda else "needs a CUDA device: the CPU reads its memory without link, launch or pinning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A measurement by name; `run` gives raw samples whose results were checked."""
+
+    name: str
+    run: Callable[[Context], list[Sample]]
+    supported: Callable[[Machine], str] = everywhere
+    """Empty, or the reason why it cannot run here."""
+    quick_s: float = 2.0
+    full_s: float = 6.0
+
+    def estimate_s(self, *, quick: bool) -> float:
+        """Seconds that it should take."""
+        return self.quick_s if quick else self.full_s
+
+
+def check(name: str, right: Any, how: str) -> str:
+    """`how` if the check passed; WrongData otherwise."""
+    if not bool(right):
+        raise WrongData(f"{name}: the result is wrong after timing ({how})")
+    return how

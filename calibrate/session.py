@@ -1,0 +1,252 @@
+"""One calibration from start to finish: probes in order, each kept as soon as it is done, then a profile."""
+
+import errno
+import gc
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibrate import cautions
+from calibrate.build import CannotCalibrate, build
+from calibrate.journal import Journal, open_journal
+from calibrate.probes import Context, Machine, Probe, ProbeRecord, WrongData, all_probes
+from calibrate.probes.machine import describe
+from twin.errors import CannotWrite
+from twin.render.output import write_atomic
+from twin.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from realkernels.backend import Backend
+
+Progress = Callable[[str, float, float], None]
+"""(probe that begins or "", seconds of work done, seconds of work in all), by the probes' own estimates."""
+
+QUICK_S, FULL_S = 110.0, 450.0
+"""Time after which probes are cut short, so that the whole stays below 2 and 8 minutes."""
+
+LEAST_FREE_BYTES = 2 * GIB
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished calibration."""
+
+    profile_path: Path
+    record_path: Path
+    profile: dict[str, Any]
+    record: dict[str, Any]
+    cautions: tuple[str, ...]
+    resumed: tuple[str, ...]
+    """Probes taken over from an interrupted run."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Probes that this machine cannot run, and why."""
+    seconds: float
+
+
+def run_calibration(
+    *, device: str, quick: bool, output: Path, name: str | None = None, progress: Progress | None = None
+) -> Outcome:
+    """Measure `device` ("cpu", "cuda", "cuda:0") and write its profile to `output` and what it rests on beside it.
+
+    Finished probes outlive an interruption in `<output>.partial.json`; the same call continues there.
+    Raises CannotCalibrate (exit 2) and CannotWrite (exit 5) in one line; KeyboardInterrupt passes.
+    """
+    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+        raise CannotCalibrate(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")
+    check_output(output)
+    backend = _open(device, output.parent)
+    placed = "cpu" if backend.device.type == "cpu" else str(backend.device)
+    machine = describe(placed, dtype=_dtype_name(backend))
+    check_room(machine)
+    run = Run(
+        probes=all_probes(), machine=machine, backend=backend, quick=quick, output=output, name=name or output.stem
+    )
+    return run.finish(progress or _silent)
+
+
+def _silent(_probe: str, _done_s: float, _total_s: float) -> None:
+    return
+
+
+def _open(device: str, folder: Path) -> "Backend":
+    try:
+        from realkernels.backend import open_backend  # noqa: PLC0415
+    except ModuleNotFoundError as absent:
+        raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
+    try:
+        return open_backend(device, folder=str(folder))
+    except ModuleNotFoundError as absent:
+        raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
+    except RuntimeError as refused:
+        raise CannotCalibrate(_first_line(refused)) from None
+
+
+def _dtype_name(backend: "Backend") -> str:
+    names = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
+    return names[str(backend.dtype)]
+
+
+def check_output(output: Path) -> None:
+    """Raise CannotWrite before anything is measured, where the profile could not be written afterwards."""
+    if output.is_dir():
+        raise CannotWrite(f"cannot write {output}: it is a folder")
+    if not output.parent.is_dir():
+        raise CannotWrite(f"cannot write {output}: there is no folder {output.parent}")
+
+
+def check_room(machine: Machine) -> None:
+    """Raise CannotCalibrate where device or host have too little free memory for any useful measurement."""
+    if machine.is_cuda and machine.device_free_bytes < LEAST_FREE_BYTES:
+        free, total = format_bytes(machine.device_free_bytes), format_bytes(machine.device_bytes)
+        raise CannotCalibrate(
+            f"{machine.name} has {free} of {total} free, calibration needs {format_bytes(LEAST_FREE_BYTES)}",
+            hint="another process holds its memory: see nvidia-smi",
+        )
+    if machine.host_free_bytes < LEAST_FREE_BYTES:
+        free = format_bytes(machine.host_free_bytes)
+        raise CannotCalibrate(f"{free} of host memory are free, calibration needs {format_bytes(LEAST_FREE_BYTES)}")
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The probes of one machine and where their results go."""
+
+    probes: Sequence[Probe]
+    machine: Machine
+    backend: Any
+    quick: bool
+    output: Path
+    name: str
+    load: float | None = None
+    """Load average before the first probe; None to read it."""
+
+    def finish(self, progress: Progress) -> Outcome:
+        """Run what is not done yet, build, write, and only then remove the journal."""
+        begin = time.monotonic()
+        warnings = cautions.before(self.machine, load=self.load)
+        journal = self._journal()
+        resumed = tuple(journal.probes)
+        if journal.ignored:
+            warnings.append(journal.ignored)
+        self._measure(journal, progress, begin)
+        warnings += cautions.after(self.machine, journal.probes)
+        profile, record = self._built(journal)
+        record |= {"mode": "quick" if self.quick else "full", "cautions": warnings, "resumed": list(resumed)}
+        record_path = self.output.with_name(f"{self.output.stem}.record.json")
+        write_atomic(record_path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+        write_atomic(self.output, json.dumps(profile, indent=1, allow_nan=False) + "\n")
+        journal.remove()
+        return Outcome(
+            profile_path=self.output,
+            record_path=record_path,
+            profile=profile,
+            record=record,
+            cautions=tuple(warnings),
+            resumed=resumed,
+            skipped={probe: made.skipped for probe, made in journal.probes.items() if made.skipped},
+            seconds=time.monotonic() - begin,
+        )
+
+    def _built(self, journal: Journal) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Profile and record. Measurements that make no profile are set aside, so that the next call takes new ones."""
+        command = " ".join(sys.argv)
+        try:
+            return build(
+                machine=journal.machine, records=journal.probes, name=self.name, date=journal.date, command=command
+            )
+        except CannotCalibrate:
+            journal.set_aside()
+            raise
+
+    def _journal(self) -> Journal:
+        """Opened and written once, so that an output that cannot be written is known before anything is measured."""
+        try:
+            journal = open_journal(
+                self.output, self.machine, quick=self.quick, date=datetime.now(UTC).date().isoformat()
+            )
+        except OSError as wrong:
+            raise CannotWrite(f"cannot write beside {self.output}: {wrong.strerror}") from None
+        journal.save()
+        return journal
+
+    def _measure(self, journal: Journal, progress: Progress, begin: float) -> None:
+        again = Probe(
+            name=self.probes[0].name + cautions.AGAIN,
+            run=self.probes[0].run,
+            supported=self.probes[0].supported,
+            quick_s=self.probes[0].quick_s,
+            full_s=self.probes[0].full_s,
+        )
+        waiting = []
+        for probe in (*self.probes, again):
+            reason = probe.supported(self.machine)
+            if reason:
+                journal.probes.setdefault(probe.name, ProbeRecord(skipped=reason))
+            elif probe.name not in journal.probes:
+                waiting.append(probe)
+        left = sum(self._estimate(probe) for probe in waiting)
+        total = left + sum(record.took_s for record in journal.probes.values())
+        for probe in waiting:
+            progress(probe.name, total - left, total)
+            time_left = (QUICK_S if self.quick else FULL_S) - (time.monotonic() - begin)
+            allowed = self._estimate(probe) * min(1.5, max(0.25, time_left / left))
+            journal.add(probe.name, self._run(probe, allowed))
+            left -= self._estimate(probe)
+        progress("", total, total)
+
+    def _estimate(self, probe: Probe) -> float:
+        return probe.estimate_s(quick=self.quick)
+
+    def _run(self, probe: Probe, allowed_s: float) -> ProbeRecord:
+        context = Context(
+            machine=self.machine,
+            backend=self.backend,
+            folder=self.output.parent,
+            quick=self.quick,
+            estimate_s=allowed_s,
+        )
+        begin = time.monotonic()
+        try:
+            samples = probe.run(context)
+        except WrongData as wrong:
+            raise CannotCalibrate(str(wrong), hint="the finished probes are kept") from None
+        except MemoryError:
+            raise CannotCalibrate(f"{probe.name}: host memory ran out", hint="close other programs") from None
+        except OSError as wrong:
+            raise _cannot_write(probe.name, wrong, self.output.parent) from wrong
+        except RuntimeError as refused:
+            raise CannotCalibrate(f"{probe.name}: {_first_line(refused)}", hint=_advice(refused)) from refused
+        finally:
+            _release(self.machine)
+        took = time.monotonic() - begin
+        return ProbeRecord(samples=tuple(samples), left_out=context.left_out, took_s=took)
+
+
+def _cannot_write(name: str, wrong: OSError, folder: Path) -> Exception:
+    if wrong.errno in FULL_DISK:
+        return CannotWrite(f"{name}: the disk of {folder} is full", hint="the finished probes are kept: free some room")
+    return CannotCalibrate(f"{name}: {wrong.strerror or wrong}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _advice(error: Exception) -> str:
+    if type(error).__name__ == "OutOfMemoryError":
+        return "another process may hold GPU memory: see nvidia-smi"
+    return "the finished probes are kept: the same command continues"
+
+
+def _release(machine: Machine) -> None:
+    """Give cached device memory back, because the next probe sizes itself by what was free before the first."""
+    gc.collect()
+    if machine.is_cuda and "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()

@@ -1,0 +1,82 @@
+"""A file is written whole or not at all, whatever fails and whatever is there already."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from twin.errors import CannotWrite
+from twin.render.output import write_atomic
+
+OLD, NEW = "old\n", "new: ü, 日本\n"
+
+
+def test_text_is_written_as_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    write_atomic(path, NEW)
+    assert path.read_bytes() == NEW.encode()
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+def test_an_old_file_is_replaced_and_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    path.chmod(0o604)
+    write_atomic(path, NEW)
+    assert path.read_text(encoding="utf-8") == NEW
+    assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_a_reader_of_the_old_file_keeps_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    with path.open(encoding="utf-8") as reader:
+        write_atomic(path, NEW)
+        assert reader.read() == OLD
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace", "chmod", "fdopen"])
+def test_whatever_fails_the_old_file_stays_and_nothing_lies_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
+) -> None:
+    def full(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    monkeypatch.setattr(Path if fails in {"replace", "chmod"} else os, fails, full)
+    with pytest.raises(CannotWrite, match="No space left on device") as refused:
+        write_atomic(path, NEW)
+    monkeypatch.undo()
+    assert str(path) in refused.value.message
+    assert path.read_text(encoding="utf-8") == OLD
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+def test_an_interruption_leaves_nothing_beside_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(_: int) -> NoReturn:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(path, NEW)
+    assert path.read_text(encoding="utf-8") == OLD
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+@pytest.mark.parametrize("where", ["nowhere/answer", "answer-long" * 30])
+def test_where_no_file_can_be_nothing_is_written(tmp_path: Path, where: str) -> None:
+    with pytest.raises(CannotWrite, match="cannot write"):
+        write_atomic(tmp_path / where, NEW)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CannotWrite, match="cannot write"):
+        write_atomic(tmp_path / "folder", NEW)
+    assert os.listdir(tmp_path) == ["folder"]
