@@ -7,6 +7,7 @@ gathers exist everywhere. `open_backend` finds the one for a device.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import Literal, Protocol
 
 import torch
@@ -16,25 +17,47 @@ from realkernels.shape import QsaShape
 Tier = Literal["vram", "host"]
 Copies = Literal["serial", "overlapped"]
 Mode = Literal["in_place", "staged"]
+PlaneName = Literal["keys", "values", "raw_keys", "pooled_keys"]
 
 
 class QsaCache(Protocol):
     """Planes of all layers for one sequence of up to `tokens` tokens."""
 
     shape: QsaShape
+    layers: int
     tokens: int
+    dtype: torch.dtype
+    device: torch.device
+    """Where pooled keys lie and kernels run."""
     tier: Tier
     """Where K, V and raw keys lie; pooled keys always lie on the device."""
-    keys: Sequence[torch.Tensor]
-    """One a layer: [tokens, kv_heads, head_dim], addressable by the device."""
-    values: Sequence[torch.Tensor]
-    raw_keys: Sequence[torch.Tensor]
-    """[tokens, index_dim]."""
-    pooled_keys: Sequence[torch.Tensor]
-    """[tokens // ratio, index_dim], on the device."""
+
+    @property
+    def keys(self) -> Sequence[torch.Tensor]:
+        """One a layer: [tokens, kv_heads, head_dim], addressable by the device."""
+        ...
+
+    @property
+    def values(self) -> Sequence[torch.Tensor]:
+        """As `keys`."""
+        ...
+
+    @property
+    def raw_keys(self) -> Sequence[torch.Tensor]:
+        """[tokens, index_dim]."""
+        ...
+
+    @property
+    def pooled_keys(self) -> Sequence[torch.Tensor]:
+        """[tokens // ratio, index_dim], on the device."""
+        ...
+
+    def plane(self, name: PlaneName, layer: int) -> torch.Tensor:
+        """The same plane as copies want it: a tensor of the host where it lies there, of the device otherwise."""
+        ...
 
     def bytes_by_tier(self) -> dict[Tier, int]:
-        """Bytes of all planes, summed over the tensors themselves."""
+        """Bytes of all planes, summed over the tensors themselves; both tiers are always there, one may be 0."""
         ...
 
     def fill_random(self, seed: int) -> None:
@@ -42,7 +65,10 @@ class QsaCache(Protocol):
         ...
 
     def append(self, layer: int, past: int, keys: torch.Tensor, values: torch.Tensor, raw_keys: torch.Tensor) -> None:
-        """Write rows [rows, ...] at `past` and rebuild the pooled keys of every block that they touch and complete."""
+        """Write rows [rows, ...] at `past` and rebuild the pooled keys of every block that they touch and complete.
+
+        ValueError, with nothing written, for rows beyond the planes or of another shape or dtype.
+        """
         ...
 
 
@@ -71,7 +97,10 @@ class DecodeStep(Protocol):
         ...
 
     def verify(self) -> tuple[bool, float]:
-        """(selection is exactly the reference's, worst relative error of the output against float64)."""
+        """(selection is exactly the reference's, worst relative error of the output against float64), of the last run.
+
+        IndexError where `selected` holds an index out of range, or one twice: kernels trust their indices.
+        """
         ...
 
 
@@ -80,12 +109,16 @@ class PrefillChunk(Protocol):
 
     query: torch.Tensor
     """[rows, query_heads, head_dim]."""
+    index_query: torch.Tensor
+    """[rows, index_heads, index_dim]."""
+    selection: torch.Tensor
+    """int32 [rows, topk + 1]: blocks ascending, the row's open block, then `rows.NO_BLOCK`."""
     output: torch.Tensor
     link_bytes: int
-    """Bytes that one run copies over the link; 0 in place."""
+    """Bytes of K and V that one run copies into buckets: the context in whole pages of 256 tokens; 0 in place."""
 
     def refresh(self, seed: int) -> None:
-        """Fresh queries and selections, and a poisoned output."""
+        """Fresh random queries, the selection that they lead to, and a poisoned output."""
         ...
 
     def select(self) -> None:
@@ -97,12 +130,21 @@ class PrefillChunk(Protocol):
         ...
 
     def verify(self, rows: int = 8) -> float:
-        """Worst relative error of some random rows against float64."""
+        """Worst relative error of the first, the last and some random rows against float64, given their selection."""
+        ...
+
+    def verify_selection(self, rows: int = 8) -> bool:
+        """Those rows hold as many blocks as they should, and none left out is better beyond rounding."""
         ...
 
 
 class Backend(Protocol):
-    """One implementation on one device."""
+    """One implementation on one device.
+
+    A NaN or infinity in K or V reaches the outputs of the query heads that share its KV head, in rows that selected
+    its token; no other head, row or layer, and nothing at all while it is not selected or lies beyond the context. In
+    pooled keys a product that is NaN counts as 0 and an infinite one as the best.
+    """
 
     name: str
     device: torch.device
@@ -112,18 +154,24 @@ class Backend(Protocol):
     def cache(
         self, shape: QsaShape, *, layers: int, tokens: int, tier: Tier, huge_pages: bool = True
     ) -> AbstractContextManager[QsaCache]:
-        """Planes for `layers` layers; everything is released on leaving, on every path."""
+        """Planes for `layers` layers with undefined contents; everything is released on leaving, on every path.
+
+        RuntimeError in one line where a memory is too small, with what is needed and what is free.
+        """
         ...
 
     def decode_step(self, cache: QsaCache, *, end: int) -> DecodeStep:
-        """A step for the token at position `end` - 1; on CUDA `capture` it for one graph."""
+        """A step for the token at position `end` - 1, with random queries; `capture` its `run` for one graph on CUDA.
+
+        ValueError beyond the planes, or below `budget` tokens, which are read whole.
+        """
         ...
 
     def prefill_chunk(
         self, cache: QsaCache, *, layer: int, past: int, rows: int, mode: Mode, bucket_tokens: int = 0,
         copies: Copies = "overlapped",
     ) -> PrefillChunk:  # fmt: skip
-        """A chunk of one layer; `bucket_tokens` and `copies` only matter when staged."""
+        """A chunk of one layer, refreshed with seed 0; `bucket_tokens` and `copies` only matter when staged."""
         ...
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
@@ -141,12 +189,14 @@ class Backend(Protocol):
 def open_backend(device: str, *, folder: str | None = None) -> Backend:
     """The implementation for `device` ("cuda", "cuda:0", "cpu"); `folder` is where the CPU's offload tier keeps files.
 
-    Raises RuntimeError in one line where the device is not there: no GPU, torch without CUDA, a driver too old.
+    Raises RuntimeError in one line where there is no such device: no GPU, torch without CUDA, an old driver, no triton.
     """
     if device == "cpu":
         from realkernels.cpu_backend import CpuBackend  # noqa: PLC0415
 
         return CpuBackend(folder=folder)
+    if find_spec("triton") is None:
+        raise RuntimeError(f"triton is not installed, without which there are no kernels for {device}: use device cpu")
     from realkernels.triton_backend import TritonBackend  # noqa: PLC0415
 
     return TritonBackend(torch.device(device))

@@ -122,7 +122,9 @@ def gather_attend(
     """Attention of the token at position `end` - 1 over `selected` blocks and the tail, into `output`.
 
     query and output [query_heads, head_dim]; keys and values [tokens, kv_heads, head_dim], on the device or mapped host
-    memory; selected int32 [topk], each below end // ratio. fp16 or bf16. Two launches, capturable in a CUDA graph.
+    memory; selected int32 [topk], each below end // ratio (trusted: see `bounds.check_selected`). fp16 or bf16. A NaN
+    in a selected row reaches the heads that share its KV head and nobody else; nothing else is read. Two launches,
+    capturable in a CUDA graph.
     """
     if plan.blocks_per_split * shape.ratio < 16:
         raise ValueError(f"blocks_per_split {plan.blocks_per_split} makes tiles below 16 tokens")
@@ -136,8 +138,9 @@ def gather_attend(
         KV_HEADS=shape.kv_heads, DIM=shape.head_dim, TILE=plan.blocks_per_split * shape.ratio, UPCAST=upcast,
         num_warps=plan.num_warps, num_stages=1,
     )  # fmt: skip
-    _merge_splits[(shape.query_heads, shape.head_dim // plan.piece)](
+    piece = min(plan.piece, shape.head_dim)
+    _merge_splits[(shape.query_heads, shape.head_dim // piece)](
         buffers.partial, buffers.statistics, output,
         SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), HEADS=shape.query_heads, DIM=shape.head_dim,
-        PIECE=plan.piece, num_warps=4,
+        PIECE=piece, num_warps=4,
     )  # fmt: skip

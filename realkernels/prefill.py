@@ -1,8 +1,8 @@
 """Sparse attention of a whole prefill chunk: every row over its own selection, in place or bucket by bucket.
 
-Staged, the history is cut into buckets; each is copied into a buffer in device memory once, all rows attend to what they
-selected in it, and a running softmax carries over to the next bucket. With two buffers the copy of one bucket runs on a
-second stream beside the kernel of the one before.
+Staged, the history is cut into buckets; each is copied into a buffer in device memory once, all rows attend to what
+they selected in it, and a running softmax carries over to the next bucket. With two buffers the copy of one bucket runs
+on a second stream beside the kernel of the one before.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from realkernels.gather import LOG2E
+from realkernels.rows import bucket_bounds, select_rows, whole_bounds
 from realkernels.shape import QsaShape
 
-NO_BLOCK = 2**31 - 1
-"""Fills a row's selection where the row has fewer blocks than the budget."""
+__all__ = ["PrefillBuffers", "Staging", "attend_bucket", "attend_in_place", "bucket_bounds", "select_rows"]
 
 
 @triton.jit
@@ -68,44 +68,12 @@ def _attend_rows(
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
     if LAST:
-        out = acc / mass[:, None]
+        out = acc / tl.where(own, mass, 1.0)[:, None]
         tl.store(output + head[:, None] * DIM + dims[None, :], out.to(output.dtype.element_ty), mask=own[:, None])
     else:
         tl.store(statistics + head * 2, top, mask=own)
         tl.store(statistics + head * 2 + 1, mass, mask=own)
         tl.store(accumulator + head[:, None] * DIM + dims[None, :], acc, mask=own[:, None])
-
-
-def select_rows(
-    index_queries: torch.Tensor, pooled_keys: torch.Tensor, past: int, shape: QsaShape, *, slab_rows: int = 1024
-) -> torch.Tensor:
-    """Selection of every row of a chunk: its best complete blocks ascending, then its open block; int32 [rows, topk + 1].
-
-    index_queries [rows, index_heads, index_dim], pooled_keys [>= (past + rows) // ratio, index_dim]. A row with fewer
-    blocks than the budget is filled with NO_BLOCK before the open block's place.
-    """
-    rows, heads, dim = index_queries.shape
-    blocks = shape.blocks(past + rows)
-    keys = pooled_keys[:blocks]
-    out = torch.full((rows, shape.topk + 1), NO_BLOCK, dtype=torch.int32, device=index_queries.device)
-    ends = torch.arange(past + 1, past + rows + 1, device=index_queries.device)
-    for first in range(0, rows, slab_rows):
-        slab = index_queries[first : first + slab_rows]
-        products = (slab.reshape(-1, dim) @ keys.T).view(slab.shape[0], heads, blocks)
-        scores = products.relu_().sum(dim=1, dtype=torch.float32)
-        complete = (ends[first : first + slab_rows] // shape.ratio)[:, None]
-        scores.masked_fill_(torch.arange(blocks, device=keys.device)[None, :] >= complete, -1.0)
-        best = scores.topk(min(shape.topk, blocks), dim=1, sorted=False)
-        chosen = torch.where(best.values >= 0, best.indices, NO_BLOCK).to(torch.int32)
-        out[first : first + slab.shape[0], : chosen.shape[1]] = chosen
-    out[:, -1] = (ends // shape.ratio).to(torch.int32)
-    return out.sort(dim=1).values
-
-
-def bucket_bounds(selection: torch.Tensor, bucket_blocks: int, buckets: int) -> torch.Tensor:
-    """Where each bucket begins and ends in each row's ascending selection; int32 [rows, buckets + 1]."""
-    edges = torch.arange(buckets + 1, device=selection.device, dtype=torch.int32) * bucket_blocks
-    return torch.searchsorted(selection, edges.expand(selection.shape[0], -1).contiguous(), out_int32=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +107,15 @@ def attend_bucket(
     buffers: PrefillBuffers | None,
     shape: QsaShape,
     *,
-    tile: int = 64,
+    tile: int = 32,
     num_warps: int = 4,
 ) -> None:
     """All rows over what they selected in one bucket, whose first token is `bucket_start` and lies at keys[0].
 
-    query and output [rows, query_heads, head_dim]; keys and values [bucket tokens, kv_heads, head_dim]. The first bucket
-    starts the running softmax, the last one writes `output`; `buffers` may be None where there is only one.
+    query and output [rows, query_heads, head_dim]; keys and values [bucket tokens, kv_heads, head_dim]. The first
+    bucket starts the running softmax, the last one writes `output`; `buffers` may be None where there is only one. The
+    lanes of tokens that a row did not select weigh nothing whatever lies there, NaN included. Indices are trusted: see
+    `bounds.check_rows`.
     """
     rows, buckets = query.shape[0], bounds.shape[1] - 1
     if buffers is None and buckets > 1:
@@ -170,12 +140,15 @@ def attend_in_place(
     past: int,
     output: torch.Tensor,
     shape: QsaShape,
+    *,
+    tile: int = 32,
+    num_warps: int = 4,
 ) -> None:
     """Every row gathers its own selection from the planes, wherever they lie: VRAM, or host memory token by token."""
-    rows = query.shape[0]
-    bounds = torch.zeros(rows, 2, dtype=torch.int32, device=query.device)
-    bounds[:, 1] = torch.searchsorted(selection, torch.full_like(selection[:, :1], NO_BLOCK)).flatten().to(torch.int32)
-    attend_bucket(query, keys, values, selection, bounds, 0, 0, past, output, None, shape)
+    attend_bucket(
+        query, keys, values, selection, whole_bounds(selection), 0, 0, past, output, None, shape,
+        tile=tile, num_warps=num_warps,
+    )  # fmt: skip
 
 
 class Staging:
@@ -187,11 +160,12 @@ class Staging:
 
     def __init__(
         self, *, bucket_tokens: int, shape: QsaShape, dtype: torch.dtype, device: torch.device,
-        copies: Literal["serial", "overlapped"],
+        copies: Literal["serial", "overlapped"], tile: int = 32, num_warps: int = 4,
     ) -> None:  # fmt: skip
         if bucket_tokens % shape.ratio:
             raise ValueError(f"bucket of {bucket_tokens} tokens is not a multiple of {shape.ratio}")
         self.bucket_tokens, self.shape, self.device = bucket_tokens, shape, device
+        self.tile, self.num_warps = tile, num_warps
         self.overlapped = copies == "overlapped" and device.type == "cuda"
         size = (bucket_tokens, shape.kv_heads, shape.head_dim)
         self.buffers: Sequence[tuple[torch.Tensor, torch.Tensor]] = [
@@ -215,8 +189,8 @@ class Staging:
         tokens = host_keys.shape[0]
         buckets = self.buckets(tokens)
         bounds = bucket_bounds(selection, self.bucket_tokens // self.shape.ratio, buckets)
-        copied = [None] * len(self.buffers) if self.copy_stream is None else [torch.cuda.Event() for _ in self.buffers]
-        read = [None] * len(self.buffers) if self.copy_stream is None else [torch.cuda.Event() for _ in self.buffers]
+        copied: list[torch.cuda.Event] = [torch.cuda.Event() for _ in self.buffers] if self.overlapped else []
+        read: list[torch.cuda.Event] = [torch.cuda.Event() for _ in self.buffers] if self.overlapped else []
         if self.copy_stream is not None:
             self.copy_stream.wait_stream(torch.cuda.current_stream(self.device))
         moved = 0
@@ -235,7 +209,10 @@ class Staging:
                     copied[which].record()
             if self.copy_stream is not None:
                 torch.cuda.current_stream(self.device).wait_event(copied[which])
-            attend_bucket(query, keys, values, selection, bounds, bucket, first, past, output, buffers, self.shape)
+            attend_bucket(
+                query, keys, values, selection, bounds, bucket, first, past, output, buffers, self.shape,
+                tile=self.tile, num_warps=self.num_warps,
+            )  # fmt: skip
             if self.copy_stream is not None:
                 read[which].record()
             moved += 2 * count * keys[0].numel() * keys.element_size()

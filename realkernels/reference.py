@@ -16,9 +16,10 @@ def pool_keys(raw_keys: torch.Tensor, ratio: int) -> torch.Tensor:
 
 
 def block_scores(index_query: torch.Tensor, pooled_keys: torch.Tensor) -> torch.Tensor:
-    """Sum over heads of relu(q . k) / sqrt(dim). [heads, dim], [blocks, dim] -> [blocks]."""
+    """Sum over heads of relu(q . k) / sqrt(dim). [heads, dim], [blocks, dim] -> [blocks]; a NaN product counts as 0."""
     products = index_query.double() @ pooled_keys.double().T  # [heads, blocks]
-    return products.relu().sum(dim=0) / index_query.shape[-1] ** 0.5
+    positive: torch.Tensor = torch.where(products > 0, products, 0.0)
+    return positive.sum(dim=0) / index_query.shape[-1] ** 0.5
 
 
 def select_blocks(scores: torch.Tensor, topk: int) -> torch.Tensor:
@@ -37,7 +38,7 @@ def selected_tokens(blocks: torch.Tensor, end: int, ratio: int) -> torch.Tensor:
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Grouped-query attention of one token. query [heads, dim], keys and values [tokens, kv_heads, dim] -> [heads, dim]."""
+    """Grouped-query attention of one token. query [heads, dim], K and V [tokens, kv_heads, dim] -> [heads, dim]."""
     heads, dim = query.shape
     kv_heads = keys.shape[1]
     grouped = query.double().reshape(kv_heads, heads // kv_heads, dim)

@@ -1,9 +1,9 @@
 """Exact selection of the best blocks in three kernels: score with a coarse histogram, pick, finish.
 
-Scores are sums of relu, so never negative, and the bits of a non-negative float32 order like the float itself. A score's
-bin is its exponent with four bits of mantissa, clamped to 256 bins around `BIN_BASE`: the clamp costs time where scores
-lie outside, never exactness. `pick` writes out everything above the bin in which the k-th score lies and appends that
-bin's members to a list; `finish` selects among those by the remaining bits, then by the lower index.
+Scores are sums of relu, so never negative, and the bits of a non-negative float32 order like the float itself. A
+score's bin is its exponent with four bits of mantissa, clamped to 256 bins around `BIN_BASE`: the clamp costs time
+where scores lie outside, never exactness. `pick` writes out everything above the bin in which the k-th score lies and
+appends that bin's members to a list; `finish` selects among those by the remaining bits, then by the lower index.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,12 @@ SHIFT = 19
 BIN_BASE = (127 - 8) << 4
 """Bin 0 ends at 2^-8, bin 255 begins near 2^8."""
 
+SCORE_TILE = 128
+"""Pooled keys that a program scores at once."""
+
+PICK_TILE = 1024
+"""Scores that one program of the picking kernel looks at in one go; enough programs run for one go each."""
+
 STATE = BINS + 2
 """Histogram, number picked, number of candidates."""
 
@@ -35,18 +41,23 @@ def _bin_of(bits, SHIFT: tl.constexpr, BASE: tl.constexpr, BINS: tl.constexpr):
 def _score(
     query, keys, scores, state, blocks, scale,
     HEADS: tl.constexpr, PAD: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
-    BINS: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, PRECISION: tl.constexpr,
+    BINS: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     dims = tl.arange(0, DIM)
     heads = tl.arange(0, PAD)
     q = tl.load(query + heads[None, :] * DIM + dims[:, None], mask=heads[None, :] < HEADS, other=0.0)  # [DIM, PAD]
+    if UPCAST:
+        q = q.to(tl.float32)
     counts = tl.zeros([BINS], dtype=tl.int32)
     for tile in range(tl.program_id(0), tl.cdiv(blocks, TILE), tl.num_programs(0)):
         rows = tile * TILE + tl.arange(0, TILE)
         live = rows < blocks
         k = tl.load(keys + rows.to(tl.int64)[:, None] * DIM + dims[None, :], mask=live[:, None], other=0.0)
-        products = tl.dot(k, q, input_precision=PRECISION)  # [TILE, PAD]
-        score = tl.sum(tl.maximum(products, 0.0), axis=1) * scale
+        if UPCAST:
+            k = k.to(tl.float32)
+        products = tl.dot(k, q, input_precision="ieee")  # [TILE, PAD]
+        # Not tl.maximum: a NaN must become 0, and so must -0.0, whose bits order below everything.
+        score = tl.sum(tl.where(products > 0.0, products, 0.0), axis=1) * scale
         tl.store(scores + rows, score, mask=live)
         bits = score.to(tl.int32, bitcast=True)
         # Rows beyond the end score 0 and fall into bin 0, below which nothing is ever counted.
@@ -129,8 +140,8 @@ def _finish(
     scores, state, selected, candidates, topk,
     TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """One program: the best of the candidates by value, then by lower index; leaves the state zeroed for the next use."""
-    cut, count_above = _threshold(state, topk, BINS)
+    """One program: the best of the candidates by value, then by lower index; leaves the state zeroed for reuse."""
+    _, count_above = _threshold(state, topk, BINS)
     count = tl.load(state + BINS + 1)
     need = tl.minimum(topk - count_above, count)
     # Threshold value, most significant digit first: 31 value bits in digits of 7, 8, 8, 8.
@@ -212,22 +223,23 @@ def select_blocks(
     """Write the indices of the best `shape.topk` blocks into `selected` (int32 [topk], any order).
 
     index_query [index_heads, index_dim] and pooled_keys [blocks, index_dim], fp16 or bf16, contiguous, blocks >= topk.
-    Nothing synchronises: the three launches can be captured in a CUDA graph.
+    Scores are float32; the larger wins, among equals the lower index. A product that is NaN counts as 0, one that is
+    infinite or beyond float32 wins over every finite one. Nothing synchronises: the three launches can be captured in a
+    CUDA graph.
     """
     blocks, dim = pooled_keys.shape
     if blocks < shape.topk:
         raise ValueError(f"{blocks} blocks are fewer than the {shape.topk} to select: such a context is read whole")
     if blocks > buffers.scores.shape[0]:
         raise ValueError(f"{blocks} blocks do not fit buffers for {buffers.scores.shape[0]}")
-    tile = 128
     _score[(programs,)](
         index_query, pooled_keys, buffers.scores, buffers.state, blocks, dim**-0.5,
-        HEADS=shape.index_heads, PAD=max(16, triton.next_power_of_2(shape.index_heads)), DIM=dim, TILE=tile,
-        BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, PRECISION="ieee", num_warps=4, num_stages=3,
+        HEADS=shape.index_heads, PAD=max(16, triton.next_power_of_2(shape.index_heads)), DIM=dim, TILE=SCORE_TILE,
+        BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, UPCAST=index_query.device.type == "cpu", num_warps=4, num_stages=3,
     )  # fmt: skip
-    _pick[(programs,)](
+    _pick[(min(triton.cdiv(blocks, PICK_TILE), 4 * programs),)](
         buffers.scores, buffers.state, selected, buffers.candidates, blocks, shape.topk,
-        TILE=1024, BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, num_warps=4,
+        TILE=PICK_TILE, BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, num_warps=4,
     )  # fmt: skip
     _finish[(1,)](
         buffers.scores, buffers.state, selected, buffers.candidates, shape.topk, TILE=1024, BINS=BINS, num_warps=8

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class QsaShape:
-    """Qwen Sparse Attention: `index_heads` score one pooled key per block of `ratio` tokens, `budget` tokens are read."""
+    """Qwen Sparse Attention: `index_heads` score a pooled key per block of `ratio` tokens; `budget` tokens are read."""
 
     layers: int = 12
     query_heads: int = 24

@@ -1,5 +1,6 @@
-"""Timing on a device: events around what is timed, warm-up first, raw samples kept."""
+"""Timing: events on a device or the wall clock around what is timed, warm-up first, raw samples kept."""
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,21 @@ def event_seconds(
         stop.synchronize()
         if index >= 0:
             samples.append(start.elapsed_time(stop) * 1e-3)
+    return samples
+
+
+def clock_seconds(
+    work: Callable[[], object], *, repeats: int, warm_up: int = 3, before: Callable[[int], object] | None = None
+) -> list[float]:
+    """Seconds of each of `repeats` runs by the wall clock; `before(i)` prepares run i outside the timed part."""
+    samples = []
+    for index in range(-warm_up, repeats):
+        if before is not None:
+            before(index)
+        start = time.perf_counter()
+        work()
+        if index >= 0:
+            samples.append(time.perf_counter() - start)
     return samples
 
 

@@ -93,9 +93,7 @@ def decode_gather(layers: int, tokens: int, tier: str, plans: list[GatherPlan], 
 
             def step(plan: GatherPlan = plan, buffers: GatherBuffers = buffers) -> None:
                 for layer, (keys, values) in enumerate(cache):
-                    gather_attend(
-                        query[layer], keys, values, selected[layer], end, output[layer], buffers, SHAPE, plan
-                    )
+                    gather_attend(query[layer], keys, values, selected[layer], end, output[layer], buffers, SHAPE, plan)
 
             refresh()
             step()
@@ -151,7 +149,9 @@ def decode_selection(layers: int, tokens: int, programs: list[int], repeats: int
     return rows
 
 
-def staged_prefill(tokens: int, rows: int, bucket_tokens: int, tiles: list[tuple[int, int]], repeats: int) -> dict[str, Any]:
+def staged_prefill(
+    tokens: int, rows: int, bucket_tokens: int, tiles: list[tuple[int, int]], repeats: int
+) -> dict[str, Any]:
     """One chunk of one layer at the end of `tokens`: copies alone, kernels alone, serial, overlapped, in place."""
     past = tokens - rows
     result: dict[str, Any] = {"tokens": tokens, "rows": rows, "bucket_tokens": bucket_tokens}
