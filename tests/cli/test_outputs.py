@@ -1,0 +1,137 @@
+"""Where answers go: files that are whole or untouched, full disks, closed pipes and interruptions."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.cli.command import (
+    CANNOT_WRITE,
+    CHILD,
+    FULL_DISK,
+    INTERRUPTED,
+    WRONG_INPUT,
+    assert_one_line,
+    child,
+    run,
+)
+from twin import prediction
+
+Capture = pytest.CaptureFixture[str]
+
+NEEDS_FULL_DISK = pytest.mark.skipif(not FULL_DISK.exists(), reason="no /dev/full here")
+OLD = "what was there before\n"
+
+
+@pytest.mark.parametrize("command", ["predict", "predict --json", "compare", "compare --json"])
+def test_a_file_holds_what_standard_output_would(capsys: Capture, tmp_path: Path, command: str) -> None:
+    shown = run(capsys, *command.split())
+    path = tmp_path / "answer"
+    done = run(capsys, *command.split(), "-o", str(path))
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert path.read_text(encoding="utf-8") == shown.out
+
+
+def test_a_written_file_keeps_its_mode_and_leaves_nothing_beside_it(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    path.chmod(0o640)
+    assert run(capsys, "predict", "-o", str(path)).code == 0
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.read_text(encoding="utf-8") != OLD
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+def test_a_new_file_has_the_mode_that_the_user_asks_of_all_files(capsys: Capture, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        assert run(capsys, "predict", "-o", str(tmp_path / "answer")).code == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / "answer").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("option", ["-o", "--trace"])
+def test_a_missing_folder_is_one_line(capsys: Capture, tmp_path: Path, option: str) -> None:
+    path = tmp_path / "nowhere" / "answer"
+    done = run(capsys, "predict", option, str(path))
+    assert_one_line(done, CANNOT_WRITE, f"cannot write {path}: No such file or directory")
+
+
+@pytest.mark.parametrize("option", ["-o", "--trace"])
+def test_a_directory_is_no_place_for_an_answer(capsys: Capture, tmp_path: Path, option: str) -> None:
+    assert_one_line(run(capsys, "predict", option, str(tmp_path)), WRONG_INPUT, "is a directory")
+
+
+@pytest.mark.parametrize("option", ["-o", "--trace"])
+@pytest.mark.parametrize("fails", ["os.fsync", "Path.replace", "Path.chmod"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str, option: str
+) -> None:
+    def full(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    owner, name = fails.split(".")
+    monkeypatch.setattr({"os": os, "Path": Path}[owner], name, full)
+    done = run(capsys, "predict", option, str(path))
+    monkeypatch.undo()
+    assert_one_line(done, CANNOT_WRITE, f"cannot write {path}: No space left on device")
+    assert path.read_text(encoding="utf-8") == OLD
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+def test_an_output_that_fails_in_json_is_a_document(capsys: Capture, tmp_path: Path) -> None:
+    done = run(capsys, "predict", "--json", "-o", str(tmp_path / "nowhere" / "answer"))
+    assert (done.code, done.err) == (CANNOT_WRITE, "")
+    assert json.loads(done.out)["error"]["type"] == "CannotWrite"
+
+
+@NEEDS_FULL_DISK
+@pytest.mark.parametrize("command", ["predict", "predict --json", "compare", "--help", "profiles"])
+def test_a_full_standard_output_is_one_line(command: str) -> None:
+    with FULL_DISK.open("w", encoding="utf-8") as full:
+        done = child(*command.split(), stdout=full)
+    assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
+
+
+def test_an_interruption_is_one_word(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prediction, "predict", interrupted)
+    done = run(capsys, "predict")
+    assert (done.code, done.out, done.err.strip()) == (INTERRUPTED, "", "twin: interrupted")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
+def test_an_interrupted_process_leaves_with_130_and_no_file(tmp_path: Path) -> None:
+    """The process reads its profile from a pipe that nobody writes to: it surely waits when the signal comes."""
+    profile, answer = tmp_path / "profile.json", tmp_path / "answer"
+    os.mkfifo(profile)
+    arguments = [*CHILD, "predict", "--hw", str(profile), "-o", str(answer)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        writer = opened_once_read(profile, waiting)
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=20)
+        os.close(writer)
+    assert (waiting.returncode, out, err.strip()) == (INTERRUPTED, "", "twin: interrupted")
+    assert os.listdir(tmp_path) == ["profile.json"]
+
+
+def opened_once_read(path: Path, reader: subprocess.Popen[str]) -> int:
+    """The writing end of a named pipe, as soon as `reader` has opened the other."""
+    for _ in range(2000):
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            assert reader.poll() is None
+            time.sleep(0.01)
+    raise TimeoutError(path)

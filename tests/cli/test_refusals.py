@@ -1,0 +1,180 @@
+"""Every wrong input is one line on standard error and exit code 2, or one JSON document where JSON was asked for."""
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hwprofiles.store import DATA
+from tests.cli.command import WRONG_INPUT, assert_one_line, child, run
+
+PROFILE = json.loads((DATA / "rtx3090" / "profile.json").read_text(encoding="utf-8"))
+
+Capture = pytest.CaptureFixture[str]
+Edit = Callable[[dict[str, Any]], object]
+
+REFUSED = [
+    ("--ctx 0", "--ctx: '0' is outside the range of 1 to 2,147,483,647 tokens"),
+    ("--ctx -5", "outside the range"),
+    ("--ctx 1.5", "not a whole number"),
+    ("--ctx many", "'many' is not a token count"),
+    ("--ctx nan", "'nan' is not a token count"),
+    ("--ctx inf", "'inf' is not a token count"),
+    ("--ctx 1e30", "outside the range"),
+    ("--ctx 1e999", "'1e999' is "),
+    ("--ctx 2147483648", "outside the range"),
+    ("--ctx 1MiB", "write 32768, 256k or 1M"),
+    ("--ctx", "--ctx"),
+    ("--batch 0", "batch 0 is outside the range of 1 to 4,096 sequences"),
+    ("--batch -1", "batch -1 is outside the range"),
+    ("--batch 5000", "batch 5000 is outside the range"),
+    ("--batch 1.5", "not a valid integer"),
+    ("--chunk 100", "not a multiple of exllamav3's page of 256"),
+    ("--chunk 0", "outside the range"),
+    ("--staging 32", "'32' is not a size with a unit"),
+    ("--staging 1KiB", "below the smallest of"),
+    ("--staging 9e9GiB", "outside the range"),
+    ("--model qwen", "did you mean qwen3.8-flash-next?"),
+    ("--hw 3x-rtx309", "did you mean 3x-rtx3090?"),
+    ("--layout ofload", "did you mean offload?"),
+    ("--engine exlama", "did you mean exllamav3?"),
+    ("--kv-dtype fp17", "did you mean fp16?"),
+    ("--kv-dtype=", "unknown KV format ''"),
+    ("--layout ../vram", "unknown layout '../vram'"),
+    ("--layout __init__", "unknown layout '__init__'"),
+    ("--kv-dtype bf16", "exllamav3 keeps no bf16 cache"),
+    ("--pcie x1", "'x1' is not one of 'x16', 'x8', 'x4'"),
+    ("--ngram gpu", "'gpu' is not one of 'ram', 'disk'"),
+    ("--layout vram --staging 32MiB", "--staging means nothing under layout 'vram'"),
+    ("--layout vram --pooled host", "--pooled means nothing under layout 'vram'"),
+    ("--layout vram --copies overlapped", "--copies means nothing under layout 'vram'"),
+    ("--prefill staged --batch 2", "stages a prefill only for one sequence"),
+    ("--nonsense", "No such option '--nonsense'"),
+    ("leftover", "leftover"),
+    ("--hw no/such/file.json", "no/such/file.json: cannot be read: No such file or directory"),
+    ("--model no/such/file.json", "no/such/file.json: cannot be read: No such file or directory"),
+]
+
+OTHER_COMMANDS = [
+    ("predicct", "No such command 'predicct'"),
+    ("compare --layout vram", "No such option '--layout'"),
+    ("profiles nothing", "unknown machine 'nothing'"),
+    ("models nothing", "unknown model 'nothing'"),
+    ("completion tcsh", "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+    ("validate --quick", "go with --device"),
+]
+
+
+@pytest.mark.parametrize(("asked", "says"), REFUSED)
+def test_a_wrong_question_is_refused_in_one_line(capsys: Capture, asked: str, says: str) -> None:
+    assert_one_line(run(capsys, "predict", *asked.split()), WRONG_INPUT, says)
+
+
+@pytest.mark.parametrize(("command", "says"), OTHER_COMMANDS)
+def test_a_wrong_command_is_refused_in_one_line(capsys: Capture, command: str, says: str) -> None:
+    assert_one_line(run(capsys, *command.split()), WRONG_INPUT, says)
+
+
+@pytest.mark.parametrize("asked", ["--ctx 0", "--model qwen", "--hw no/such.json", "--nonsense", "--pcie x1"])
+def test_a_refusal_in_json_is_one_document_and_nothing_else(capsys: Capture, asked: str) -> None:
+    done = run(capsys, "predict", "--json", *asked.split())
+    assert done.code == WRONG_INPUT
+    assert done.err == ""
+    error = json.loads(done.out)["error"]
+    assert error.keys() == {"type", "message", "hint"}
+    assert error["type"] in {"BadValue", "UnknownName", "BadFile", "UsageError"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+
+
+def set_at(*path: str, to: Any) -> Edit:
+    def edit(document: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = to
+
+    return edit
+
+
+READ = ("gpu", "vram_read", "rate")
+WRONG_PROFILES: dict[str, tuple[Edit, str]] = {
+    "unknown key": (set_at(*READ, "valu", to=1), "`valu` - at `$.gpu.vram_read.rate`"),
+    "missing key": (lambda document: document["gpu"].pop("vram_read"), "`vram_read` - at `$.gpu`"),
+    "negative": (set_at(*READ, "value", to=-1.0), "$.gpu.vram_read.rate.value"),
+    "zero": (set_at(*READ, "value", to=0), "$.gpu.vram_read.rate.value"),
+    "GB/s written as B/s": (set_at(*READ, "value", to=835.0), "$.gpu.vram_read.rate: 835 B/s is outside the range"),
+    "above its peak": (set_at(*READ, "value", to=1e12), "above its datasheet peak"),
+    "wrong unit": (set_at(*READ, "unit", to="s"), "$.gpu.vram_read.rate: unit must be 'B/s', not 's'"),
+    "unknown unit": (set_at(*READ, "unit", to="GB/s"), "$.gpu.vram_read.rate.unit"),
+    "a number in quotes": (set_at(*READ, "value", to="835e9"), "$.gpu.vram_read.rate.value"),
+    "not a number": (set_at(*READ, "value", to=float("nan")), "not a number that a data file may hold"),
+    "infinite": (set_at(*READ, "value", to=float("inf")), "not a number that a data file may hold"),
+    "no devices": (set_at("gpu_count", to=0), "$.gpu_count"),
+    "another schema": (set_at("schema", to="twin.hardware/9"), "schema must be 'twin.hardware/1'"),
+    "a parent that is not shipped": (set_at("extends", to="rtx9090"), "extends 'rtx9090'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PROFILES)
+def test_a_wrong_profile_is_refused_by_file_and_key(capsys: Capture, tmp_path: Path, case: str) -> None:
+    edit, says = WRONG_PROFILES[case]
+    document = copy.deepcopy(PROFILE)
+    edit(document)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert_one_line(run(capsys, "predict", "--hw", str(path)), WRONG_INPUT, f"{path}: ", says)
+
+
+WHOLE = json.dumps(PROFILE).encode()
+WRONG_BYTES = {
+    "cut short": (WHOLE[:500], "not valid JSON"),
+    "empty": (b"", "not valid JSON"),
+    "not UTF-8": (b'{"name": "\xff"}', "not UTF-8 text (byte 10)"),
+    "UTF-16": (json.dumps(PROFILE).encode("utf-16"), "not UTF-8 text"),
+    "another format": (b"name: mine\n", "not valid JSON"),
+    "kernels that are none": (b'{"extends": "rtx3090", "kernels": null}', ""),
+    "a list": (b"[]", "Expected `object`, got `array`"),
+    "a key twice": (b'{"name": "a", "name": "b"}', "key 'name' appears twice"),
+    "a number without end": (b'{"gpu_count": 1e999}', "not a number that a data file may hold"),
+    "nested without end": (b"[" * 100_000, "not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BYTES)
+@pytest.mark.parametrize("option", ["--hw", "--model"])
+def test_a_file_that_says_nothing_is_refused(capsys: Capture, tmp_path: Path, option: str, case: str) -> None:
+    content, says = WRONG_BYTES[case]
+    path = tmp_path / "mine.json"
+    path.write_bytes(content)
+    assert_one_line(run(capsys, "predict", option, str(path)), WRONG_INPUT, f"{path}: ", says)
+
+
+@pytest.mark.parametrize("option", ["--hw", "--model"])
+def test_a_directory_is_no_file(capsys: Capture, tmp_path: Path, option: str) -> None:
+    assert_one_line(run(capsys, "predict", option, f"{tmp_path}/"), WRONG_INPUT, "Is a directory")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_refused(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(WHOLE)
+    path.chmod(0)
+    assert_one_line(run(capsys, "predict", "--hw", str(path)), WRONG_INPUT, "Permission denied")
+
+
+def test_a_machine_without_a_rate_says_which_is_missing(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**PROFILE, "gpu_count": 3, "kernels": {}}), encoding="utf-8")
+    done = run(capsys, "predict", "--hw", str(path))
+    assert_one_line(done, WRONG_INPUT, "machine rtx3090 has no rate for ", "/exllamav3/")
+
+
+@pytest.mark.parametrize("arguments", [("predict", "--ctx", "0"), ("predict", "--hw", "/"), ("predict", "--nonsense")])
+def test_a_process_refuses_as_the_function_does(arguments: tuple[str, ...]) -> None:
+    done = child(*arguments)
+    assert_one_line(done, WRONG_INPUT)
+    assert "Traceback" not in done.err

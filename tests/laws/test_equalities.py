@@ -1,0 +1,144 @@
+"""Two ways to the same number: bytes against a sum by hand, few chunks against all, a fast link against VRAM."""
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from hwprofiles import HardwareProfile, load_profile
+from tests.laws.asked import answered, phases
+from tests.laws.drawn import LONG_TOKENS, ODD_STAGING_BYTES, PAGE, SHIPPED, THRESHOLD, machines, questions, with_memory
+from tests.laws.floors import KEPT_ON_HOST, PLANES
+from tests.worlds import LAWS
+from twin.case import Question
+from twin.prediction import Prediction, chunk_tally, predict
+from twin.prefill import chunk_at, chunk_count
+from twin.roofline import Roofs
+from twin.tally import Tally
+from twin.units import TIB
+
+ROUNDING = 1e-9
+SAMPLING = 1e-3
+"""What a prefill summed from few of its chunks may be off."""
+
+MOST_CHUNKS = 400
+
+
+def assert_sum_of_chunks(prediction: Prediction) -> None:
+    """The predicted prefill is that of every chunk, simulated one by one."""
+    case, roofs = prediction.case, Roofs(prediction.machine)
+    prompt = case.question.ctx_tokens
+    whole = Tally()
+    for index in range(chunk_count(case, prompt)):
+        whole.add(chunk_tally(case, chunk_at(case, prompt, index), roofs))
+    _, prefill = phases(prediction)
+    assert prefill.seconds.value == pytest.approx(whole.seconds, rel=SAMPLING)
+    assert prefill.link_bytes == pytest.approx(whole.link_bytes, rel=SAMPLING)
+
+
+def staged_bytes(tokens: int, chunk: int) -> int:
+    """What a staged prefill pulls over the link: dense chunks their past, sparse ones every page in use, once."""
+    total = 0
+    for past in range(0, tokens, chunk):
+        end = min(past + chunk, tokens)
+        total += past if end <= THRESHOLD else -(-end // PAGE) * PAGE
+    return total * PLANES
+
+
+@settings(LAWS, max_examples=40)
+@given(
+    questions(longest=1 << 21, layouts=("offload",), prefill="staged", batch=1, pooled="vram", ngram="ram"),
+    machines(roomy=True),
+    st.sampled_from((512, 3 * 1024, 32 * 1024, 1024 * 1024)),
+)
+def test_staged_link_bytes_do_not_depend_on_the_staging_buffer(
+    question: Question, machine: HardwareProfile, staging_kib: int
+) -> None:
+    chunk = question.chunk_tokens or 2048
+    _, prefill = phases(answered(question, machine))
+    _, other = phases(answered(replace(question, staging_bytes=staging_kib * 1024), machine))
+    by_hand = staged_bytes(question.ctx_tokens - 1, chunk)
+    assert prefill.link_bytes == pytest.approx(by_hand, rel=ROUNDING)
+    assert other.link_bytes == pytest.approx(by_hand, rel=ROUNDING)
+
+
+@LAWS
+@given(questions(longest=LONG_TOKENS, layouts=("offload",), pooled="vram"), machines(roomy=True))
+def test_every_token_of_a_prompt_is_written_to_the_host_once(question: Question, machine: HardwareProfile) -> None:
+    decode, prefill = phases(answered(question, machine))
+    assert decode.link_write_bytes == KEPT_ON_HOST * question.batch
+    written = (question.ctx_tokens - 1) * KEPT_ON_HOST * question.batch
+    assert prefill.link_write_bytes == pytest.approx(written, rel=ROUNDING)
+
+
+@LAWS
+@given(questions(longest=LONG_TOKENS, layouts=("vram",)), machines(roomy=True))
+def test_a_cache_in_vram_never_crosses_the_link(question: Question, machine: HardwareProfile) -> None:
+    for phase in phases(answered(question, machine)):
+        assert phase.link_bytes == phase.link_write_bytes == 0
+
+
+@settings(LAWS, max_examples=40)
+@given(questions(longest=1 << 20, shortest=20_000), st.sampled_from(SHIPPED))
+def test_a_prefill_from_few_chunks_is_the_sum_of_all_its_chunks(question: Question, machine: HardwareProfile) -> None:
+    assume(question.staging_bytes != ODD_STAGING_BYTES)
+    prediction = answered(question, with_memory(machine, TIB))
+    assume(chunk_count(prediction.case, question.ctx_tokens) <= MOST_CHUNKS)
+    assert_sum_of_chunks(prediction)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(ctx_tokens=1_700_000, layout="vram"),  # sparse attention turns from bound by operations to VRAM
+        Question(ctx_tokens=1 << 20, copies="overlapped", lanes=4),  # and from bound by kernels to copies
+        Question(ctx_tokens=400_000, prefill="naive", chunk_tokens=512),
+    ],
+    ids=["vram", "overlapped", "naive"],
+)
+def test_a_prefill_that_bends_is_still_the_sum_of_all_its_chunks(question: Question) -> None:
+    assert_sum_of_chunks(predict(question, with_memory(load_profile("3x-rtx3090"), TIB)))
+
+
+def with_link_like_vram(machine: HardwareProfile) -> HardwareProfile:
+    """Host links as fast as VRAM, without latency or penalty for short runs, read by equally good kernels."""
+    document = msgspec.to_builtins(machine)
+    gpu = document["gpu"]
+    for name in ("h2d", "d2h"):
+        link = gpu[name]
+        link["rate"]["value"], link["datasheet"]["value"] = 1e12, 1e12
+        link["latency"]["value"] = 1e-8
+        link["run_length"]["efficiency"] = [1.0] * len(link["run_length"]["at"])
+    gpu["vram_read"]["rate"]["value"] = gpu["vram_read"]["datasheet"]["value"] = 1e12
+    for key in [key for key in document["kernels"] if key.startswith("gather_vram/")]:
+        for host in ("gather_host", "gather_host_4k"):
+            document["kernels"][key.replace("gather_vram", host)] = document["kernels"][key]
+    return msgspec.convert(document, HardwareProfile)
+
+
+@LAWS
+@given(questions(longest=LONG_TOKENS, layouts=("offload",), pooled="vram"), machines(roomy=True))
+def test_offload_over_a_link_like_vram_decodes_as_fast_as_vram(question: Question, machine: HardwareProfile) -> None:
+    assume(question.ctx_tokens >= 16)  # below, the latency of writing the new token sticks out
+    same = with_link_like_vram(machine)
+    there = Question(ctx_tokens=question.ctx_tokens, layout="vram", batch=question.batch, ngram=question.ngram)
+    offload, vram = phases(answered(replace(question, lanes=16), same)), phases(answered(there, same))
+    assert offload[0].seconds.value == pytest.approx(vram[0].seconds.value, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("ctx_tokens", [1000, 100_000])
+def test_over_a_real_link_offload_is_slower_by_the_bytes_that_it_reads(ctx_tokens: int) -> None:
+    """One device: what the link takes longer than VRAM, and the exposed latency of a kernel that reads the host."""
+    machine = with_memory(load_profile("rtx3090"), TIB)
+    decode = {
+        layout: phases(predict(Question(ctx_tokens=ctx_tokens, layout=layout), machine))[0]
+        for layout in ("vram", "offload")
+    }
+    slower_s = decode["offload"].seconds.value - decode["vram"].seconds.value
+    read = decode["offload"].link_bytes
+    link_s = read / machine.gpu.h2d.rate.value
+    vram_s = read / machine.gpu.vram_read.rate.value
+    latency = machine.kernels["gather_host/exllamav3/fp16"].latency
+    assert latency is not None
+    assert slower_s == pytest.approx(link_s - vram_s + 12 * latency.value, rel=0.02)

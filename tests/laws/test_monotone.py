@@ -1,0 +1,138 @@
+"""More work never takes less time, and no machine gets faster when one of its rates gets slower.
+
+Two effects are physics, not errors, and are kept out of the strict laws by how examples are drawn:
+
+- Below the sparse threshold everything is read, above it the best 512 blocks of 4 tokens and the open block. That grows
+  by a token at each step, then closes and competes like the others: decode time is a saw of four teeth over a rising
+  line, monotone on contexts of the same remainder. Across the threshold a step may get faster by the three tokens that
+  it no longer reads, but never faster than a dense step over as many tokens as the selection holds.
+- A kernel whose efficiency grows with its size may do more work in less time. Laws about size are drawn on machines
+  whose kernels are equally efficient at every size.
+"""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from hwprofiles import HardwareProfile, load_profile
+from tests.laws.asked import answered, decode_s, phases, prefill_s
+from tests.laws.drawn import LONG_TOKENS, THRESHOLD, contexts, machines, questions, rate_paths, slower
+from tests.worlds import LAWS
+from twin.case import LANES, MAX_BATCH, Question
+from twin.prediction import predict
+
+MANY = settings(LAWS, max_examples=90)
+ROUNDING = 1e-12
+SAMPLING = 1e-3
+"""A prefill is summed from few of its chunks, to within this share."""
+
+FLAT = machines(flat=True, roomy=True)
+RATIO = 4
+BLOG = load_profile("3x-rtx3090")
+
+
+def no_less(after: float, before: float, *, within: float = ROUNDING) -> bool:
+    return after >= before * (1 - within)
+
+
+@MANY
+@given(questions(longest=LONG_TOKENS), FLAT, contexts(longest=LONG_TOKENS))
+def test_decode_takes_longer_at_a_longer_context_on_either_side_of_the_sparse_threshold(
+    question: Question, machine: HardwareProfile, more: int
+) -> None:
+    left = THRESHOLD - (question.ctx_tokens + 1)
+    more = min(more, left) if left >= 0 else RATIO * more
+    assume(more > 0)
+    longer = replace(question, ctx_tokens=question.ctx_tokens + more)
+    assert no_less(decode_s(longer, machine), decode_s(question, machine))
+
+
+@LAWS
+@given(questions(longest=LONG_TOKENS), FLAT)
+def test_a_sparse_step_is_no_faster_than_a_dense_one_over_its_budget(
+    question: Question, machine: HardwareProfile
+) -> None:
+    assume(question.ctx_tokens >= THRESHOLD)
+    budget = replace(question, ctx_tokens=2047)
+    assert no_less(decode_s(question, machine), decode_s(budget, machine))
+
+
+@MANY
+@given(questions(longest=LONG_TOKENS), FLAT, contexts(longest=LONG_TOKENS))
+def test_prefill_takes_longer_for_a_longer_prompt_on_either_side_of_the_sparse_threshold(
+    question: Question, machine: HardwareProfile, more: int
+) -> None:
+    prefilled = question.ctx_tokens - 1
+    if prefilled <= THRESHOLD:
+        more = min(more, THRESHOLD - prefilled)
+    assume(more > 0)
+    longer = replace(question, ctx_tokens=question.ctx_tokens + more)
+    assert no_less(prefill_s(longer, machine), prefill_s(question, machine), within=SAMPLING)
+
+
+@LAWS
+@given(questions(longest=LONG_TOKENS), machines(), contexts(longest=LONG_TOKENS))
+def test_a_longer_context_takes_no_less_of_any_memory(question: Question, machine: HardwareProfile, more: int) -> None:
+    short = predict(question, machine).memory
+    long = predict(replace(question, ctx_tokens=question.ctx_tokens + more), machine).memory
+    for before, after in zip(short.pools, long.pools, strict=True):
+        assert after.used_bytes(long.pages) >= before.used_bytes(short.pages)
+    assert short.max_ctx_tokens() == long.max_ctx_tokens()
+    assert short.fits or not long.fits
+
+
+@MANY
+@given(questions(longest=LONG_TOKENS), FLAT, st.integers(1, 100))
+def test_a_larger_batch_takes_longer(question: Question, machine: HardwareProfile, more: int) -> None:
+    larger = replace(question, batch=question.batch + more)
+    assume(larger.batch <= MAX_BATCH)
+    assert no_less(decode_s(larger, machine), decode_s(question, machine))
+    if question.layout == "vram" or question.batch > 1:  # one offloaded sequence is staged, several are not
+        assert no_less(prefill_s(larger, machine), prefill_s(question, machine), within=SAMPLING)
+
+
+@LAWS
+@given(questions(longest=LONG_TOKENS), machines(), st.integers(1, 100))
+def test_a_larger_batch_takes_no_less_of_any_memory_but_staging(
+    question: Question, machine: HardwareProfile, more: int
+) -> None:
+    larger = replace(question, batch=question.batch + more)
+    assume(larger.batch <= MAX_BATCH and question.prefill != "staged")
+    few, many = predict(question, machine).memory, predict(larger, machine).memory
+    for before, after in zip(few.pools, many.pools, strict=True):
+        staging = before.fixed.get("staging", 0.0) - after.fixed.get("staging", 0.0)
+        assert no_less(after.used_bytes(many.pages), before.used_bytes(few.pages) - staging)
+    if question.layout == "vram" or question.batch > 1:
+        assert many.max_ctx_tokens() <= few.max_ctx_tokens()
+
+
+@MANY
+@given(questions(longest=LONG_TOKENS), machines(roomy=True), st.data())
+def test_a_slower_rate_never_makes_a_prediction_faster(
+    question: Question, machine: HardwareProfile, data: st.DataObject
+) -> None:
+    path = data.draw(st.sampled_from(rate_paths(machine)))
+    hampered = slower(machine, path, data.draw(st.sampled_from((0.5, 0.9, 0.999))))
+    assert no_less(decode_s(question, hampered), decode_s(question, machine))
+    assert no_less(prefill_s(question, hampered), prefill_s(question, machine), within=SAMPLING)
+
+
+@LAWS
+@given(questions(longest=LONG_TOKENS), machines(roomy=True))
+def test_fewer_lanes_are_never_faster(question: Question, machine: HardwareProfile) -> None:
+    asked = [phases(answered(replace(question, lanes=lanes), machine)) for lanes in sorted(LANES, reverse=True)]
+    for (decode, prefill), (narrow_decode, narrow_prefill) in pairwise(asked):
+        assert no_less(narrow_decode.seconds.value, decode.seconds.value)
+        assert no_less(narrow_prefill.seconds.value, prefill.seconds.value, within=SAMPLING)
+
+
+@pytest.mark.parametrize("layout", ["vram", "offload"])
+def test_decode_is_a_saw_of_four_teeth_above_the_threshold(layout: str) -> None:
+    """The step after a full block closes it: three tokens fewer are read, one more block is scored."""
+    steps = {end: phases(predict(Question(ctx_tokens=end - 1, layout=layout), BLOG))[0] for end in range(4096, 4101)}
+    at = {end: step.seconds.value for end, step in steps.items()}
+    assert at[4096] < at[4097] < at[4098] < at[4099]
+    assert at[4096] < at[4100] < at[4099]
