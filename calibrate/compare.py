@@ -45,6 +45,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     role_reason: str = ""
     """What the row sets, or which row it repeats; empty where it is held out."""
     note: str = ""
+    wall: str = ""
+    """What the prediction says holds it, where it is a time of its own."""
     also: dict[str, float] = field(default_factory=dict)
     """What else the twin says here, by a name that ends in its unit."""
 

@@ -15,7 +15,7 @@ from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile
 from twin.ops import Block, Op
-from twin.roofline import Roofs
+from twin.roofline import PRODUCTS, Roofs
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 BUDGET = 2048
@@ -43,7 +43,9 @@ class _Fits:
         return program_of(KernelCase(**case), kv_dtype=self.dtype)
 
     def roof_s(self, op: Op) -> float:
-        """Seconds of all calls of an op at the roofs: no latency, efficiency 1."""
+        """Seconds of all calls of an op at the roofs that its efficiency is a share of: no latency, efficiency 1."""
+        if op.kernel.startswith(PRODUCTS):
+            op = replace(op, vram_bytes=0, link_bytes=0)
         return self.roofs.cost(replace(op, kernel="")).bound_s
 
     def add(self, key: str, shape: Shape, samples: Sequence[Sample], note: str, *, over: str) -> None:

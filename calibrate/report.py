@@ -12,19 +12,19 @@ TITLES = {"held_out": "held out: nothing was fitted on these rows", "fit": "fit:
 def validation_text(validation: Validation) -> str:
     """Tables of both roles, each with its totals; then the rows without a prediction and those out of tolerance."""
     summaries = {"held_out": validation.summary.held_out, "fit": validation.summary.fit}
-    sections = [f"{validation.machine}: predictions against published figures\n"]
+    sections = [f"{validation.machine}: predictions against what was recorded\n"]
     for role, title in TITLES.items():
         cases = [case for case in validation.cases if case.role == role]
         if cases:
             sections += [title, _cases_table(cases), _totals(summaries[role])]
-    sections += ["notes", _notes(validation)]
+    sections.append(_notes(validation))
     sections.append(_counts(validation))
     sections.append(_verdict(validation))
     return "\n".join(sections)
 
 
 def _cases_table(cases: Sequence[Comparison]) -> str:
-    heads = ("case", "predicted", "90 % interval", "measured", "unit", "error", "naive", "tolerance", "")
+    heads = ("case", "predicted", "90 % interval", "measured", "unit", "error", "naive", "tolerance", "", "wall")
     return table(heads, [_case_row(case) for case in cases])
 
 
@@ -43,6 +43,7 @@ def _case_row(case: Comparison) -> tuple[str, ...]:
         _percent(case.naive_error, signed=True),
         _percent(case.tolerance),
         "" if case.within else "OUTSIDE",
+        case.wall,
     )
 
 
@@ -77,7 +78,8 @@ def _errors(name: str, errors: Errors) -> str:
 
 def _notes(validation: Validation) -> str:
     """What stands beside a row: what it does not explain, or what it is in the source."""
-    return "\n".join(f"  {case.id}: {case.note}" for case in validation.cases if case.note) + "\n"
+    lines = [f"  {case.id}: {case.note}" for case in validation.cases if case.note]
+    return "\n".join(["notes", *lines]) + "\n" if lines else ""
 
 
 def _counts(validation: Validation) -> str:

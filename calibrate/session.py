@@ -156,7 +156,9 @@ class Run:
 
     def _built(self, journal: Journal) -> tuple[dict[str, Any], dict[str, Any]]:
         """Profile and record. Measurements that make no profile are set aside, so that the next call takes new ones."""
-        command = " ".join(sys.argv)
+        command = (
+            f"twin calibrate --device {journal.machine.device}{' --quick' if self.quick else ''} -o {self.output.name}"
+        )
         try:
             return build(
                 machine=journal.machine, records=journal.probes, name=self.name, date=journal.date, command=command

@@ -1,9 +1,10 @@
 """The schema of a machine: its devices, links, host and kernel rates, checked when it is read."""
 
+from copy import copy
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from hwprofiles.rates import Curve, Rate, Unit
 
@@ -140,10 +141,16 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
 
     def with_lanes(self, lanes: int) -> "HardwareProfile":
-        """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves."""
+        """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves.
+
+        The ranges of a profile catch units mixed up in a measured file. They are no bound on a what-if, so the copy is
+        not checked again.
+        """
         share = lanes / FULL_LANES
-        narrowed = replace(self.gpu, h2d=_narrowed(self.gpu.h2d, share), d2h=_narrowed(self.gpu.d2h, share))
-        return replace(self, gpu=narrowed)
+        narrow = copy(self)
+        gpu = replace(self.gpu, h2d=_narrowed(self.gpu.h2d, share), d2h=_narrowed(self.gpu.d2h, share))
+        force_setattr(narrow, "gpu", gpu)
+        return narrow
 
 
 def _narrowed(link: Link, share: float) -> Link:

@@ -75,11 +75,14 @@ def _with_parent(raw: Any, path: Path) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`, read strictly: no NaN, no infinity, no repeated key. Raises BadFile in one line."""
+    """The JSON value in `path`, read strictly: no NaN, no infinity, no half characters, no repeated key.
+
+    Raises BadFile in one line.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text, object_pairs_hook=_refuse_repeats)
-        _check_finite(value, "$")
+        _check_values(value, "$")
     except UnicodeDecodeError as wrong:
         raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
     except OSError as wrong:
@@ -89,15 +92,26 @@ def read_json(path: Path) -> Any:
     return value
 
 
-def _check_finite(value: Any, where: str) -> None:
+def _check_values(value: Any, where: str) -> None:
+    """Raise ValueError where a number is not finite or a text could not be written again."""
     if isinstance(value, float) and not isfinite(value):
         raise ValueError(f"{where} is {value}, which is not a number that a data file may hold")
-    if isinstance(value, dict):
+    if isinstance(value, str):
+        _check_text(value, where)
+    elif isinstance(value, dict):
         for key, part in value.items():
-            _check_finite(part, f"{where}.{key}")
+            _check_text(key, f"a key of {where}")
+            _check_values(part, f"{where}.{key}")
     elif isinstance(value, list):
         for index, part in enumerate(value):
-            _check_finite(part, f"{where}[{index}]")
+            _check_values(part, f"{where}[{index}]")
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as wrong:
+        raise ValueError(f"{where} holds half of a surrogate pair (character {wrong.start})") from None
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

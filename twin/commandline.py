@@ -1,7 +1,5 @@
-"""What the commands share: parameter types, the options of a question, delivery of answers and of refusals."""
+"""What the commands share: parameter types, the options of a question, a progress bar."""
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,8 @@ from twin.units import parse_bytes, parse_tokens
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from twin.case import Question
 
 
 class Parsed(click.ParamType[int]):
@@ -68,7 +68,7 @@ def _names(kind: str) -> list[str]:
 
 TOKENS = Parsed("tokens", parse_tokens)
 BYTES = Parsed("size", parse_bytes)
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
+OUTPUT = click.Path(dir_okay=False, readable=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -120,32 +120,11 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document o
 OUT = click.option("-o", "--output", type=OUTPUT, default=None, help="Write the answer to a file instead.")
 
 
-def dump(document: dict[str, Any]) -> str:
-    """JSON text; a NaN or infinity in an answer is a bug and raises ValueError."""
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+def question(asked: dict[str, Any]) -> "Question":
+    """The question that the options' values ask."""
+    from twin.case import Question  # noqa: PLC0415
 
-
-def deliver(text: str, output: Path | None) -> None:
-    """To the file if one is named, otherwise to standard output, flushed so that a full disk is noticed here."""
-    if output is not None:
-        from twin.render.output import write_atomic  # noqa: PLC0415
-
-        write_atomic(output, text)
-        return
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def refuse(given: Sequence[str], kind: str, message: str, hint: str, code: int) -> int:
-    """One line on standard error, or the JSON error on standard output where JSON was asked for."""
-    message, hint = " ".join(message.split()), " ".join(hint.split())
-    if "--json" in given:
-        from twin.render.as_json import error_json  # noqa: PLC0415
-
-        sys.stdout.write(dump(error_json(kind, message, hint)))
-    else:
-        sys.stderr.write(f"twin: {message}{f' ({hint})' if hint else ''}\n")
-    return code
+    return Question(**asked | {"lanes": int(asked["lanes"].removeprefix("x"))})
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from hwprofiles.errors import EXIT_BAD_INPUT, BadFile, TwinError, UnknownName
 __all__ = [
     "EXIT_BAD_INPUT",
     "EXIT_CANNOT_WRITE",
+    "EXIT_CLOSED_PIPE",
     "EXIT_DOES_NOT_FIT",
+    "EXIT_INTERRUPTED",
     "EXIT_OUTSIDE_TOLERANCE",
     "BadFile",
     "BadValue",
@@ -30,6 +32,8 @@ __all__ = [
 EXIT_DOES_NOT_FIT = 3
 EXIT_OUTSIDE_TOLERANCE = 4
 EXIT_CANNOT_WRITE = 5
+EXIT_INTERRUPTED = 130
+EXIT_CLOSED_PIPE = 141
 
 
 class BadValue(TwinError, ValueError):

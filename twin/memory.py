@@ -66,12 +66,12 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     def short(self) -> list[Pool]:
         """Pools that do not hold it."""
-        return [pool for pool in self.pools if pool.used_bytes(self.pages) > pool.capacity_bytes]
+        return [pool for pool in self.pools if pool.max_pages() < self.pages]
 
     def max_ctx_tokens(self, *, sigmas: float = 0.0) -> int:
-        """Longest context of each sequence, a whole number of pages; 0 if not one page fits."""
+        """Longest context of each sequence: whole pages, or all that a question may ask for; 0 if no page fits."""
         pages = min(pool.max_pages(sigmas=sigmas) for pool in self.pools)
-        return min(pages * self.page_tokens, MAX_TOKENS // self.page_tokens * self.page_tokens)
+        return min(pages * self.page_tokens, MAX_TOKENS)
 
     def limit(self) -> Pool:
         """The pool that ends the context first."""
@@ -79,7 +79,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     def shortage(self) -> str:
         """What is needed against what is there, tier by tier; empty where it fits."""
-        lines = []
+        lines, short = [], self.short()
         for tier, pools in (("VRAM", self.devices()), ("host memory", self.host())):
             needed = sum(pool.used_bytes(self.pages) for pool in pools)
             there = sum(pool.capacity_bytes for pool in pools)
@@ -89,7 +89,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
                 lines += [
                     _short(f"{tier} on {pool.name}", pool.used_bytes(self.pages), "which", pool.capacity_bytes)
                     for pool in pools
-                    if pool.used_bytes(self.pages) > pool.capacity_bytes
+                    if pool in short
                 ]
         return "; ".join(lines)
 
@@ -102,8 +102,8 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return [pool for pool in self.pools if pool.name == "host"]
 
     def vram_left_bytes(self) -> float:
-        """VRAM that the plan leaves free over all devices."""
-        return sum(pool.capacity_bytes - pool.used_bytes(self.pages) for pool in self.devices())
+        """VRAM that the plan leaves free over all devices; a device that is short leaves nothing."""
+        return sum(max(0.0, pool.capacity_bytes - pool.used_bytes(self.pages)) for pool in self.devices())
 
 
 def _short(what: str, needed: float, who: str, there: float) -> str:

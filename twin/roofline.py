@@ -11,6 +11,9 @@ WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (
 WALLS |= {"dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
 
 
+PRODUCTS = ("attend_sparse/", "attend_dense/", "score/")
+"""Operations whose efficiency is a share of the tensor roof alone."""
+
 VRAM_RATES: tuple[str, ...] = ("vram",)
 
 
@@ -72,14 +75,21 @@ class Roofs:
             ) from None
 
     def cost(self, op: Op) -> Cost:
-        """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency."""
+        """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency.
+
+        The efficiency of a kernel of products (PRODUCTS) is a share of the tensor roof alone: such a kernel is held by
+        the instructions around its products, and its bytes stream beside them. Any other lowers every roof.
+        """
+        efficiency, efficiency_rates = self._efficiency(op) if op.kernel else (1.0, ())
+        of_products = op.kernel.startswith(PRODUCTS)
         wall, bound_s, rates = "vram", op.vram_bytes / self._vram[0], VRAM_RATES
         sol_s, floor_s = bound_s, op.vram_bytes / self._vram[1]
         if op.flops:
             rate, peak = self._tensor_rate(op.dtype)
             sol_s, floor_s = max(sol_s, op.flops / rate), max(floor_s, op.flops / peak)
-            if op.flops / rate > bound_s:
-                wall, bound_s, rates = "tensor", op.flops / rate, (f"tensor.{op.dtype}",)
+            tensor_s = op.flops / (rate * efficiency if of_products else rate)
+            if tensor_s > bound_s:
+                wall, bound_s, rates = "tensor", tensor_s, (f"tensor.{op.dtype}",)
         moved = op.link_bytes + op.host_bytes
         if moved:
             name, link = self._link(op)
@@ -91,11 +101,11 @@ class Roofs:
             if moved / (rate * share) > bound_s:
                 wall, bound_s = name, moved / (rate * share)
                 rates = (name, f"{name}.run_length") if share < 1 else (name,)
-        latency_s, latency_rates = self._latency(op)
-        if op.kernel and bound_s:
-            efficiency, efficiency_rates = self._efficiency(op)
+        if not of_products:
             bound_s /= efficiency
+        if bound_s and (wall == "tensor" or not of_products):
             rates += efficiency_rates
+        latency_s, latency_rates = self._latency(op)
         calls = op.calls
         return Cost(
             (latency_s + bound_s) * calls,

@@ -29,7 +29,7 @@ def _attend_grid(context: Context) -> Grid:
 
 def _score_grid(context: Context) -> Grid:
     if context.cuda:
-        return Grid(context.pick((2**15, 2**18), (2**13, 2**15, 2**18, 2**20)), (512, 2048))
+        return Grid(context.pick((2**15, 2**18), tuple(2**power for power in range(12, 21))), (512, 2048))
     return Grid(context.pick((2**13, 2**15), (2**13, 2**15, 2**17)), (64, 256))
 
 

@@ -6,17 +6,25 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 SCHEMA = "twin.model/1"
-Count = Annotated[int, Meta(ge=1, le=2**31)]
+Tokens = Annotated[int, Meta(ge=1, le=2**31)]
+Layers = Annotated[int, Meta(ge=1, le=4096)]
+Heads = Annotated[int, Meta(ge=1, le=4096)]
+Width = Annotated[int, Meta(ge=1, le=2**20)]
+"""Elements of a vector, or bytes of a row."""
+Experts = Annotated[int, Meta(ge=1, le=65536)]
+Vocabulary = Annotated[int, Meta(ge=1, le=2**24)]
+Few = Annotated[int, Meta(ge=1, le=65536)]
+"""Tokens of a block, rows of a token, streams: what a loop may go over."""
 LayerKind = Literal["attention", "recurrent"]
 
 
 class Attention(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Grouped-query attention; `every` n-th layer has it, the others are recurrent (every = 1: all of them)."""
 
-    every: Count
-    query_heads: Count
-    kv_heads: Count
-    head_dim: Count
+    every: Layers
+    query_heads: Heads
+    kv_heads: Heads
+    head_dim: Width
     output_gate: bool
 
     def __post_init__(self) -> None:
@@ -27,10 +35,10 @@ class Attention(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Qwen Sparse Attention: scores one pooled key per block of `ratio` tokens, attends to the best `budget` tokens."""
 
-    query_heads: Count
-    head_dim: Count
-    budget: Count
-    ratio: Count
+    query_heads: Heads
+    head_dim: Width
+    budget: Tokens
+    ratio: Few
 
     def __post_init__(self) -> None:
         if self.budget % self.ratio:
@@ -45,9 +53,9 @@ class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Recurrent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Gated DeltaNet: a state of head_dim x head_dim per value head and a short convolution."""
 
-    key_heads: Count
-    value_heads: Count
-    head_dim: Count
+    key_heads: Heads
+    value_heads: Heads
+    head_dim: Width
     conv_kernel: Annotated[int, Meta(ge=2, le=64)]
 
     @property
@@ -69,10 +77,10 @@ class Recurrent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class FeedForward(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A gated MLP; with experts > 1 a router picks `active` of them and `shared_intermediate` always runs."""
 
-    experts: Count
-    active: Count
-    intermediate: Count
-    shared_intermediate: Annotated[int, Meta(ge=0)]
+    experts: Experts
+    active: Experts
+    intermediate: Width
+    shared_intermediate: Annotated[int, Meta(ge=0, le=2**20)]
 
     def __post_init__(self) -> None:
         if self.active > self.experts:
@@ -83,8 +91,8 @@ class NgramTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of hashed n-gram embeddings, read by row on the host before layer `before_layer`."""
 
     table_bytes: Annotated[int, Meta(ge=1, le=2**45)]
-    row_bytes: Count
-    rows_per_token: Count
+    row_bytes: Width
+    rows_per_token: Few
     before_layer: Annotated[int, Meta(ge=0)]
 
 
@@ -104,11 +112,11 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, d
     name: str
     summary: str
     source: str
-    hidden: Count
-    vocab: Count
-    layers: Count
-    residual_streams: Count
-    native_ctx_tokens: Count
+    hidden: Width
+    vocab: Vocabulary
+    layers: Layers
+    residual_streams: Few
+    native_ctx_tokens: Tokens
     attention: Attention
     feed_forward: FeedForward
     weights: Weights

@@ -1,7 +1,8 @@
-"""Writing files so that nothing is lost: beside the old one, then renamed over it."""
+"""Writing files so that nothing is lost: beside the old one, then renamed over it. What is no file is written to."""
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -9,24 +10,57 @@ from twin.errors import CannotWrite
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Put `text` into `path`; on any failure the old file stays as it was and CannotWrite says why."""
+    """Put `text` into `path`; on any failure the old file stays as it was and CannotWrite says why.
+
+    A link stays a link: its target is replaced. A pipe or a device is written to as it is.
+    """
     try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        there = _status(path)
+        if there is None or (stat.S_ISREG(there.st_mode) and _stream_on(there) is None):
+            mode = 0o666 & ~_umask() if there is None else there.st_mode
+            _replace(Path(os.path.realpath(path)), text, mode & 0o777)
+        else:
+            _write_into(path, there, text)
     except OSError as wrong:
         raise CannotWrite(f"cannot write {path}: {wrong.strerror}") from None
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
-        mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
-        Path(beside).chmod(mode & 0o777)
+        Path(beside).chmod(mode)
         Path(beside).replace(path)
-    except OSError as wrong:
-        raise CannotWrite(f"cannot write {path}: {wrong.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
             Path(beside).unlink(missing_ok=True)
+
+
+def _write_into(path: Path, there: os.stat_result, text: str) -> None:
+    stream = _stream_on(there)
+    handle = os.open(path, os.O_WRONLY) if stream is None else os.dup(stream)
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+def _stream_on(there: os.stat_result) -> int | None:
+    """The standard stream that goes there already: `/dev/stdout` may be a file that others write to as well."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(there, os.fstat(stream)):
+                return stream
+    return None
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What `path` or the target of its link is; None where nothing is yet."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _umask() -> int:

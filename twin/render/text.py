@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.assumptions import ASSUMPTIONS
 from twin.prediction import Phase, Prediction, Quantity
+from twin.remedies import remedies
 from twin.units import KIB, format_bytes, format_seconds
 
 SIGNIFICANT = 3
@@ -71,20 +72,6 @@ def _memory_rows(prediction: Prediction) -> Iterable[str]:
         used = sum(pool.used_bytes(plan.pages) for pool in pools)
         there = sum(pool.capacity_bytes for pool in pools)
         yield _row(name, f"{format_bytes(used)} of {format_bytes(there)}")
-
-
-def remedies(prediction: Prediction) -> list[str]:
-    """What would make it fit, from what is asked and what is short."""
-    case, plan = prediction.case, prediction.memory
-    tips = []
-    short = {pool.name for pool in plan.short()}
-    if plan.max_ctx_tokens():
-        tips.append(f"--ctx {plan.max_ctx_tokens()}")
-    if case.layout.name == "vram" and "offload" in case.rules.layouts and short - {"host"}:
-        tips.append("--layout offload")
-    if "host" in short and case.model.ngram is not None and case.ngram == "ram":
-        tips.append("--ngram disk")
-    return tips or ["a machine with more memory"]
 
 
 def explain(prediction: Prediction) -> str:

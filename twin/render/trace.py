@@ -20,14 +20,18 @@ _TRACK_ORDER = {engine: index for index, engine in enumerate(Engine)}
 
 
 def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
-    """The decode step, or the last chunk of the prefill, layer by layer in true order."""
+    """The decode step, or the last chunk of the prefill if it has any, layer by layer in true order."""
     devices = roofs.profile.gpu_count
     if phase == "decode":
         step = Pass(past=case.question.ctx_tokens, rows=1, batch=case.question.batch)
         program = decode_program(case, step, devices, merged=False)
     else:
-        last = chunk_count(case, case.question.ctx_tokens) - 1
-        program = prefill_program(case, chunk_at(case, case.question.ctx_tokens, max(0, last)), devices, merged=False)
+        chunks = chunk_count(case, case.question.ctx_tokens)
+        program = (
+            prefill_program(case, chunk_at(case, case.question.ctx_tokens, chunks - 1), devices, merged=False)
+            if chunks
+            else ()
+        )
     seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
     events = trace_events(simulate(program, seconds, spans=True))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
