@@ -231,7 +231,7 @@ def _record(evidence: Evidence, *, name: str, command: str, fitted: dict[str, An
         "name": name,
         "date": evidence.date,
         "command": command,
-        "machine": msgspec.to_builtins(evidence.machine),
+        "machine": msgspec.to_builtins(evidence.machine) | {"device_id": ""},  # which card it was is nobody's business
         "queue_start_s": copies_line(copies)[0],
         "fitted": fitted,
         "probes": {probe: _summary(record) for probe, record in evidence.records.items()},

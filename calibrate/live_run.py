@@ -133,11 +133,14 @@ def provenance(device: str) -> dict[str, str]:
     """What the figures were made by: versions, driver, clocks, commit, date, command."""
     import torch  # noqa: PLC0415
 
+    from calibrate.probes.machine import code_hash  # noqa: PLC0415
+
     facts = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "commit": _output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]),
+        "code": code_hash(),
         "command": f"twin validate --device {device} --record",
     }
     if device != "cpu":

@@ -88,7 +88,7 @@ def describe(device: str, *, dtype: str = "") -> Machine:
         "cpu": _cpu_name(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "code": _code_hash(),
+        "code": code_hash(),
         "commit": _commit(),
     }
     return Machine(**common, **(_cpu(common) if device == "cpu" else _gpu(device)))
@@ -173,18 +173,19 @@ def _cpu_name() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "kernel": platform.release()}
+    found = {"python": platform.python_version(), "kernel": platform.release().split("-")[0]}
     for package in ("torch", "triton", "kv-twin"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
 
 
-def _code_hash() -> str:
+def code_hash() -> str:
+    """Short hash of the kernels and probes: figures made by other code are not to be mixed."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for folder in ("realkernels", "calibrate/probes"):
-        for path in sorted((root / folder).glob("*.py")):
+        for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
