@@ -5,7 +5,8 @@ everything here is 3 x 2^k, 9 x 2^k or odd, except the long curve, which is show
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from calibrate.kernel_cases import KernelCase
 

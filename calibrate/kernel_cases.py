@@ -1,9 +1,9 @@
 """What can be both run and predicted: one kernel case, its question to the twin and the program that answers it."""
 
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from twin.case import Case, Question, resolve
 from twin.layouts.layout import Pass
@@ -16,8 +16,7 @@ Metric = Literal["decode_step", "decode_select", "decode_gather", "prefill_atten
 DECODE: tuple[Metric, ...] = ("decode_step", "decode_select", "decode_gather")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelCase:
+class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing to time. Decode cases run all `layers` in order; prefill cases run one layer's chunk of `rows`."""
 
     metric: Metric
@@ -36,6 +35,8 @@ class KernelCase:
     def __post_init__(self) -> None:
         if not 0 < self.rows <= self.ctx_tokens:
             raise ValueError(f"{self.rows} rows do not end a context of {self.ctx_tokens} tokens")
+        if self.metric in DECODE and (self.rows != 1 or self.mode == "staged"):
+            raise ValueError("a decode case has one row and reads in place")
         if self.mode == "staged" and (self.tier != "host" or self.bucket_tokens < 1):
             raise ValueError("a staged case reads the host through buckets")
 
@@ -78,7 +79,10 @@ def program_of(case: KernelCase, *, kv_dtype: str) -> Program:
     chunk = Pass(past=case.ctx_tokens - case.rows, rows=case.rows)
     blocks = resolved.layout.prefill_blocks(resolved, chunk, 0, times=1)
     wanted = _SELECTION if case.metric == "prefill_select" else _ATTENTION
-    return tuple(kept for block in blocks if (kept := _only(block, wanted)) is not None)
+    kept = tuple(part for block in blocks if (part := _only(block, wanted)) is not None)
+    if not kept:
+        raise ValueError(f"{case.id} has nothing to time")
+    return kept
 
 
 _SELECTION = {"score", "select"}

@@ -61,6 +61,8 @@ def validate_live(
                     rows.append(row_of(outcome, "grid" if group == "grid" else "long_curve"))
     except WrongResult as wrong:
         raise Impossible(str(wrong)) from None
+    if not rows:
+        raise Impossible(f"nothing could be measured: {left[0].reason}")
     dtype = str(backend.dtype).removeprefix("torch.")
     kv_dtype = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[dtype]
     made = Measurements(
@@ -91,8 +93,9 @@ def record(measurements: Measurements, hw: str) -> Path:
 def _backend(device: str) -> "Backend":
     try:
         from realkernels.backend import open_backend  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        raise Impossible(f"{missing.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
+    except ImportError as missing:
+        what = missing.name or str(missing).splitlines()[0]
+        raise Impossible(f"{what} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     try:
         return open_backend(device)
     except RuntimeError as refused:

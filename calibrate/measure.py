@@ -1,14 +1,17 @@
 """Runs kernel cases on a backend: fresh data before every repeat, the result checked after the last one."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from calibrate.kernel_cases import DECODE, KernelCase
 
 if TYPE_CHECKING:
     from realkernels.backend import Backend, QsaCache
+
+Result = TypeVar("Result")
 
 WORST_ERROR = 2e-2
 """Largest relative error against float64 of an output in half precision that is still called right."""
@@ -34,10 +37,6 @@ class Measurement:
     """Worst relative error of the checked outputs against float64."""
     link_bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"case": self.case.to_dict(), "samples_s": list(self.samples_s)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
@@ -54,7 +53,7 @@ def measure(
     for group in _groups(list(cases)):
         waiting = list(group)
         tokens = max(case.ctx_tokens for case in group)
-        layers = max(case.layers if case.metric in DECODE else 1 for case in group)
+        layers = group[0].layers if group[0].metric in DECODE else 1
         tokens = -(-tokens // 256) * 256
         try:
             with backend.cache(
@@ -71,7 +70,7 @@ def measure(
             if isinstance(refused, WrongResult):
                 raise
             for case in waiting:
-                yield LeftOut(case=case, reason=str(refused).splitlines()[0])
+                yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
 
 
 def measure_case(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
@@ -88,6 +87,7 @@ def _measure_decode(case: KernelCase, backend: "Backend", cache: "QsaCache") -> 
     def refresh(_index: int) -> None:
         step.query.normal_()
         step.index_query.normal_()
+        step.selected.fill_(-1)
         step.output.fill_(float("nan"))
         if case.metric == "decode_gather":
             step.select()  # fresh blocks, or the second repeat would find them in the cache
@@ -100,10 +100,10 @@ def _measure_decode(case: KernelCase, backend: "Backend", cache: "QsaCache") -> 
         "decode_gather": step.gather,
     }[case.metric]
     samples = _samples(backend, backend.capture(work), refresh)
-    if case.metric != "decode_step":
-        step.run()  # what verify looks at: the other half of the step, once
-    exact, error = step.verify()
-    return _measurement(case, samples, error if exact else float("inf"), 0)
+    if case.metric == "decode_select":
+        step.gather()  # over what the timed selection left
+    exact, error = _checked(case, step.verify)
+    return _measurement(case, samples, error if exact else math.inf, 0)
 
 
 def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
@@ -117,11 +117,22 @@ def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") ->
         copies=case.copies,
     )
     chunk.refresh(seed=case.ctx_tokens)
-    work = chunk.select if case.metric == "prefill_select" else chunk.run
-    samples = _samples(backend, backend.capture(work), None)
-    chunk.refresh(seed=case.ctx_tokens + 1)
-    chunk.run()
-    return _measurement(case, samples, chunk.verify(), chunk.link_bytes)
+    selects = case.metric == "prefill_select"
+    poisoned, poison = (chunk.selection, 0) if selects else (chunk.output, float("nan"))
+    work = backend.capture(chunk.select if selects else chunk.run)
+    samples = _samples(backend, work, lambda _index: poisoned.fill_(poison))
+    if not selects:
+        return _measurement(case, samples, _checked(case, chunk.verify), chunk.link_bytes)
+    best = _checked(case, chunk.verify_selection)
+    return _measurement(case, samples, 0.0 if best else math.inf, chunk.link_bytes)
+
+
+def _checked(case: KernelCase, verify: Callable[[], Result]) -> Result:
+    """What `verify` says of the last timed run; an index out of range there is a wrong result too."""
+    try:
+        return verify()
+    except IndexError as wrong:
+        raise WrongResult(f"{case.id}: {wrong}") from None
 
 
 def _samples(
@@ -162,10 +173,11 @@ def _measurement(case: KernelCase, samples: tuple[float, ...], error: float, lin
 
 
 def _groups(cases: list[KernelCase]) -> Iterator[list[KernelCase]]:
-    """Cases that can share planes: same tier and page size, prefill (one layer) apart from decode."""
-    keys: dict[tuple[str, bool, bool], list[KernelCase]] = {}
+    """Cases that can share planes: same tier, page size and layers (prefill runs one)."""
+    keys: dict[tuple[str, bool, int], list[KernelCase]] = {}
     for case in cases:
-        keys.setdefault((case.tier, case.huge_pages, case.metric in DECODE), []).append(case)
+        layers = case.layers if case.metric in DECODE else 1
+        keys.setdefault((case.tier, case.huge_pages, layers), []).append(case)
     yield from keys.values()
 
 

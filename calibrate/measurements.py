@@ -87,12 +87,21 @@ def row_of(measurement: Measurement, group: Literal["grid", "long_curve"] = "gri
 
 
 def merged(old: Measurements | None, new: Measurements) -> Measurements:
-    """`new` over `old`: a case measured again replaces its row, the others stay."""
-    if old is None or old.machine != new.machine:
+    """`new` over `old`: a case measured again replaces its row, the others stay.
+
+    Rows of another machine, cache format or other kernels' code are not mixed with new ones: they go.
+    """
+    if old is None or _origin(old) != _origin(new):
         return new
     fresh = {(row.group, row.case.id) for row in new.rows}
     kept = tuple(row for row in old.rows if (row.group, row.case.id) not in fresh)
-    return msgspec.structs.replace(new, rows=(*kept, *new.rows))
+    tried = {row.case.id for row in new.rows} | {row.case.id for row in new.left_out}
+    left_out = tuple(row for row in old.left_out if row.case.id not in tried)
+    return msgspec.structs.replace(new, rows=(*kept, *new.rows), left_out=(*left_out, *new.left_out))
+
+
+def _origin(measurements: Measurements) -> tuple[str, str, str]:
+    return measurements.machine, measurements.kv_dtype, measurements.made.get("code", "")
 
 
 def to_text(measurements: Measurements) -> str:
