@@ -1,54 +1,33 @@
 """The command line: parse, call one function, render. Heavy imports stay inside the commands that need them."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+try:
+    import click
 
-from twin.commandline import (
-    JSON,
-    OFFLOAD_OPTIONS,
-    OUT,
-    OUTPUT,
-    QUESTION_OPTIONS,
-    Name,
-    deliver,
-    dump,
-    options,
-    progress_bar,
-    refuse,
-)
-from twin.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_CANNOT_WRITE,
-    EXIT_DOES_NOT_FIT,
-    EXIT_OUTSIDE_TOLERANCE,
-    TwinError,
-)
+    from twin.commandline import JSON, OFFLOAD_OPTIONS, OUT, OUTPUT, QUESTION_OPTIONS, Name, options, progress_bar
+    from twin.commandline import question as question_of
+    from twin.delivery import EXIT_CODES, deliver, dump, end
+    from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
+except KeyboardInterrupt:  # before `main` is there to catch it
+    sys.stderr.write("twin: interrupted\n")
+    sys.exit(130)
 
 if TYPE_CHECKING:
-    from twin.case import Question
-
-EXIT_INTERRUPTED = 130
-EXIT_CLOSED_PIPE = 141
-
-EXIT_CODES = """\b
-Exit codes:
-  0    answered
-  2    wrong input: an unknown name, a number out of range, a broken file
-  3    answered: it does not fit
-  4    answered: a validation case is outside its tolerance
-  5    an output could not be written; an existing file is intact
-  130  interrupted     141  the reader closed the pipe
-"""
+    from twin.prediction import Prediction
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES)
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=EXIT_CODES,
+    invoke_without_command=True,
+)
 @click.version_option(package_name="kv-twin", prog_name="twin")
-def twin() -> None:
+@click.pass_context
+def twin(context: click.Context) -> None:
     """Tell where the KV cache should live, in how many bits, and what that costs.
 
     Predicts memory, speed and time to first token of LLM inference before anything is downloaded, from counted bytes
@@ -61,6 +40,8 @@ def twin() -> None:
       twin compare --ctx 200k                    all layouts side by side
       twin validate --recorded                   predictions against published measurements
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @twin.command(epilog=EXIT_CODES)
@@ -90,8 +71,7 @@ def predict(
     from twin.prediction import predict as answer  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
 
-    question = _question(asked)
-    prediction = answer(question)
+    prediction = answer(question_of(asked))
     if trace is not None:
         _write_trace(prediction, trace, trace_phase)
     if as_json:
@@ -121,7 +101,7 @@ def compare(*, as_json: bool, output: Path | None, **asked: Any) -> int:
     from twin.render import as_json as contracts  # noqa: PLC0415
     from twin.render import text as tables  # noqa: PLC0415
 
-    predictions = [answer(_question(asked | {"layout": name})) for name in load_engine(asked["engine"]).layouts]
+    predictions = [answer(question_of(asked | {"layout": name})) for name in load_engine(asked["engine"]).layouts]
     deliver(dump(contracts.comparison_json(predictions)) if as_json else tables.comparison(predictions), output)
     return 0 if any(each.fits for each in predictions) else EXIT_DOES_NOT_FIT
 
@@ -267,44 +247,20 @@ def completion(*, shell: str) -> int:
     return 0
 
 
-def _question(asked: dict[str, Any]) -> "Question":
-    from twin.case import Question  # noqa: PLC0415
-
-    return Question(**asked | {"lanes": int(asked["lanes"].removeprefix("x"))})
-
-
-def _write_trace(prediction: Any, path: Path, phase: str) -> None:
-    from twin.errors import Impossible  # noqa: PLC0415
+def _write_trace(prediction: "Prediction", path: Path, phase: str) -> None:
     from twin.render.output import write_atomic  # noqa: PLC0415
     from twin.render.trace import trace_json  # noqa: PLC0415
     from twin.roofline import Roofs  # noqa: PLC0415
 
     if not prediction.fits:
-        raise Impossible(f"nothing to trace: {prediction.memory.shortage()}")
+        click.echo(f"nothing was traced: it does not fit; {path} is as it was", err=True)
+        return
     write_atomic(path, trace_json(prediction.case, Roofs(prediction.machine), phase=phase))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with a documented exit code; only a bug shows a traceback."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        code = twin.main(args=given, prog_name="twin", standalone_mode=False)
-    except TwinError as refused:
-        code = refuse(given, type(refused).__name__, refused.message, refused.hint, refused.exit_code)
-    except click.UsageError as wrong:
-        code = refuse(given, "UsageError", wrong.format_message(), "twin --help", EXIT_BAD_INPUT)
-    except click.ClickException as wrong:
-        code = refuse(given, type(wrong).__name__, wrong.format_message(), "", EXIT_BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort):
-        code = refuse(given, "Interrupted", "interrupted", "", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_CLOSED_PIPE
-    except OSError as wrong:
-        sys.stderr.write(f"twin: cannot write standard output: {wrong.strerror}\n")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_CANNOT_WRITE
-    sys.exit(code or 0)
+    sys.exit(end(twin, sys.argv[1:] if arguments is None else arguments))
 
 
 if __name__ == "__main__":

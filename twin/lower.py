@@ -45,17 +45,20 @@ def _split(layers: int, device_count: int) -> tuple[int, ...]:
     return tuple(device for device, size in enumerate(sizes) for _ in range(size))
 
 
-def layer_groups(case: Case, device_count: int, *, merged: bool, alone: int = 0) -> list[LayerGroup]:
+def layer_groups(case: Case, device_count: int, *, merged: bool, alone: int = 0) -> tuple[LayerGroup, ...]:
     """Layers one by one in true order, or merged by kind (all but the first `alone`), since devices are alike."""
-    devices = split_layers(case, device_count)
     kinds = case.model.layer_kinds
-    last_single = alone if merged else len(kinds)
+    return _groups(kinds, split_layers(case, device_count), alone if merged else len(kinds))
+
+
+@cache
+def _groups(kinds: tuple[str, ...], devices: tuple[int, ...], last_single: int) -> tuple[LayerGroup, ...]:
     groups = [LayerGroup(device=devices[at], kind=kinds[at], index=at, count=1) for at in range(last_single)]
     rest = kinds[last_single:]
     for kind in dict.fromkeys(rest):
         first = last_single + rest.index(kind)
         groups.append(LayerGroup(device=devices[first], kind=kind, index=first, count=rest.count(kind)))
-    return groups
+    return tuple(groups)
 
 
 def decode_program(case: Case, step: Pass, device_count: int, *, merged: bool = True) -> Program:
@@ -92,8 +95,8 @@ def prefill_program(case: Case, chunk: Pass, device_count: int, *, merged: bool 
 
 def _with_hops(case: Case, step: Pass, device_count: int, blocks: list[Block], *, merged: bool) -> list[Block]:
     """The hops between devices: each where the device changes, or all of them in one block at the end."""
-    crossings = len(set(split_layers(case, device_count))) - 1
     if merged:
+        crossings = split_layers(case, device_count)[-1]
         return [*blocks, _hop(case, step, 0, 1, times=crossings)] if crossings else blocks
     placed: list[Block] = []
     device = 0

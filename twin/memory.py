@@ -150,7 +150,8 @@ def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
 def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -> dict[str, float]:
     """Weights, recurrent state and the layout's buffers on a device with layers of these kinds."""
     model, batch = case.model, case.question.batch
-    count = sum(layer_parameters(model, kind) for kind in kinds) + (parameters(model).head if last else 0)
+    count = sum(layer_parameters(model, kind) * kinds.count(kind) for kind in set(kinds))
+    count += parameters(model).head if last else 0
     state = kinds.count("recurrent") * state_bytes(model, case.rules.state_element_bytes) * batch
     parts = {"weights": weight_bytes(model, count), "recurrent state": float(state)}
     if not model.weights.embedding_on_host and kinds:

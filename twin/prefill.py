@@ -1,12 +1,12 @@
 """A whole prefill from few of its chunks: a chunk's time is a smooth function of its position between steps.
 
 The steps are where the number of staging buckets changes or another way of reading sets in. Chunks between two steps
-form a run. A line over the chunks of a long run, or over the means of many short ones, is checked at its middle and cut
-in two where it bends.
+form a run. The steps come back in the same order period after period, so that a period's mean is smooth again. A line
+over the chunks of a run, or over the means of many periods, is checked at its middle and cut in two where it bends.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator
 
 from twin.case import Case
 from twin.counts import sparse_threshold
@@ -45,17 +45,13 @@ def sample(case: Case, prompt_tokens: int, seconds: Callable[[int], float]) -> W
     full = prefilled_tokens(case, prompt_tokens) // case.chunk_tokens
     if full < count:
         weights[count - 1] = 1.0
-    for family in _families(case, full):
-        _sample_family(family, seconds, weights, bends=case.copies == "overlapped")
+    for start, stop in _stretches(case, full):
+        _Stretch(case, seconds).sample(start, stop, weights)
     return weights
 
 
-Run = range
-"""Consecutive chunks of one structure."""
-
-
-def _families(case: Case, full: int) -> Iterator[list[Run]]:
-    """Runs of full chunks between two changes of structure; within a family only the number of buckets grows."""
+def _stretches(case: Case, full: int) -> Iterator[tuple[int, int]]:
+    """Full chunks from one change of structure to the next; between them only the number of buckets grows."""
     chunk = case.chunk_tokens
     budget = case.model.indexer.budget if case.model.indexer else 0
     first_full_budget = -(-budget // chunk) * chunk  # rows before it may see fewer tokens than the budget
@@ -63,93 +59,84 @@ def _families(case: Case, full: int) -> Iterator[list[Run]]:
     start = 0
     for stop in (*(min(position // chunk, full) for position in breaks), full):
         if stop > start:
-            yield from _runs(start, stop, case.layout.bucket_tokens(case), chunk)
+            yield start, stop
             start = stop
 
 
-def _runs(start: int, stop: int, bucket_tokens: int, chunk: int) -> Iterator[list[Run]]:
-    """Chunks start..stop cut where another bucket begins; a last run cut short stands alone, off the others' line."""
-    family: list[Run] = []
-    while start < stop:
-        bucket = -(-(start + 1) * chunk // bucket_tokens) if bucket_tokens else 0
-        end = min(max(start + 1, bucket * bucket_tokens // chunk), stop) if bucket_tokens else stop
-        family.append(range(start, end))
-        start = end
-    if len(family) > 1 and len(family[-1]) < len(family[-2]):
-        yield family[:-1]
-        yield family[-1:]
-    else:
-        yield family
+class _Stretch:
+    """Chunks of one structure. Overlapped copies bend a run where it turns from bound by copies to bound by kernels."""
 
+    def __init__(self, case: Case, seconds: Callable[[int], float]) -> None:
+        self.seconds = seconds
+        self.chunk_tokens = case.chunk_tokens
+        self.bucket_tokens = case.layout.bucket_tokens(case)
+        self.bends = case.copies == "overlapped"
 
-def _sample_family(runs: list[Run], seconds: Callable[[int], float], weights: Weights, *, bends: bool) -> None:
-    """A line over the means of the runs. A run's mean is that of its two ends, unless it is alone or may bend inside.
+    def sample(self, start: int, stop: int, weights: Weights) -> None:
+        """Whole periods by a line over their means; what is left at both ends run by run."""
+        period = self.bucket_tokens // math.gcd(self.bucket_tokens, self.chunk_tokens) or stop
+        first, last = -(-start // period) * period, stop // period * period
+        if last - first < 2 * period:
+            first = last = stop
+        for run in (*self._runs(start, first), *self._runs(last, stop)):
+            self._sample_run(run, weights)
+        inside: dict[int, Weights] = {}
 
-    Overlapped copies `bends` a run where it turns from bound by copies to bound by kernels.
-    """
-    inside: dict[int, Weights] = {}
+        def mean(begin: int) -> float:
+            if begin not in inside:
+                inside[begin] = self._of_period(begin, begin + period)
+            return sum(self.seconds(chunk) * times for chunk, times in inside[begin].items()) / period
 
-    def mean(point: int) -> float:
-        run = runs[point]
-        if point not in inside:
-            inside[point] = _over_chunks(run, seconds) if bends or len(runs) == 1 else _ends(run)
-        return sum(seconds(chunk) * times for chunk, times in inside[point].items()) / len(run)
+        periods: Weights = {}
+        _spread(range(first, last, period), mean, periods)
+        for begin, times in periods.items():
+            mean(begin)
+            for chunk, share in inside[begin].items():
+                _add(weights, chunk, share * times)
 
-    if len(runs) == 1:
-        mean(0)
-        over_runs: Weights = {0: len(runs[0])}
-    else:
-        centres = [(run.start + run.stop - 1) / 2 for run in runs]
-        over_runs = _Line(value=mean, at=centres, lengths=[len(run) for run in runs]).sample()
-    for point, chunks in over_runs.items():
-        mean(point)
-        for chunk, times in inside[point].items():
-            _add(weights, chunk, times * chunks / len(runs[point]))
-
-
-def _ends(run: Run) -> Weights:
-    ends: Weights = {}
-    _add(ends, run.start, len(run) / 2)
-    _add(ends, run.stop - 1, len(run) / 2)
-    return ends
-
-
-def _over_chunks(run: Run, seconds: Callable[[int], float]) -> Weights:
-    line = _Line(value=lambda point: seconds(run[point]), at=run, lengths=[1] * len(run))
-    return {run[point]: times for point, times in line.sample().items()}
-
-
-class _Line(NamedTuple):
-    """Points at positions `at`, each standing for `lengths` chunks; what is linear in position is summed exactly."""
-
-    value: Callable[[int], float]
-    at: Sequence[float]
-    lengths: Sequence[int]
-
-    def sample(self) -> Weights:
-        """Spread all points over those where the line bends."""
+    def _of_period(self, start: int, stop: int) -> Weights:
         weights: Weights = {}
-        self._spread(0, len(self.at) - 1, weights)
+        for run in self._runs(start, stop):
+            self._sample_run(run, weights)
         return weights
 
-    def _spread(self, low: int, high: int, weights: Weights) -> None:
-        middle = (low + high) // 2
-        if high - low > 1:
-            share = self._share(middle, low, high)
-            line = self.value(low) * (1 - share) + self.value(high) * share
-            if abs(line - self.value(middle)) > STRAIGHT * self.value(middle):
-                self._spread(low, middle, weights)
-                self._spread(middle + 1, high, weights)
-                return
-        points = range(low, high + 1)
-        to_high = sum(self.lengths[point] * self._share(point, low, high) for point in points)
-        _add(weights, low, sum(self.lengths[point] for point in points) - to_high)
-        _add(weights, high, to_high)
+    def _sample_run(self, run: range, weights: Weights) -> None:
+        """The chunk or the two chunks in its middle, or as many as it takes where it is long or may bend."""
+        if self.bends or run[-1] > 2 * run[0]:
+            _spread(run, self.seconds, weights)
+        else:
+            _halve(run[(len(run) - 1) // 2 : len(run) // 2 + 1], weights, of=len(run))
 
-    def _share(self, point: int, low: int, high: int) -> float:
-        return (self.at[point] - self.at[low]) / (self.at[high] - self.at[low]) if high > low else 0.0
+    def _runs(self, start: int, stop: int) -> Iterator[range]:
+        """Chunks start..stop cut where another bucket begins."""
+        while start < stop:
+            end = stop
+            if self.bucket_tokens:
+                bucket = -(-(start + 1) * self.chunk_tokens // self.bucket_tokens)
+                end = min(max(start + 1, bucket * self.bucket_tokens // self.chunk_tokens), stop)
+            yield range(start, end)
+            start = end
+
+
+def _spread(points: range, value: Callable[[int], float], weights: Weights) -> None:
+    """A line over evenly spaced points, cut in two where it bends: what is linear in the position is summed exactly."""
+    if len(points) > 2:
+        middle = (len(points) - 1) // 2
+        share = middle / (len(points) - 1)
+        line = value(points[0]) * (1 - share) + value(points[-1]) * share
+        if abs(line - value(points[middle])) > STRAIGHT * value(points[middle]):
+            _spread(points[: middle + 1], value, weights)
+            _spread(points[middle + 1 :], value, weights)
+            return
+    _halve(points, weights, of=len(points))
+
+
+def _halve(points: range, weights: Weights, *, of: int) -> None:
+    """The first and the last point stand for half of so many each: their mean is that of a line."""
+    if points:
+        _add(weights, points[0], of / 2)
+        _add(weights, points[-1], of / 2)
 
 
 def _add(weights: Weights, point: int, times: float) -> None:
-    if times:
-        weights[point] = weights.get(point, 0.0) + times
+    weights[point] = weights.get(point, 0.0) + times

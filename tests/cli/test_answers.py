@@ -197,6 +197,12 @@ def test_help_is_there_for_every_command(capsys: Capture, command: str) -> None:
     assert done.out.startswith("Usage: twin")
 
 
+def test_without_a_command_help_is_shown(capsys: Capture) -> None:
+    done = run(capsys)
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert done.out == run(capsys, "--help").out
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_that_asks_twin(capsys: Capture, shell: str) -> None:
     done = run(capsys, "completion", shell)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,8 +13,11 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.cli.command import (
+    ANSWERED,
     CANNOT_WRITE,
     CHILD,
+    CLOSED_PIPE,
+    DOES_NOT_FIT,
     FULL_DISK,
     INTERRUPTED,
     WRONG_INPUT,
@@ -102,13 +106,120 @@ def test_a_full_standard_output_is_one_line(command: str) -> None:
     assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
 
 
+@NEEDS_FULL_DISK
+def test_a_refusal_in_json_that_cannot_be_written_is_one_line() -> None:
+    with FULL_DISK.open("w", encoding="utf-8") as full:
+        done = child("predict", "--ctx", "0", "--json", stdout=full)
+    assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
+
+
+@NEEDS_FULL_DISK
+@pytest.mark.parametrize("command", ["predict --ctx 0", "--nonsense"])
+def test_a_full_standard_error_leaves_the_exit_code_alone(command: str) -> None:
+    with FULL_DISK.open("w", encoding="utf-8") as full:
+        assert child(*command.split(), stderr=full).code == WRONG_INPUT
+
+
+@pytest.mark.parametrize("command", ["predict", "predict --json", "--help", "--version", "predict --ctx 0 --json", ""])
+def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = child(*command.split(), stdout=writer)
+    os.close(writer)
+    assert (done.code, done.err) == (CLOSED_PIPE, "")
+
+
+def closed(command: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    """`twin` begun by a shell that closes one of its streams."""
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *CHILD, *command.split()]
+    return subprocess.run(shell, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", ["predict", "predict --json", "predict --ctx 0 --json", "--help"])
+def test_a_standard_output_that_was_closed_is_one_line(command: str) -> None:
+    done = closed(command, ">&-")
+    assert done.returncode == CANNOT_WRITE
+    assert done.stderr == "twin: cannot write standard output: Bad file descriptor\n"
+
+
+def test_an_answer_in_a_file_needs_no_standard_output(tmp_path: Path) -> None:
+    done = closed(f"predict -o {tmp_path / 'answer'}", ">&-")
+    assert (done.returncode, done.stderr) == (ANSWERED, "")
+    assert "tok/s" in (tmp_path / "answer").read_text(encoding="utf-8")
+
+
+def test_a_standard_error_that_was_closed_leaves_the_exit_code_alone() -> None:
+    assert closed("predict --ctx 0", "2>&-").returncode == WRONG_INPUT
+
+
+def test_an_answer_may_go_to_a_device(capsys: Capture) -> None:
+    done = run(capsys, "predict", "-o", os.devnull)
+    assert (done.code, done.out, done.err) == (ANSWERED, "", "")
+    assert not Path(os.devnull).is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
+def test_an_answer_to_dev_stdout_follows_what_is_written_there_already(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w", encoding="utf-8") as log:
+        log.write(OLD)
+        log.flush()
+        assert child("predict", "-o", "/dev/stdout", stdout=log).code == ANSWERED
+        log.write("more\n")
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(OLD)
+    assert "tok/s" in text
+    assert os.listdir(tmp_path) == ["log"]
+    assert child("predict", "-o", "/dev/stdout").out == child("predict").out
+
+
+def test_a_trace_of_what_does_not_fit_leaves_with_its_answer_and_says_so(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(OLD, encoding="utf-8")
+    plain = run(capsys, "predict", "--layout", "vram")
+    done = run(capsys, "predict", "--layout", "vram", "--trace", str(path))
+    assert (done.code, done.out) == (DOES_NOT_FIT, plain.out)
+    assert done.err.startswith("nothing was traced: ")
+    assert done.err.count("\n") == 1
+    assert path.read_text(encoding="utf-8") == OLD
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+import cli
+"""
+
+
+def test_an_interruption_while_the_command_still_loads_is_one_line() -> None:
+    arguments = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "twin: interrupted\n")
+
+
+def test_an_interruption_in_json_is_a_document(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prediction, "predict", interrupted)
+    done = run(capsys, "predict", "--json")
+    assert json.loads(done.out)["error"]["type"] == "Interrupted"
+    assert (done.code, done.err) == (INTERRUPTED, "")
+
+
 def test_an_interruption_is_one_word(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> NoReturn:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prediction, "predict", interrupted)
     done = run(capsys, "predict")
-    assert (done.code, done.out, done.err.strip()) == (INTERRUPTED, "", "twin: interrupted")
+    assert (done.code, done.out, done.err) == (INTERRUPTED, "", "twin: interrupted\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
@@ -122,7 +233,7 @@ def test_an_interrupted_process_leaves_with_130_and_no_file(tmp_path: Path) -> N
         waiting.send_signal(signal.SIGINT)
         out, err = waiting.communicate(timeout=20)
         os.close(writer)
-    assert (waiting.returncode, out, err.strip()) == (INTERRUPTED, "", "twin: interrupted")
+    assert (waiting.returncode, out, err) == (INTERRUPTED, "", "twin: interrupted\n")
     assert os.listdir(tmp_path) == ["profile.json"]
 
 

@@ -141,6 +141,8 @@ WRONG_BYTES = {
     "a key twice": (b'{"name": "a", "name": "b"}', "key 'name' appears twice"),
     "a number without end": (b'{"gpu_count": 1e999}', "not a number that a data file may hold"),
     "nested without end": (b"[" * 100_000, "not valid JSON"),
+    "half a character": (b'{"extends": "rtx3090", "name": "a\\ud800"}', "$.name holds half of a surrogate pair"),
+    "half a character in a key": (b'{"\\ud800": 1}', "a key of $ holds half of a surrogate pair"),
 }
 
 
@@ -151,6 +153,12 @@ def test_a_file_that_says_nothing_is_refused(capsys: Capture, tmp_path: Path, op
     path = tmp_path / "mine.json"
     path.write_bytes(content)
     assert_one_line(run(capsys, "predict", option, str(path)), WRONG_INPUT, f"{path}: ", says)
+
+
+def test_a_name_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"extends": "3x-rtx3090", "name": "\ud800"}), encoding="utf-8")
+    assert_one_line(child("predict", "--hw", str(path)), WRONG_INPUT, "$.name holds half of a surrogate pair")
 
 
 @pytest.mark.parametrize("option", ["--hw", "--model"])

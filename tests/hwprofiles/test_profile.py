@@ -8,7 +8,7 @@ import pytest
 
 from hwprofiles import load_profile, profile_names
 from hwprofiles.profile import HardwareProfile
-from tests.worlds import curve, kernel, machine
+from tests.worlds import curve, kernel, link, machine
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -112,3 +112,10 @@ def test_fewer_lanes_narrow_both_directions_and_nothing_else(lanes: int) -> None
         assert (after.latency, after.run_length) == (before.latency, before.run_length)
     assert narrow.gpu.vram_read == whole.gpu.vram_read
     assert (narrow.host, narrow.kernels) == (whole.host, whole.kernels)
+
+
+@pytest.mark.parametrize("lanes", [8, 4])
+def test_fewer_lanes_may_fall_below_what_a_measured_file_may_say(lanes: int) -> None:
+    slow = machine(h2d=link(bytes_per_s=1e8))
+    assert slow.with_lanes(lanes).gpu.h2d.rate.value == 1e8 * lanes / 16
+    assert slow.gpu.h2d.rate.value == 1e8

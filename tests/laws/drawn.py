@@ -19,8 +19,7 @@ THRESHOLD = 2051
 
 EDGES = (1, 2, PAGE, PAGE + 1, 2048, 2049, THRESHOLD - 1, THRESHOLD, THRESHOLD + 1, 4096, 1 << 20, MAX_TOKENS)
 CHUNKS = (None, PAGE, 512, 2048, 4096, 8192, 65536)
-ODD_STAGING_BYTES = 3 * MIB + 17
-STAGING = (None, 512 * KIB, ODD_STAGING_BYTES, 32 * MIB, GIB)
+STAGING = (None, 512 * KIB, 3 * MIB + 17, 32 * MIB, GIB)
 LONG_TOKENS = 1 << 24
 """Beyond it chunks and buffers are drawn large: the number of chunks is what a prediction's own time grows with."""
 

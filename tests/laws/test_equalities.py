@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile
 from tests.laws.asked import answered, phases
-from tests.laws.drawn import LONG_TOKENS, ODD_STAGING_BYTES, PAGE, SHIPPED, THRESHOLD, machines, questions, with_memory
+from tests.laws.drawn import LONG_TOKENS, PAGE, SHIPPED, THRESHOLD, machines, questions, with_memory
 from tests.laws.floors import KEPT_ON_HOST, PLANES
 from tests.worlds import LAWS
 from twin.case import Question
@@ -16,7 +16,7 @@ from twin.prediction import Prediction, chunk_tally, predict
 from twin.prefill import chunk_at, chunk_count
 from twin.roofline import Roofs
 from twin.tally import Tally
-from twin.units import TIB
+from twin.units import MIB, TIB
 
 ROUNDING = 1e-9
 SAMPLING = 1e-3
@@ -82,7 +82,6 @@ def test_a_cache_in_vram_never_crosses_the_link(question: Question, machine: Har
 @settings(LAWS, max_examples=40)
 @given(questions(longest=1 << 20, shortest=20_000), st.sampled_from(SHIPPED))
 def test_a_prefill_from_few_chunks_is_the_sum_of_all_its_chunks(question: Question, machine: HardwareProfile) -> None:
-    assume(question.staging_bytes != ODD_STAGING_BYTES)
     prediction = answered(question, with_memory(machine, TIB))
     assume(chunk_count(prediction.case, question.ctx_tokens) <= MOST_CHUNKS)
     assert_sum_of_chunks(prediction)
@@ -94,8 +93,11 @@ def test_a_prefill_from_few_chunks_is_the_sum_of_all_its_chunks(question: Questi
         Question(ctx_tokens=1_700_000, layout="vram"),  # sparse attention turns from bound by operations to VRAM
         Question(ctx_tokens=1 << 20, copies="overlapped", lanes=4),  # and from bound by kernels to copies
         Question(ctx_tokens=400_000, prefill="naive", chunk_tokens=512),
+        Question(ctx_tokens=33_056, staging_bytes=3 * MIB, prefill="staged"),  # no whole number of buckets to a chunk
+        Question(ctx_tokens=154_057, staging_bytes=3 * MIB),
+        Question(ctx_tokens=82_609, staging_bytes=3 * MIB),
     ],
-    ids=["vram", "overlapped", "naive"],
+    ids=["vram", "overlapped", "naive", "odd and short", "odd", "odd and cut"],
 )
 def test_a_prefill_that_bends_is_still_the_sum_of_all_its_chunks(question: Question) -> None:
     assert_sum_of_chunks(predict(question, with_memory(load_profile("3x-rtx3090"), TIB)))

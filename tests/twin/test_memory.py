@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hwprofiles import load_profile
+from hwprofiles import HardwareProfile, load_profile
+from tests.laws.drawn import machines, questions, with_memory
 from tests.worlds import LAWS, case, flash_next, machine, model, rate
-from twin.case import Case
+from twin.case import Case, Question, resolve
 from twin.counts import embedding_bytes, layer_parameters, parameters, state_bytes
 from twin.memory import PAGE_TABLE_SHARE, MemoryPlan, plan_memory
-from twin.units import GIB, MIB
+from twin.units import GIB, MAX_TOKENS, MIB
 
 BLOG = load_profile("3x-rtx3090")
 LAYOUTS = pytest.mark.parametrize("layout", ["vram", "offload"])
@@ -198,3 +199,24 @@ def test_a_shortage_on_one_device_names_it() -> None:
     assert text.startswith("needs ")
     assert "VRAM on gpu" in text
     assert " short)" in text
+
+
+def test_what_is_short_leaves_nothing_and_takes_nothing_from_the_others() -> None:
+    plan = plan_memory(flash_next(1, layout="vram"), load_profile("rtx3090"))
+    assert plan.vram_left_bytes() == 0
+    assert plan.shortage()
+
+
+@pytest.mark.parametrize("ctx_tokens", [MAX_TOKENS - 256, MAX_TOKENS - 255, MAX_TOKENS])
+def test_the_longest_question_fits_a_machine_without_end(ctx_tokens: int) -> None:
+    plan = plan_memory(flash_next(ctx_tokens), with_memory(BLOG, 2.0**50))
+    assert plan.fits
+    assert plan.max_ctx_tokens() == MAX_TOKENS
+
+
+@LAWS
+@given(questions(), machines())
+def test_what_fits_is_what_is_no_longer_than_the_longest_context(question: Question, profile: HardwareProfile) -> None:
+    plan = plan_memory(resolve(question), profile)
+    assert plan.fits == (plan.max_ctx_tokens() >= question.ctx_tokens)
+    assert plan.fits == (not plan.shortage())

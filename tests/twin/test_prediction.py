@@ -190,3 +190,13 @@ def test_a_prompt_of_one_token_has_no_prefill() -> None:
     assert prefill.seconds.value == prefill.tokens_per_s.value == 0
     assert prefill.bound == "nothing"
     assert decode.seconds.value > 0
+
+
+@pytest.mark.parametrize("lanes", [8, 4])
+def test_a_slow_link_with_fewer_lanes_is_answered(lanes: int) -> None:
+    blog = load_profile("3x-rtx3090")
+    slow = replace(blog, gpu=replace(blog.gpu, h2d=replace(blog.gpu.h2d, rate=replace(blog.gpu.h2d.rate, value=1e8))))
+    whole, narrow = (predict(Question(ctx_tokens=100_000, lanes=width), slow) for width in (16, lanes))
+    assert whole.decode is not None
+    assert narrow.decode is not None
+    assert narrow.decode.seconds.value > whole.decode.seconds.value

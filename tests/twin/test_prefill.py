@@ -11,7 +11,7 @@ from twin.prediction import chunk_tally, prefill_tally
 from twin.prefill import chunk_at, chunk_count, prefilled_tokens, sample
 from twin.roofline import Roofs
 from twin.tally import Tally
-from twin.units import MIB
+from twin.units import MAX_TOKENS, MIB
 
 ROOFS = Roofs(load_profile("3x-rtx3090"))
 
@@ -90,6 +90,20 @@ def test_a_long_prompt_needs_few_chunks(ctx_tokens: int, asked: dict[str, str]) 
     assert len(simulated) <= max(60, chunk_count(of_case, ctx_tokens) // 4)
 
 
+@pytest.mark.parametrize("asked", [{}, {"staging_bytes": MIB // 2}, {"layout": "vram"}, {"copies": "overlapped"}])
+def test_the_longest_prompt_in_the_smallest_chunks_needs_few_of_them(asked: dict[str, str]) -> None:
+    of_case = flash_next(MAX_TOKENS, chunk_tokens=256, **asked)
+    simulated: set[int] = set()
+
+    def seconds(index: int) -> float:
+        simulated.add(index)
+        return chunk_tally(of_case, chunk_at(of_case, MAX_TOKENS, index), ROOFS).seconds
+
+    weights = sample(of_case, MAX_TOKENS, seconds)
+    assert sum(weights.values()) == pytest.approx(chunk_count(of_case, MAX_TOKENS))
+    assert len(simulated | weights.keys()) <= 100
+
+
 OPTIONS = [
     {"layout": "vram"},
     {"layout": "vram", "batch": 3},
@@ -104,6 +118,9 @@ OPTIONS = [
     {"chunk_tokens": 8192, "staging_bytes": 5 * MIB + 123, "prefill": "staged"},
     {"chunk_tokens": 512},
     {"chunk_tokens": 512, "staging_bytes": 8 * MIB},
+    {"staging_bytes": 3 * MIB},
+    {"staging_bytes": 9 * MIB, "copies": "overlapped"},
+    {"chunk_tokens": 768, "staging_bytes": 7 * MIB, "prefill": "staged"},
     {"prefill": "naive"},
     {"prefill": "naive", "batch": 2},
     {"prefill": "staged", "chunk_tokens": 256},

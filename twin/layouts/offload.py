@@ -46,7 +46,7 @@ class Offload:
             device=device,
             kernel=case.rules.kernel("gather_host" if case.huge_pages else "gather_host_4k", case.fmt.name),
             link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
-            run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
+            run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else self._page_run_bytes(case),
             grain=step.end,
             after=(first + len(selection) - 1,),
         )
@@ -100,7 +100,7 @@ class Offload:
             device=device,
             calls=2,
             link_bytes=history_bytes / buckets / 2,
-            run_bytes=0 if case.rules.copies_whole_buckets else case.rules.page_tokens * case.plane_bytes / 2,
+            run_bytes=0 if case.rules.copies_whole_buckets else self._page_run_bytes(case),
         )
         region = min(self.bucket_tokens(case), chunk.end)
         attend = sparse_products(
@@ -112,6 +112,10 @@ class Offload:
         buffer_read = Carried(0, 1, 2)  # the second buffer is free when its attention has ended
         carried = (in_stream, buffer_read) if case.copies == "overlapped" else (Carried(0, last, 1),)
         return Block(ops=ops, iterations=buckets, times=times, carried=carried)
+
+    def _page_run_bytes(self, case: Case) -> float:
+        """Contiguous bytes of K (or of V) of one page."""
+        return case.rules.page_tokens * case.plane_bytes / 2
 
     def _naive(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
         """Every row gathers its own selection over the link, inside the sparse kernel."""

@@ -40,8 +40,13 @@ def _replace(path: Path, text: str, mode: int) -> None:
 
 
 def _write_into(path: Path, there: os.stat_result, text: str) -> None:
+    """Into a pipe or device; a pipe that nobody reads is refused rather than waited for."""
     stream = _stream_on(there)
-    handle = os.open(path, os.O_WRONLY) if stream is None else os.dup(stream)
+    if stream is None:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        os.set_blocking(handle, True)
+    else:
+        handle = os.dup(stream)
     with os.fdopen(handle, "w", encoding="utf-8") as out:
         out.write(text)
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,6 +11,7 @@ import pytest
 from twin.errors import CannotWrite
 from twin.render.output import write_atomic
 
+NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 OLD, NEW = "old\n", "new: ü, 日本\n"
 
 
@@ -80,3 +82,58 @@ def test_a_directory_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite, match="cannot write"):
         write_atomic(tmp_path / "folder", NEW)
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    target.parent.mkdir()
+    target.write_text(OLD, encoding="utf-8")
+    link.symlink_to(target)
+    write_atomic(link, NEW)
+    assert link.is_symlink()
+    assert target.read_text(encoding="utf-8") == NEW
+    assert os.listdir(target.parent) == ["target"]
+
+
+def test_a_link_to_nothing_yet_gets_its_target(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    write_atomic(link, NEW)
+    assert link.is_symlink()
+    assert (tmp_path / "target").read_text(encoding="utf-8") == NEW
+
+
+def test_a_link_in_a_circle_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises(CannotWrite, match="cannot write"):
+        write_atomic(link, NEW)
+    assert link.is_symlink()
+
+
+@NEEDS_PIPES
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    path, text = tmp_path / "pipe", NEW * 50_000  # more than a pipe holds
+    os.mkfifo(path)
+    heard: list[str] = []
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    held_open = os.open(path, os.O_WRONLY)  # without any writer a reader is at its end at once
+    with os.fdopen(reader, encoding="utf-8") as stream:
+        listener = threading.Thread(target=lambda: heard.append(stream.read()))
+        listener.start()
+        write_atomic(path, text)
+        os.close(held_open)
+        listener.join()
+    assert heard == [text]
+    assert path.is_fifo()
+
+
+@NEEDS_PIPES
+def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(CannotWrite, match="cannot write"):
+        write_atomic(path, NEW)
+    assert path.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]

@@ -3,7 +3,7 @@
 from hwprofiles import load_profile
 from twin.case import Question
 from twin.prediction import Prediction, predict
-from twin.render.text import comparison, explain, headline, remedies, table
+from twin.render.text import comparison, explain, headline, table
 
 MACHINE = load_profile("3x-rtx3090")
 
@@ -50,18 +50,6 @@ def test_what_does_not_fit_shows_no_speed_but_a_way_out() -> None:
     assert shown.keys().isdisjoint({"decode", "prefill", "first token"})
     assert shown["fits"].startswith("NO: needs ")
     assert "--layout offload" in shown["try"]
-
-
-def test_a_way_out_is_one_that_helps() -> None:
-    context, layout = remedies(asked(layout="vram"))
-    assert context.startswith("--ctx ")
-    assert layout == "--layout offload"
-    assert asked(int(context.split()[1]), "vram").fits
-    assert asked().fits
-
-
-def test_where_nothing_fits_the_way_out_is_another_machine() -> None:
-    assert remedies(predict(Question(ctx_tokens=1), load_profile("rtx3090"))) == ["a machine with more memory"]
 
 
 def test_an_explanation_adds_up() -> None:

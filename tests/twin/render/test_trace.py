@@ -114,3 +114,8 @@ def test_a_pipeline_is_traced_iteration_by_iteration() -> None:
     kernels, copies = sorted(seconds.values(), key=lambda spans: spans[0][0], reverse=True)
     assert [start for start, _ in kernels] == pytest.approx([1, 3, 5, 7, 9])
     assert len(copies) == 5
+
+
+def test_a_prefill_of_nothing_leaves_an_empty_trace() -> None:
+    assert traced(flash_next(1), "prefill") == []
+    assert traced(flash_next(1), "decode")

@@ -1,0 +1,73 @@
+"""Everything recorded at once: published rows and own measurements of every machine, or of one by name."""
+
+import json
+
+import pytest
+
+from calibrate.cases import recorded_machines
+from calibrate.live import validate_measured
+from calibrate.measurements import measured_machines, shipped_measurements
+from calibrate.recorded import validate_recorded
+from calibrate.records import validate_records
+from calibrate.validation import Validation, to_json
+from hwprofiles import load_profile, profile_names
+from twin.errors import UnknownName
+
+MACHINES = sorted({*recorded_machines(), *measured_machines()})
+
+
+@pytest.fixture(scope="module")
+def everything() -> Validation:
+    return validate_records()
+
+
+def test_every_machine_with_records_is_in_it(everything: Validation) -> None:
+    assert {"3x-rtx3090", "h200"} <= set(MACHINES) <= set(profile_names())
+    assert {case.machine for case in everything.cases} == set(MACHINES)
+    assert everything.machine == ", ".join(MACHINES)
+
+
+def test_it_is_the_sum_of_its_machines(everything: Validation) -> None:
+    parts = [validate_records(machine) for machine in MACHINES]
+    assert [case for part in parts for case in part.cases] == list(everything.cases)
+    assert sum(part.counts.predicted for part in parts) == everything.counts.predicted
+    for role in ("fit", "held_out"):
+        counted = sum(getattr(part.summary, role).n for part in parts)
+        assert getattr(everything.summary, role).n == counted
+
+
+def test_one_machine_is_what_its_own_records_say() -> None:
+    assert validate_records("3x-rtx3090").cases == validate_recorded("3x-rtx3090").cases
+    own = validate_measured(shipped_measurements("h200"), load_profile("h200"))
+    assert validate_records("h200").cases == own.cases
+
+
+def test_ids_are_unique_over_all_machines(everything: Validation) -> None:
+    ids = [case.id for case in everything.cases]
+    assert len(set(ids)) == len(ids)
+
+
+def test_both_roles_are_there_and_all_is_within_tolerance(everything: Validation) -> None:
+    assert everything.summary.fit.n > 0
+    assert everything.summary.held_out.n > everything.summary.fit.n
+    assert everything.outside == []
+
+
+def test_it_can_be_written_as_json(everything: Validation) -> None:
+    plain = json.loads(json.dumps(to_json(everything), allow_nan=False))
+    assert plain["schema"] == "twin.validation/1"
+    assert len(plain["cases"]) == len(everything.cases)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("h20", "h200"), ("3x-rtx3091", "3x-rtx3090")])
+def test_an_unknown_machine_is_refused_with_the_nearest_one(name: str, meant: str) -> None:
+    with pytest.raises(UnknownName) as refused:
+        validate_records(name)
+    assert name in refused.value.message
+    assert f"did you mean {meant}?" in refused.value.hint
+
+
+def test_a_machine_without_records_is_refused_with_those_that_have_some() -> None:
+    with pytest.raises(UnknownName) as refused:
+        validate_records("rtx3090")
+    assert all(machine in refused.value.hint for machine in MACHINES)
