@@ -67,7 +67,7 @@ def test_a_chunk_writes_every_row_of_every_sequence_to_the_host(rows: int, batch
 
 def test_a_short_step_reads_the_whole_cache_over_the_link() -> None:
     gather, write = LAYOUT.decode_ops(flash_next(), Pass(past=2050, rows=1), 0, first=1)
-    assert (gather.link_bytes, gather.run_bytes) == (2051 * 2048, 0)
+    assert (gather.link_bytes, gather.run_bytes) == (2051 * 2048, 262_144)
     assert gather.after == write.after == (0,)
 
 
