@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from hwprofiles.profile import HardwareProfile, Kernel, Link
-from hwprofiles.rates import Provenance
+from hwprofiles.profile import HardwareProfile, Link
+from hwprofiles.rates import Curve, Provenance
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
 
@@ -15,6 +15,7 @@ PRODUCTS = ("attend_sparse/", "attend_dense/", "score/")
 """Operations whose efficiency is a share of the tensor roof alone."""
 
 VRAM_RATES: tuple[str, ...] = ("vram",)
+NO_RATES: tuple[str, ...] = ()
 
 
 class Cost(NamedTuple):
@@ -34,6 +35,16 @@ class Cost(NamedTuple):
     latency_rates: tuple[str, ...]
 
 
+class _KernelRates(NamedTuple):
+    """A kernel's rates with their names, ready to be charged."""
+
+    efficiency: Curve | None
+    efficiency_rates: tuple[str, ...]
+    latency_s: float
+    latency_rates: tuple[str, ...]
+    of_products: bool
+
+
 class Roofs:
     """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
 
@@ -50,6 +61,7 @@ class Roofs:
         }
         self._vram = (gpu.vram_read.rate.value, gpu.vram_read.datasheet.value)
         self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
+        self._kernels: dict[str, _KernelRates] = {}
         self._name_rates()
 
     def _name_rates(self) -> None:
@@ -64,15 +76,26 @@ class Roofs:
             if kernel.latency is not None:
                 self.rates[f"{key}#latency"] = kernel.latency
 
-    def kernel(self, key: str) -> Kernel:
-        """Rates of the kernel `key`; MissingRate where the profile has none."""
-        try:
-            return self.profile.kernels[key]
-        except KeyError:
+    def kernel(self, key: str) -> "_KernelRates":
+        """Rates of the kernel `key`, looked up once; MissingRate where the profile has none."""
+        if key not in self._kernels:
+            self._kernels[key] = self._looked_up(key)
+        return self._kernels[key]
+
+    def _looked_up(self, key: str) -> "_KernelRates":
+        kernel = self.profile.kernels.get(key)
+        if kernel is None:
             raise MissingRate(
                 f"machine {self.profile.name} has no rate for {key}",
                 hint=f"it has {', '.join(sorted(self.profile.kernels)) or 'no kernel rates'}",
-            ) from None
+            )
+        return _KernelRates(
+            efficiency=kernel.efficiency,
+            efficiency_rates=(f"{key}#efficiency",) if kernel.efficiency is not None else (),
+            latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
+            latency_rates=(f"{key}#latency",) if kernel.latency is not None else (),
+            of_products=key.startswith(PRODUCTS),
+        )
 
     def cost(self, op: Op) -> Cost:
         """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency.
@@ -80,8 +103,15 @@ class Roofs:
         The efficiency of a kernel of products (PRODUCTS) is a share of the tensor roof alone: such a kernel is held by
         the instructions around its products, and its bytes stream beside them. Any other lowers every roof.
         """
-        efficiency, efficiency_rates = self._efficiency(op) if op.kernel else (1.0, ())
-        of_products = op.kernel.startswith(PRODUCTS)
+        efficiency, efficiency_rates, of_products = 1.0, NO_RATES, False
+        if op.kernel:
+            kernel = self.kernel(op.kernel)
+            efficiency_rates, of_products = kernel.efficiency_rates, kernel.of_products
+            latency_s, latency_rates = kernel.latency_s, kernel.latency_rates
+            if kernel.efficiency is not None:
+                efficiency = self._efficiency(op, kernel.efficiency)
+        else:
+            latency_s, latency_rates = self._link_latency(op)
         wall, bound_s, rates = "vram", op.vram_bytes / self._vram[0], VRAM_RATES
         sol_s, floor_s = bound_s, op.vram_bytes / self._vram[1]
         if op.flops:
@@ -105,7 +135,6 @@ class Roofs:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not of_products):
             rates += efficiency_rates
-        latency_s, latency_rates = self._latency(op)
         calls = op.calls
         return Cost(
             (latency_s + bound_s) * calls,
@@ -118,26 +147,21 @@ class Roofs:
             latency_rates,
         )
 
-    def _efficiency(self, op: Op) -> tuple[float, tuple[str, ...]]:
-        curve = self.kernel(op.kernel).efficiency
-        if curve is None:
-            return 1.0, ()
+    def _efficiency(self, op: Op, curve: Curve) -> float:
         if not curve.covers(op.grain):
             self.extrapolated.add(f"{op.kernel} at {op.grain:g} {curve.over}")
-        return curve(op.grain), (f"{op.kernel}#efficiency",)
+        return curve(op.grain)
 
     def _link(self, op: Op) -> tuple[str, Link]:
         """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""
         return self._links[Engine.H2D if op.engine is Engine.SM else op.engine]
 
-    def _latency(self, op: Op) -> tuple[float, tuple[str, ...]]:
-        if op.kernel:
-            latency = self.kernel(op.kernel).latency
-            return (latency.value, (f"{op.kernel}#latency",)) if latency is not None else (0.0, ())
-        if op.engine in self._links:
-            name, link = self._links[op.engine]
-            return link.latency.value, (f"{name}.latency",)
-        return 0.0, ()
+    def _link_latency(self, op: Op) -> tuple[float, tuple[str, ...]]:
+        """Latency of a plain copy or read; work without a kernel or a link has none."""
+        if op.engine not in self._links:
+            return 0.0, NO_RATES
+        name, link = self._links[op.engine]
+        return link.latency.value, (f"{name}.latency",)
 
     def _tensor_rate(self, dtype: str) -> tuple[float, float]:
         try:

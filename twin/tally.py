@@ -1,7 +1,6 @@
 """Sums over simulated programs: time by part and wall, what it hangs on, bytes over the links, the physical floor."""
 
 import math
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -26,12 +25,8 @@ class Part(Struct, frozen=True, kw_only=True):
     """Names of the rates that it hangs on."""
 
 
-class _Account(NamedTuple):
-    """Under what seconds on the critical path are booked."""
-
-    part: str
-    wall: str
-    rates: tuple[str, ...]
+Account = tuple[str, str, tuple[str, ...]]
+"""Under what seconds on the critical path are booked: part, wall, rates that they hang on."""
 
 
 class Tally:
@@ -39,7 +34,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.booked: dict[_Account, tuple[float, float]] = {}
+        self.booked: dict[Account, tuple[float, float]] = {}
         """Seconds and speed-of-light seconds on the critical path."""
         self.engines: dict[Engine, tuple[float, float]] = {}
         """Busy seconds and seconds at datasheet peaks of each kind of engine, over all devices."""
@@ -86,8 +81,8 @@ class Tally:
     def hangs_on(self) -> dict[str, float]:
         """Seconds that scale with each rate: to first order, what one per cent of it moves."""
         by_rate: dict[str, float] = {}
-        for account, (seconds, _) in self.booked.items():
-            for rate in account.rates:
+        for (_, _, rates), (seconds, _) in self.booked.items():
+            for rate in rates:
                 by_rate[rate] = by_rate.get(rate, 0.0) + seconds
         return by_rate
 
@@ -98,8 +93,8 @@ class Tally:
     def bound(self) -> str:
         """The wall with the largest share of the time."""
         walls: dict[str, float] = {}
-        for account, (seconds, _) in self.booked.items():
-            walls[account.wall] = walls.get(account.wall, 0.0) + seconds
+        for (_, wall, _), (seconds, _) in self.booked.items():
+            walls[wall] = walls.get(wall, 0.0) + seconds
         return WALLS[max(walls, key=lambda wall: walls[wall])] if walls else "nothing"
 
     def floor_s(self) -> float:
@@ -116,11 +111,11 @@ class Tally:
 
     def _charge(self, op: Op, cost: Cost, calls: float) -> None:
         if cost.bound_s:
-            self._book(_Account(op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
+            self._book((op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
         if cost.latency_s:
-            self._book(_Account(f"{op.part}.latency", "latency", cost.latency_rates), cost.latency_s * calls, 0.0)
+            self._book((f"{op.part}.latency", "latency", cost.latency_rates), cost.latency_s * calls, 0.0)
 
-    def _book(self, account: _Account, seconds: float, sol_s: float) -> None:
+    def _book(self, account: Account, seconds: float, sol_s: float) -> None:
         before, before_sol = self.booked.get(account, (0.0, 0.0))
         self.booked[account] = (before + seconds, before_sol + sol_s)
 
