@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from calibrate.compare import Comparison
 from calibrate.kernel_cases import KernelCase, program_of
 from calibrate.measurements import MeasuredRow, Measurements
+from calibrate.probes.machine import CPU_CAPABILITY
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile
 from twin.prediction import Z90
 from twin.roofline import Roofs
 from twin.tally import Tally
-
-NO_GPU = "0.0"
-"""What a CPU's profile has for a compute capability."""
 
 TOLERANCES = {
     "cuda": (0.12, "twice the spread of repeated runs of such kernels over contexts that were not calibrated"),
@@ -47,7 +45,7 @@ def compare_rows(rows: Sequence[MeasuredRow], profile: HardwareProfile, *, kv_dt
 
 
 def _kind(row: MeasuredRow, profile: HardwareProfile) -> str:
-    if profile.gpu.compute_capability == NO_GPU:
+    if profile.gpu.compute_capability == CPU_CAPABILITY:
         return "cpu"
     if row.group == "long_curve":
         return "long_curve"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from calibrate.grid import long_curve, validation_grid
 from calibrate.kernel_cases import KernelCase
 from calibrate.live import compare_rows
-from calibrate.measure import LeftOut, Measurement, WrongResult, measure
+from calibrate.measure import LeftOut, WrongResult, measure
 from calibrate.measurements import (
     NAME,
     SCHEMA,
@@ -22,6 +22,7 @@ from calibrate.measurements import (
     row_of,
     to_text,
 )
+from calibrate.probes.machine import code_hash, commit, cpu_name
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.store import DATA
@@ -121,28 +122,15 @@ def device_name(backend: "Backend") -> str:
     return str(torch.cuda.get_device_name(backend.device))
 
 
-def cpu_name() -> str:
-    """The processor as the operating system calls it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def provenance(device: str) -> dict[str, str]:
     """What the figures were made by: versions, driver, clocks, commit, date, command."""
     import torch  # noqa: PLC0415
-
-    from calibrate.probes.machine import code_hash  # noqa: PLC0415
 
     facts = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "commit": _output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]),
+        "commit": commit() or "unknown",
         "code": code_hash(),
         "command": f"twin validate --device {device} --record",
     }
@@ -157,6 +145,3 @@ def _output(command: list[str]) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-__all__ = ["Measurement", "check_same_machine", "cpu_name", "device_name", "provenance", "record", "validate_live"]

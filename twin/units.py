@@ -64,6 +64,16 @@ def format_bytes(size: float) -> str:
     return f"{size:,.0f} B"
 
 
+def format_rate(value: float, unit: str) -> str:
+    """A rate of a profile by its unit: '46.7 us', '23.56 GiB', '835 GB/s' or '63 TFLOP/s'."""
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "B":
+        return format_bytes(value)
+    scale, name = (10**12, "TFLOP/s") if unit == "FLOP/s" else (GB, "GB/s")
+    return f"{value / scale:.4g} {name}"
+
+
 def format_seconds(seconds: float) -> str:
     """'2.4 h', '29.5 min', '20.0 s', '19.7 ms' or '46.7 us'."""
     if seconds >= 2 * HOUR:

@@ -14,6 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 CPU_CAPABILITY = "0.0"
+"""What a CPU's profile has for a compute capability."""
+
 _SMI_FIELDS = (
     "driver_version", "memory.used", "utilization.gpu", "temperature.gpu", "power.limit",
     "clocks.sm", "clocks.max.sm", "clocks.mem",
@@ -85,11 +87,11 @@ def describe(device: str, *, dtype: str = "") -> Machine:
         "versions": _versions(),
         "huge_pages": _huge_pages(),
         "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "code": code_hash(),
-        "commit": _commit(),
+        "commit": commit(),
     }
     return Machine(**common, **(_cpu(common) if device == "cpu" else _gpu(device)))
 
@@ -165,7 +167,8 @@ def _huge_pages() -> str:
     return modes.partition("[")[2].partition("]")[0]
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor as the operating system calls it: a CPU profile's gpu.name."""
     for line in _read("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -190,7 +193,8 @@ def code_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Revision that the figures were made by; empty where there is no repository."""
     program = shutil.which("git")
     if program is None:
         return ""

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from calibrate.compare import Comparison
 from calibrate.grid import long_curve, validation_grid
 from calibrate.kernel_cases import KernelCase
-from calibrate.live import NO_GPU, TOLERANCES, compare_rows, predict_case, validate_measured
+from calibrate.live import TOLERANCES, compare_rows, predict_case, validate_measured
 from calibrate.measure import WORST_ERROR
 from calibrate.measurements import MeasuredRow, Measurements, shipped_measurements
+from calibrate.probes.machine import CPU_CAPABILITY
 from calibrate.validation import Validation
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import Kernel
@@ -245,7 +246,7 @@ def test_errors_are_signed_and_relative_to_the_measurement(profile: HardwareProf
 def test_tolerances_go_by_what_is_timed_and_where(profile: HardwareProfile) -> None:
     library = KernelCase(metric="prefill_select", tier="vram", ctx_tokens=98_304, rows=768)
     rows = [row_of(STEP, 1.0), row_of(library, 1.0), row_of(STEP, 1.0, "long_curve")]
-    on_cpu = replace(profile, gpu=replace(profile.gpu, compute_capability=NO_GPU))
+    on_cpu = replace(profile, gpu=replace(profile.gpu, compute_capability=CPU_CAPABILITY))
     on_gpu = [case.tolerance for case in compare_rows(rows, profile, kv_dtype="fp16")]
     assert on_gpu == [TOLERANCES[kind][0] for kind in ("cuda", "library", "long_curve")]
     assert {case.tolerance for case in compare_rows(rows, on_cpu, kv_dtype="fp16")} == {TOLERANCES["cpu"][0]}

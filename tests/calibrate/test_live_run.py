@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from calibrate import live_run
 from calibrate.kernel_cases import KernelCase
-from calibrate.live_run import check_same_machine, cpu_name, record, validate_live
+from calibrate.live_run import check_same_machine, record, validate_live
 from calibrate.measurements import SCHEMA, MeasuredRow, Measurements, read_measurements, to_text
+from calibrate.probes.machine import cpu_name
 from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
 from tests.calibrate.measure_worlds import FakeBackend

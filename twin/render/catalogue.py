@@ -13,7 +13,7 @@ from twin.layouts import layout_names, load_layout
 from twin.models import ModelSpec, load_model, model_names
 from twin.render.text import table
 from twin.roofline import Roofs
-from twin.units import format_bytes, format_seconds
+from twin.units import GB, format_rate
 
 
 def profile_text(name: str | None) -> str:
@@ -49,14 +49,7 @@ def _value(rate: Provenance) -> str:
     if isinstance(rate, Curve):
         points = zip(rate.at, rate.efficiency, strict=True)
         return ", ".join(f"{efficiency:.3g} at {at:g}" for at, efficiency in points) + f" {rate.over}"
-    if not isinstance(rate, Rate):
-        return ""
-    if rate.unit == "s":
-        return format_seconds(rate.value)
-    if rate.unit == "B":
-        return format_bytes(rate.value)
-    scale, unit = (1e12, "TFLOP/s") if rate.unit == "FLOP/s" else (1e9, "GB/s")
-    return f"{rate.value / scale:.4g} {unit}"
+    return format_rate(rate.value, rate.unit) if isinstance(rate, Rate) else ""
 
 
 def model_text(name: str | None) -> str:
@@ -75,7 +68,7 @@ def _facts(model: ModelSpec) -> dict[str, Any]:
     active = counts.head + sum(layer_active_parameters(model, kind) for kind in model.layer_kinds)
     attention = model.attention
     return {
-        "parameters": f"{total / 1e9:.1f}e9, {active / 1e9:.2f}e9 active",
+        "parameters": f"{total / GB:.1f}e9, {active / GB:.2f}e9 active",
         "layers": f"{model.layers}, of which {model.attention_layers} keep a KV cache",
         "attention": f"{attention.query_heads} query heads, {attention.kv_heads} KV heads x {attention.head_dim}",
         "weights": f"{model.weights.format} at {model.weights.bits:g} bits",

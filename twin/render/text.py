@@ -7,7 +7,7 @@ from hwprofiles.rates import Curve, Provenance, Rate
 from twin.assumptions import ASSUMPTIONS
 from twin.prediction import Phase, Prediction, Quantity
 from twin.remedies import remedies
-from twin.units import KIB, format_bytes, format_seconds
+from twin.units import KIB, format_bytes, format_rate, format_seconds
 
 SIGNIFICANT = 3
 
@@ -81,7 +81,7 @@ def explain(prediction: Prediction) -> str:
         if phase is not None:
             sections += [f"{title}: {format_seconds(phase.seconds.value)}; wall: {_wall(phase)}", _parts_table(phase)]
     if prediction.sources:
-        sections += ["rates", _table(("rate", "value", "spread", "source", "from"), _rate_rows(prediction.sources))]
+        sections += ["rates", table(("rate", "value", "spread", "source", "from"), _rate_rows(prediction.sources))]
     sections += ["memory", _memory_table(prediction)]
     sections += ["assumptions", "\n".join(f"  {_assumption(key)}" for key in prediction.assumptions) + "\n"]
     return "\n".join(sections)
@@ -105,7 +105,7 @@ def _parts_table(phase: Phase) -> str:
         for part in phase.parts
         if part.seconds
     ]
-    return _table(("part", "time", "speed of light", "% of it", "share", "wall", "rates"), rows)
+    return table(("part", "time", "speed of light", "% of it", "share", "wall", "rates"), rows)
 
 
 def _rate_rows(sources: dict[str, Provenance]) -> list[tuple[str, ...]]:
@@ -118,12 +118,7 @@ def _rate_rows(sources: dict[str, Provenance]) -> list[tuple[str, ...]]:
 def _value(rate: Provenance) -> str:
     if isinstance(rate, Curve):
         return " / ".join(f"{efficiency:.3g}" for efficiency in rate.efficiency)
-    if not isinstance(rate, Rate):
-        return ""
-    if rate.unit == "s":
-        return format_seconds(rate.value)
-    scale, unit = (1e12, "TFLOP/s") if rate.unit == "FLOP/s" else (1e9, "GB/s")
-    return f"{rate.value / scale:.4g} {unit}"
+    return format_rate(rate.value, rate.unit) if isinstance(rate, Rate) else ""
 
 
 def _memory_table(prediction: Prediction) -> str:
@@ -134,7 +129,7 @@ def _memory_table(prediction: Prediction) -> str:
     rows += [
         (pool.name, "free", format_bytes(pool.capacity_bytes - pool.used_bytes(plan.pages))) for pool in plan.pools
     ]
-    return _table(("where", "part", "size"), sorted(rows, key=lambda row: row[0]))
+    return table(("where", "part", "size"), sorted(rows, key=lambda row: row[0]))
 
 
 def comparison(predictions: Sequence[Prediction]) -> str:
@@ -157,7 +152,7 @@ def comparison(predictions: Sequence[Prediction]) -> str:
     title = (
         f"{case.model.name} on {predictions[0].machine.name}, {case.rules.name}, {case.question.ctx_tokens:,} tokens"
     )
-    return f"{title}\n\n{_table(heads, rows)}"
+    return f"{title}\n\n{table(heads, rows)}"
 
 
 def _used_row(predictions: Sequence[Prediction], tier: str) -> tuple[str, ...]:
@@ -171,10 +166,6 @@ def _used_row(predictions: Sequence[Prediction], tier: str) -> tuple[str, ...]:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns, as wide as they need to be."""
-    return _table(heads, rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     from rich.console import Console  # noqa: PLC0415 - 40 ms that a headline does not need
     from rich.table import Table  # noqa: PLC0415
 
