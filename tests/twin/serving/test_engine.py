@@ -1,0 +1,208 @@
+"""The engine against itself step by step, against the slow way, and against laws that hold whatever it does."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from msgspec.structs import replace
+
+from tests.twin.serving import worlds
+from tests.twin.serving.reference import SlowEngine
+from tests.twin.serving.worlds import Affine, request, serve
+from tests.worlds import LAWS
+from twin.serving.engine import Engine
+from twin.serving.histogram import Histogram
+from twin.serving.limits import Limits
+from twin.serving.metrics import Metrics
+from twin.serving.pool import PagedPool
+from twin.serving.protocols import BlockPool
+from twin.serving.records import RequestRecord, ServingResult, Steps
+from twin.serving.requests import Lengths, Request, Workload
+from twin.serving.run import simulate_serving
+from twin.serving.scheduler import Scheduler
+
+EXACT = 1e-9
+MANY = settings(LAWS, max_examples=250)
+
+
+def close(value: float) -> object:
+    return pytest.approx(value, rel=EXACT, abs=EXACT)
+
+
+def assert_alike(one: Histogram, other: Histogram) -> None:
+    assert one.count == other.count
+    assert one.total == close(other.total)
+    if one.count:
+        assert (one.least, one.most) == (close(other.least), close(other.most))
+    assert list(one.buckets().values()) == list(other.buckets().values())
+
+
+def assert_same(one: ServingResult, other: ServingResult) -> None:
+    for name in ("steps", "completed", "output_tokens", "preemptions", "recomputed_tokens", "cached_tokens"):
+        assert getattr(one, name) == getattr(other, name), name
+    for name in ("resident_max", "pool_peak_blocks", "rejected"):
+        assert getattr(one, name) == getattr(other, name), name
+    for name in ("total_s", "busy_s", "resident_mean"):
+        assert getattr(one, name) == close(getattr(other, name)), name
+    for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s"):
+        assert_alike(getattr(one, name), getattr(other, name))
+    assert [level for _, level in one.timeline] == [close(level) for _, level in other.timeline]
+    for mine, theirs in zip(one.requests, other.requests, strict=True):
+        assert (mine.id, mine.preemptions, mine.cached_tokens) == (theirs.id, theirs.preemptions, theirs.cached_tokens)
+        assert (mine.queue_s, mine.ttft_s, mine.e2e_s) == tuple(
+            map(close, (theirs.queue_s, theirs.ttft_s, theirs.e2e_s))
+        )
+
+
+@MANY
+@given(worlds.workloads(prefixes=True), worlds.costs(), worlds.pools(), worlds.limits())
+def test_a_jump_is_the_same_as_its_steps(
+    requests: list[Request], costs: Affine, pool: BlockPool, limits: Limits
+) -> None:
+    jumped, stepped = (simulate_serving(requests, costs, pool, limits, jump=jump) for jump in (True, False))
+    assert_same(jumped, stepped)
+
+
+@MANY
+@given(worlds.workloads(), worlds.costs(), worlds.pools(), worlds.limits())
+def test_the_fast_way_is_the_slow_way(requests: list[Request], costs: Affine, pool: BlockPool, limits: Limits) -> None:
+    fast, slow = simulate_serving(requests, costs, pool, limits), SlowEngine(requests, costs, pool, limits).run()
+    assert fast.steps == slow.steps
+    assert fast.total_s == close(slow.now)
+    assert (fast.preemptions, fast.recomputed_tokens) == (slow.preemptions, slow.recomputed)
+    assert (fast.resident_max, fast.pool_peak_blocks) == (slow.most_running, slow.peak)
+    assert fast.resident_mean * fast.total_s == close(slow.area)
+    assert (fast.itl_s.count, fast.itl_s.total) == (len(slow.gaps), close(sum(slow.gaps)))
+    found = [(each.id, each.queue_s, each.ttft_s, each.e2e_s, each.preemptions) for each in fast.requests]
+    expected = [tuple(map(close, each)) for each in slow.finished]
+    assert found == expected
+
+
+@MANY
+@given(worlds.workloads(prefixes=True), worlds.costs(), worlds.pools(), worlds.limits())
+def test_every_request_gets_its_tokens_and_every_block_comes_back(
+    requests: list[Request], costs: Affine, pool: BlockPool, limits: Limits
+) -> None:
+    metrics = Metrics()
+    scheduler = Scheduler(requests, pool, limits, metrics)
+    Engine(scheduler, costs, metrics).run()
+    assert metrics.completed + sum(metrics.rejected.values()) == len(requests)
+    tokens = {each.id: each.output_tokens for each in requests}
+    assert metrics.output_tokens == sum(tokens[each.id] for each in metrics.records)
+    if not limits.speculative:
+        assert metrics.itl_s.count == metrics.output_tokens - metrics.completed
+    ledger = scheduler.ledger
+    assert (ledger.in_use, scheduler.decoding, scheduler.ctx_units, scheduler.running) == (0, 0, 0, {})
+    assert ledger.idle_blocks == sum(ledger.idle.values()) <= ledger.total
+    assert metrics.peak_blocks <= pool.blocks
+
+
+@LAWS
+@given(worlds.workloads(), worlds.costs(), worlds.pools(), worlds.limits())
+def test_no_first_token_comes_before_its_prefill(
+    requests: list[Request], costs: Affine, pool: BlockPool, limits: Limits
+) -> None:
+    prompts = {each.id: each.prompt_tokens for each in requests}
+    for each in simulate_serving(requests, costs, pool, limits).requests:
+        prompt = prompts[each.id]
+        alone_s = costs.fixed_s * -(-prompt // limits.batched_tokens) + costs.row_s * prompt + costs.pair_s * prompt**2
+        assert each.ttft_s >= alone_s * (1 - EXACT)
+
+
+@LAWS
+@given(worlds.workloads(), worlds.costs(), worlds.limits())
+def test_slower_steps_end_later_when_all_requests_are_there(
+    requests: list[Request], costs: Affine, limits: Limits
+) -> None:
+    there = [replace(each, arrival_s=0.0) for each in requests]
+    slower = Affine(
+        fixed_s=2 * costs.fixed_s,
+        sequence_s=costs.sequence_s + 0.1,
+        token_s=2 * costs.token_s,
+        row_s=costs.row_s + 0.1,
+        pair_s=costs.pair_s,
+    )
+    fast, slow = (simulate_serving(there, each, worlds.PLENTY, limits) for each in (costs, slower))
+    assert slow.total_s > fast.total_s
+    pairs = zip(fast.requests, slow.requests, strict=True)
+    assert all(later.e2e_s >= sooner.e2e_s and later.ttft_s >= sooner.ttft_s for sooner, later in pairs)
+
+
+@LAWS
+@given(worlds.workloads(prefixes=True), worlds.costs(), worlds.pools(), worlds.limits())
+def test_reserved_output_is_never_preempted(
+    requests: list[Request], costs: Affine, pool: BlockPool, limits: Limits
+) -> None:
+    if limits.reserve_output:
+        assert simulate_serving(requests, costs, pool, limits).preemptions == 0
+
+
+def test_even_blocks_are_the_same_with_and_without_their_promise() -> None:
+    pool = PagedPool(blocks=64, block_tokens=4)
+    requests = [request(index, 10 + index % 7, 5 + index % 90, at=0.3 * index) for index in range(300)]
+    costs = Affine(fixed_s=0.1, token_s=1e-4, row_s=1e-3)
+    results = [serve(requests, costs=costs, pool=each, max_sequences=16) for each in (pool, worlds.SilentPool(pool))]
+    assert results[0].preemptions > 100
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("reserve_prompt", [True, False])
+@pytest.mark.parametrize("speculative", [0, 3])
+def test_a_jump_is_the_same_as_its_steps_in_a_crowd(*, reserve_prompt: bool, speculative: int) -> None:
+    shape = Lengths(mean=40, distribution="exponential")
+    crowd = Workload(count=400, rate_per_s=5.0, prompt=shape, output=shape, prefix_tokens=30, seed=2)
+    asked: dict[str, Any] = {"reserve_prompt": reserve_prompt, "speculative": speculative, "batched_tokens": 64}
+    costs = Affine(fixed_s=0.02, sequence_s=1e-4, token_s=1e-6, row_s=1e-4)
+    pool = PagedPool(blocks=90, block_tokens=4)
+    runs = [
+        serve(crowd.requests(), costs=costs, pool=pool, jump=jump, tokens_per_step=1 + speculative / 2, **asked)
+        for jump in (True, False)
+    ]
+    assert runs[0].preemptions > 20
+    assert_same(*runs)
+
+
+def test_an_eviction_can_let_in_who_waits_for_a_long_prefix() -> None:
+    pool = PagedPool(blocks=6, block_tokens=4)
+    requests = [request(0, 13, 1, prefix=12), request(1, 4, 20, at=50.0), request(2, 13, 1, at=60.0, prefix=12)]
+    asked: dict[str, Any] = {"pool": pool, "batched_tokens": 8, "reserve_prompt": False}
+    runs = [serve(requests, jump=jump, **asked) for jump in (True, False)]
+    assert_same(*runs)
+    # With its prefix it needs 4 blocks of the 3 that 1 leaves; once 1 has evicted the prefix, 2 for a first chunk.
+    late = next(each for each in runs[0].requests if each.id == 2)
+    assert (late.cached_tokens, late.queue_s) == (0, 3.0)
+
+
+def test_callbacks_get_every_record_and_all_the_time() -> None:
+    records: list[RequestRecord] = []
+    steps: list[Steps] = []
+    calls = {"on_finish": records.append, "on_steps": steps.append}
+    result = serve([request(index, 5, 5, at=float(index)) for index in range(1500)], calls=calls)
+    assert (len(records), len(result.requests)) == (1500, 1000)
+    assert tuple(records[:1000]) == result.requests
+    assert sum(each.end_s - each.start_s for each in steps) == close(result.busy_s)
+    assert sum(each.steps for each in steps) == result.steps
+    assert all(each.start_s == close(before.end_s) for before, each in pairwise(steps))
+
+
+def test_progress_is_reported_now_and_then() -> None:
+    seen: list[tuple[int, float]] = []
+    requests = (request(index, 1, 2, at=10.0 * index) for index in range(5000))
+    serve(requests, calls={"progress": lambda *told: seen.append(told)})
+    assert len(seen) == 2
+    assert seen[0][0] < seen[1][0] <= 5000
+
+
+def test_costs_that_are_no_time_are_a_bug() -> None:
+    with pytest.raises(ValueError, match="takes nan s"):
+        serve([request(0, 3, 3)], costs=Affine(fixed_s=float("nan")))
+    with pytest.raises(ValueError, match=r"adds -0\.1 s to a decode step of 1 sequences"):
+        serve([request(0, 3, 3)], costs=Affine(fixed_s=9.0, token_s=-0.1))
+    with pytest.raises(ValueError, match=r"takes -1\.0 s"):
+        serve([request(0, 3, 3)], costs=Affine(fixed_s=-1.0, row_s=1.0))
+
+
+def test_an_empty_workload_takes_no_time() -> None:
+    result = serve([])
+    assert (result.total_s, result.completed, result.output_tokens_per_s, result.timeline) == (0.0, 0, 0.0, ())

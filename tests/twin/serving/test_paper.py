@@ -1,0 +1,193 @@
+"""Worlds to solve on paper: a second for every step, and one more for every prefilled token."""
+
+import pytest
+
+from tests.twin.serving.worlds import PLAIN, PLENTY, Affine, request, serve
+from twin.serving.pool import PagedPool
+from twin.serving.records import RequestRecord, ServingResult
+
+
+def times(result: ServingResult) -> list[tuple[str | int, float, float, float]]:
+    """Id, queue, first and last token of every request, in the order in which they ended."""
+    return [(each.id, each.queue_s, each.ttft_s, each.e2e_s) for each in result.requests]
+
+
+def only(result: ServingResult) -> RequestRecord:
+    (record,) = result.requests
+    return record
+
+
+def test_one_request() -> None:
+    result = serve([request(0, 5, 4)])
+    assert times(result) == [(0, 0.0, 6.0, 9.0)]  # 1 + 5 s for the first token, then 3 of 1 s
+    assert only(result).tpot_s == 1.0
+    assert (result.total_s, result.busy_s, result.steps, result.output_tokens) == (9.0, 9.0, 4, 4)
+    assert (result.itl_s.count, result.itl_s.mean) == (3, 1.0)
+    assert (result.resident_max, result.resident_mean, result.output_tokens_per_s) == (1, 1.0, 4 / 9)
+
+
+def test_the_step_grows_with_every_cached_token() -> None:
+    costs = Affine(fixed_s=1.0, token_s=0.1)
+    result = serve([request(0, 10, 4)], costs=costs)
+    assert result.total_s == pytest.approx(1 + 2.0 + 2.1 + 2.2)  # 10, 11 and 12 tokens are in the cache
+    assert (result.itl_s.least, result.itl_s.most) == (pytest.approx(2.0), pytest.approx(2.2))
+
+
+def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
+    result = serve([request(0, 10, 1)], batched_tokens=4)
+    assert times(result) == [(0, 0.0, 13.0, 13.0)]  # chunks of 4, 4 and 2
+    assert result.steps == 3
+
+
+def test_a_single_token_has_no_time_between_tokens() -> None:
+    result = serve([request(0, 5, 1)])
+    assert only(result).tpot_s is None
+    assert (result.tpot_s.count, result.itl_s.count) == (0, 0)
+
+
+def test_two_requests_share_steps() -> None:
+    result = serve([request(0, 2, 4), request(1, 3, 2, at=3.5)])
+    # 0: first token at 3, then steps to 4; 1 has come by then and its prefill of 1 + 3 s carries 0's third token to 8;
+    # both get one more at 9, which is 1's last and 0's last.
+    assert times(result) == [(0, 0.0, 3.0, 9.0), (1, 0.5, 4.5, 5.5)]
+    assert (result.itl_s.count, result.itl_s.most) == (4, 4.0)
+    assert result.resident_max == 2
+
+
+def test_the_engine_sleeps_between_requests() -> None:
+    result = serve([request(0, 1, 2), request(1, 1, 2, at=10.0)])
+    assert (result.total_s, result.busy_s) == (13.0, 6.0)
+    assert result.resident_mean == pytest.approx(6 / 13)
+
+
+def test_an_arrival_at_the_very_end_of_a_step_is_there_for_the_next() -> None:
+    tenths = Affine(fixed_s=0.1)
+    joins = serve([request(0, 1, 11), request(1, 1, 1, at=0.3)], costs=tenths)
+    assert joins.requests[0].ttft_s == pytest.approx(0.1)  # 0.1 + 0.1 + 0.1 is more than 0.3, and nearly so
+    stepped = serve([request(0, 1, 11), request(1, 1, 1, at=0.3)], costs=tenths, jump=False)
+    assert stepped.total_s == pytest.approx(joins.total_s)
+
+
+def test_no_more_run_than_may() -> None:
+    result = serve([request(index, 1, 3) for index in range(3)], max_sequences=1)
+    assert [each.queue_s for each in result.requests] == [0.0, 4.0, 8.0]
+    assert result.resident_max == 1
+
+
+def test_no_more_run_than_the_budget_can_decode() -> None:
+    assert serve([request(index, 1, 3) for index in range(9)], batched_tokens=4).resident_max == 4
+    calm = serve([request(index, 1, 3) for index in range(9)], batched_tokens=4, speculative=1)
+    assert calm.resident_max == 2
+
+
+def test_who_does_not_fit_waits() -> None:
+    pool = PagedPool(blocks=5, block_tokens=4)
+    result = serve([request(index, 8, 4) for index in range(2)], pool=pool)
+    # Each needs 3 blocks for 8 + 3 cached tokens. 1 and 0 hold 2 each, 0 takes the fifth, 1 is preempted at once.
+    assert [(each.id, each.preemptions) for each in result.requests] == [(0, 0), (1, 1)]
+    assert result.pool_peak_blocks == 4
+    assert (result.preemptions, result.recomputed_tokens) == (1, 8)
+
+
+def test_a_preempted_sequence_computes_prompt_and_output_again() -> None:
+    pool = PagedPool(blocks=4, block_tokens=4)
+    result = serve([request(0, 4, 9), request(1, 4, 5)], pool=pool)
+    # Both prefill to 9 s and hold 2 blocks from the first decode on, which ends at 10 and brings token 2. Steps to 13
+    # bring token 5, which ends request 1; nobody is in the way of 0.
+    assert times(result) == [(1, 0.0, 9.0, 13.0), (0, 0.0, 9.0, 17.0)]
+    assert result.preemptions == 0
+    tight = serve([request(0, 4, 9), request(1, 4, 6)], pool=pool)
+    # 1 needs a third block for its 9th cached token, as 0 does at the same step, at 13 s: 0 is served first, 1 goes.
+    # 0 goes on alone to its 9th token at 17. Then 1 computes 4 + 5 tokens in 10 s, and with them has its 6th token.
+    assert times(tight) == [(0, 0.0, 9.0, 17.0), (1, 0.0, 9.0, 27.0)]
+    assert (tight.preemptions, tight.recomputed_tokens) == (1, 8)
+    assert tight.itl_s.most == 14.0
+
+
+def test_reserving_the_output_waits_instead() -> None:
+    pool = PagedPool(blocks=4, block_tokens=4)
+    result = serve([request(0, 4, 9), request(1, 4, 6)], pool=pool, reserve_output=True)
+    assert times(result) == [(0, 0.0, 5.0, 13.0), (1, 13.0, 18.0, 23.0)]  # 3 + 3 blocks are not there
+    assert (result.preemptions, result.pool_peak_blocks) == (0, 3)
+
+
+def test_a_prompt_is_let_in_whole_or_by_its_first_chunk() -> None:
+    pool = PagedPool(blocks=4, block_tokens=4)
+    requests = [request(0, 8, 5), request(1, 12, 1)]
+    gated = serve(requests, pool=pool, batched_tokens=4)
+    assert (gated.preemptions, gated.requests[1].queue_s) == (0, 14.0)
+    # By its first chunk of 3 it gets in at 10 s; the second one finds no block, and so again until 0 has ended.
+    eager = serve(requests, pool=pool, batched_tokens=4, reserve_prompt=False)
+    assert (eager.requests[1].queue_s, eager.preemptions) == (10.0, 2)
+
+
+def test_what_can_never_run_is_rejected_and_the_rest_goes_on() -> None:
+    pool = PagedPool(blocks=4, block_tokens=4)
+    requests = [request(0, 17, 1), request(1, 4, 2), request(2, 4, 14), request(3, 4, 13), request(4, 3, 30)]
+    result = serve(requests, pool=pool, max_model_tokens=32)
+    assert [each.id for each in result.requests] == [1, 3]  # 4 + 13 - 1 tokens are cached: 4 blocks
+    assert result.rejected == {"pool": 2, "max_model_tokens": 1}
+    reasons = {each.id: each.reason for each in result.rejections}
+    assert reasons == {
+        0: "needs 5 blocks, the pool has 4",
+        2: "needs 5 blocks, the pool has 4",
+        4: "33 tokens, the model takes 32",
+    }
+
+
+@pytest.mark.parametrize(("tokens_per_step", "steps"), [(1.0, 12), (2.0, 6), (2.5, 5), (4.0, 3)])
+def test_speculation_divides_the_steps(tokens_per_step: float, steps: int) -> None:
+    result = serve([request(0, 1, 13)], speculative=3, tokens_per_step=tokens_per_step)
+    assert only(result).e2e_s == 2 + steps
+    assert (result.output_tokens, result.itl_s.count) == (13, steps)
+
+
+def test_speculation_holds_blocks_for_its_drafts() -> None:
+    pool = PagedPool(blocks=100, block_tokens=1)
+    assert serve([request(0, 10, 5)], pool=pool).pool_peak_blocks == 14
+    assert serve([request(0, 10, 5)], pool=pool, speculative=3).pool_peak_blocks == 17
+
+
+def test_every_sequence_holds_its_own_blocks_beside_those_of_its_tokens() -> None:
+    pool = PagedPool(blocks=10, block_tokens=4, sequence_blocks=3)
+    result = serve([request(index, 4, 1) for index in range(3)], pool=pool)
+    assert (result.resident_max, result.pool_peak_blocks) == (2, 8)
+
+
+def four_of_60k(costs: Affine, pool_tokens: int) -> ServingResult:
+    pool = PagedPool(blocks=pool_tokens // 800, block_tokens=800)
+    return serve([request(index, 60_000, 1024) for index in range(4)], costs=costs, pool=pool)
+
+
+def test_four_long_requests_of_which_three_fit_as_published() -> None:
+    """Published for fp8 on one RTX 3090: 3 resident, 256 s (shared/facts/derived.md has the costs)."""
+    costs = Affine(fixed_s=19.1e-3, token_s=0.0765e-6, row_s=0.5475e-3, pair_s=4.43e-9)
+    result = four_of_60k(costs, 215_000)
+    assert (result.resident_max, result.completed, result.preemptions) == (3, 4, 0)
+    assert result.total_s == pytest.approx(256, rel=0.03)
+    assert result.requests[-1].queue_s > 150
+
+
+def test_four_long_requests_that_all_fit_as_published() -> None:
+    """Published for KVarN: all 4 resident, 242 s, 49 ms between tokens."""
+    costs = Affine(fixed_s=21.6e-3, token_s=0.113e-6, row_s=0.5707e-3, pair_s=3.69e-9)
+    result = four_of_60k(costs, 302_000)
+    assert (result.resident_max, result.preemptions) == (4, 0)
+    assert result.total_s == pytest.approx(242, rel=0.02)
+    assert result.itl_s.quantile(0.5) == pytest.approx(49e-3, rel=0.02)
+
+
+def test_a_fourth_that_is_let_in_by_its_first_chunk_thrashes() -> None:
+    """As reported of vLLM before PR 37307: prefilled, preempted, prefilled again."""
+    costs = Affine(fixed_s=19.1e-3, token_s=0.0765e-6, row_s=0.5475e-3, pair_s=4.43e-9)
+    pool = PagedPool(blocks=268, block_tokens=800)
+    requests = [request(index, 60_000, 1024) for index in range(4)]
+    eager = serve(requests, costs=costs, pool=pool, reserve_prompt=False)
+    assert eager.preemptions >= 1
+    assert eager.total_s > serve(requests, costs=costs, pool=pool).total_s
+
+
+def test_times_are_the_same_whatever_the_pool_if_it_is_large() -> None:
+    requests = [request(index, 9, 9, at=index / 2) for index in range(20)]
+    wide = PagedPool(blocks=10**4, block_tokens=100)
+    assert times(serve(requests, pool=wide)) == times(serve(requests, pool=PLENTY, costs=PLAIN))

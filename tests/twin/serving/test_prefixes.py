@@ -1,0 +1,127 @@
+"""Shared prefixes: computed once, counted once, gone when their blocks are needed."""
+
+from hypothesis import given
+from msgspec.structs import replace
+
+from tests.twin.serving import worlds
+from tests.twin.serving.worlds import Affine, request, serve
+from tests.worlds import LAWS
+from twin.serving.limits import Limits
+from twin.serving.pool import Ledger, PagedPool
+from twin.serving.prefixes import Prefixes
+from twin.serving.protocols import BlockPool
+from twin.serving.requests import Request
+from twin.serving.run import simulate_serving
+
+FOURS = PagedPool(blocks=100, block_tokens=4)
+
+
+def test_the_second_request_skips_the_whole_blocks_of_the_prefix() -> None:
+    result = serve([request(0, 10, 1, prefix=10), request(1, 12, 1, at=20.0, prefix=10)], pool=FOURS)
+    first, second = result.requests
+    assert (first.cached_tokens, first.ttft_s) == (0, 11.0)
+    assert (second.cached_tokens, second.ttft_s) == (8, 5.0)  # 4 of its 12 tokens are left
+    assert result.cached_tokens == 8
+
+
+def test_a_prefix_is_cached_from_the_step_that_computes_it() -> None:
+    result = serve([request(index, 9, 1, prefix=8) for index in range(5)], pool=FOURS)
+    assert [each.cached_tokens for each in result.requests] == [0, 8, 8, 8, 8]
+    assert result.total_s == 1 + 9 + 4
+    assert result.pool_peak_blocks == 2 + 5  # the prefix once, and a block of each
+
+
+def test_a_prompt_that_is_nothing_but_a_cached_prefix_computes_its_last_block() -> None:
+    result = serve([request(0, 8, 2, prefix=8), request(1, 8, 2, at=20.0, prefix=8)], pool=FOURS)
+    assert result.requests[1].cached_tokens == 4
+    assert result.requests[1].ttft_s == 5.0
+
+
+def test_without_the_cache_everything_is_computed() -> None:
+    result = serve([request(index, 9, 1, prefix=8) for index in range(2)], pool=FOURS, prefix_cache=False)
+    assert (result.cached_tokens, result.total_s) == (0, 19.0)
+
+
+def test_other_names_and_other_lengths_are_other_prefixes() -> None:
+    requests = [
+        request(0, 20, 1, prefix=8, name="a"),
+        request(1, 20, 1, prefix=8, name="b"),
+        request(2, 20, 1, prefix=12, name="a"),
+        request(3, 20, 1, prefix=12, name="a"),
+    ]
+    assert [each.cached_tokens for each in serve(requests, pool=FOURS).requests] == [0, 0, 0, 12]
+
+
+def test_an_idle_prefix_gives_way_to_those_who_run() -> None:
+    pool = PagedPool(blocks=4, block_tokens=4)
+    kept = [request(0, 9, 1, prefix=8), request(1, 3, 1, at=20.0), request(2, 9, 1, at=40.0, prefix=8)]
+    assert serve(kept, pool=pool).requests[2].cached_tokens == 8
+    evicted = [request(0, 9, 1, prefix=8), request(1, 16, 1, at=20.0), request(2, 9, 1, at=40.0, prefix=8)]
+    assert serve(evicted, pool=pool).requests[2].cached_tokens == 0
+
+
+def test_the_prefix_used_least_recently_goes_first() -> None:
+    pool = PagedPool(blocks=5, block_tokens=4)
+    requests = [request(at, 8, 1, at=20.0 * at, prefix=4, name=name) for at, name in enumerate("abacab")]
+    wide = request(9, 16, 1, at=50.0)  # 4 of 5 blocks: one of the two idle ones has to go, and a was used again
+    cached = [each.cached_tokens for each in serve([*requests[:3], wide, *requests[3:]], pool=pool).requests]
+    assert cached == [0, 0, 4, 0, 0, 4, 0]
+
+
+def test_a_preempted_sequence_finds_its_prefix_again() -> None:
+    pool = PagedPool(blocks=6, block_tokens=4)
+    requests = [request(0, 9, 8, prefix=8), request(1, 9, 8, prefix=8), request(2, 9, 8, prefix=8)]
+    with_cache = serve(requests, pool=pool)
+    without = serve(requests, pool=pool, prefix_cache=False)
+    assert with_cache.preemptions > 0
+    assert with_cache.total_s < without.total_s
+
+
+def hashed(index: int, ids: str, prompt: int, at: float) -> Request:
+    return Request(
+        id=index,
+        arrival_s=at,
+        prompt_tokens=prompt,
+        output_tokens=1,
+        prefix_ids=tuple(ids),
+        prefix_tokens=min(prompt, 8 * len(ids)),
+        prefix_span=8,
+    )
+
+
+def test_a_trace_of_hashes_shares_its_longest_common_start() -> None:
+    requests = [hashed(0, "abc", 24, 0.0), hashed(1, "abd", 24, 50.0), hashed(2, "xbc", 24, 100.0)]
+    requests += [hashed(3, "abde", 30, 150.0), hashed(4, "a", 5, 200.0)]
+    result = serve(requests, pool=FOURS)
+    assert [each.cached_tokens for each in result.requests] == [0, 16, 0, 24, 0]
+
+
+def test_hashes_shorter_than_a_block_count_where_a_block_is_full() -> None:
+    wide = PagedPool(blocks=100, block_tokens=16)
+    requests = [hashed(0, "abc", 24, 0.0), hashed(1, "abd", 24, 50.0), hashed(2, "aed", 24, 100.0)]
+    assert [each.cached_tokens for each in serve(requests, pool=wide).requests] == [0, 16, 0]
+
+
+def test_pieces_are_whole_blocks_without_those_of_the_sequence() -> None:
+    pool = PagedPool(blocks=100, block_tokens=4, sequence_blocks=2)
+    prefixes = Prefixes(Ledger(pool.blocks, pool.blocks_for))
+    pieces = prefixes.pieces(hashed(0, "abc", 23, 0.0))
+    assert [(piece.key, piece.end, piece.blocks) for piece in pieces] == [
+        (("a", 8), 8, 2),
+        (("b", 16), 16, 2),
+        (("c", 23), 20, 1),
+    ]
+    assert prefixes.pieces(request(0, 9, 1, prefix=3)) == ()
+
+
+@LAWS
+@given(worlds.workloads(prefixes=True), worlds.costs(), worlds.limits())
+def test_in_a_large_pool_the_cache_only_saves(requests: list[Request], costs: Affine, limits: Limits) -> None:
+    there = [replace(each, arrival_s=0.0) for each in requests]
+    pool: BlockPool = PagedPool(blocks=10**6, block_tokens=3)
+    with_cache = simulate_serving(there, costs, pool, limits)
+    without = simulate_serving(there, costs, pool, replace(limits, prefix_cache=False))
+    assert with_cache.completed == without.completed
+    assert with_cache.preemptions == without.preemptions == 0
+    most = sum(each.prefix_tokens for each in there)
+    assert 0 <= with_cache.cached_tokens <= most

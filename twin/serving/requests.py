@@ -1,0 +1,164 @@
+"""A request, and made-up workloads of them: arrivals and lengths drawn from separate streams of one seed.
+
+Nothing is listed: a workload of a billion requests is a generator like one of ten.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from twin.errors import BadValue
+from twin.units import MAX_TOKENS
+
+Arrivals = Literal["poisson", "constant", "burst"]
+Distribution = Literal["fixed", "uniform", "exponential", "lognormal"]
+
+MAX_COUNT = 10**9
+MAX_RATE_PER_S = 1e6
+MAX_CV = 10.0
+MOST_UNIFORM_CV = 0.57
+"""A uniform distribution from 1 on has a cv of 1 / sqrt(3) at most."""
+
+
+class Request(Struct, frozen=True, kw_only=True, gc=False):
+    """One request as it comes in."""
+
+    id: str | int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_ids: tuple[str | int, ...] = ()
+    """Names of the shared start of the prompt, piece by piece; each stands for its piece and all before it."""
+    prefix_tokens: int = 0
+    """Tokens of all pieces together."""
+    prefix_span: int = 0
+    """Tokens of each piece but the last; 0 where there is one piece."""
+    line: int = 0
+    """Where it stands in its file; 0 if in none."""
+
+
+class Lengths(Struct, frozen=True, kw_only=True):
+    """Whole numbers of tokens, at least 1 each, with `mean` as their exact mean.
+
+    `exponential` is its whole-numbered form (geometric from 1), `uniform` runs evenly to both sides of the mean,
+    `lognormal` is shifted by one token and rounded up or down by chance.
+    """
+
+    mean: int
+    distribution: Distribution = "fixed"
+    cv: float | None = None
+    """Standard deviation over mean, for uniform (default 0.5) and lognormal (default 1)."""
+
+    def __post_init__(self) -> None:
+        _in_range("the mean length", self.mean, 1, MAX_TOKENS, "tokens")
+        if self.distribution not in get_args(Distribution):
+            raise BadValue(f"{self.distribution!r} is no distribution", hint=f"one of {_listed(Distribution)}")
+        if self.cv is None:
+            return
+        if self.distribution in ("fixed", "exponential"):
+            raise BadValue(f"a cv of {self.cv} with {self.distribution} lengths", hint="uniform and lognormal have one")
+        most = MOST_UNIFORM_CV if self.distribution == "uniform" else MAX_CV
+        if not 0 < self.cv <= most:
+            raise BadValue(f"the cv is {self.cv}, outside the range of 0 to {most} for {self.distribution} lengths")
+
+    def draws(self, stream: random.Random) -> Callable[[], int]:
+        """A function that draws the next length."""
+        if self.distribution == "fixed" or self.mean == 1:
+            return lambda: self.mean
+        if self.distribution == "uniform":
+            cv = 0.5 if self.cv is None else self.cv
+            half = min(self.mean - 1, round(math.sqrt(0.25 + 3 * (cv * self.mean) ** 2) - 0.5))
+            return lambda: stream.randint(self.mean - half, self.mean + half)
+        if self.distribution == "exponential":
+            per_log = 1 / math.log1p(-1 / self.mean)
+            return lambda: min(MAX_TOKENS, 1 + int(math.log(1 - stream.random()) * per_log))
+        over = self.mean - 1
+        cv = (1.0 if self.cv is None else self.cv) * self.mean / over
+        sigma = math.sqrt(math.log1p(cv * cv))
+        mu = math.log(over) - sigma * sigma / 2
+        return lambda: min(MAX_TOKENS, 1 + int(stream.lognormvariate(mu, sigma) + stream.random()))
+
+
+class Workload(Struct, frozen=True, kw_only=True):
+    """`count` requests; the first arrives at 0. Without a rate, or with an infinite one, all do."""
+
+    count: int
+    prompt: Lengths
+    output: Lengths
+    rate_per_s: float | None = None
+    arrivals: Arrivals = "poisson"
+    burstiness: float = 1.0
+    """Shape of the gamma distributed gaps, as in `vllm bench serve`: 1 is Poisson, less is burstier."""
+    prefix_tokens: int = 0
+    """A start that all prompts share, in addition to `prompt`, as in `vllm bench serve --random-prefix-len`."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _in_range("the count", self.count, 1, MAX_COUNT, "requests")
+        _in_range("the shared prefix", self.prefix_tokens, 0, MAX_TOKENS, "tokens")
+        if type(self.seed) is not int:
+            raise BadValue(f"the seed is {self.seed!r}, not a whole number")
+        if self.arrivals not in get_args(Arrivals):
+            raise BadValue(f"{self.arrivals!r} is no way to arrive", hint=f"one of {_listed(Arrivals)}")
+        if self.rate_per_s is not None and not (0 < self.rate_per_s <= MAX_RATE_PER_S or self.rate_per_s == math.inf):
+            raise BadValue(
+                f"the rate is {self.rate_per_s}, outside the range of 0 to {MAX_RATE_PER_S:,.0f} requests/s",
+                hint="inf, or no rate, for all at once",
+            )
+        if self.arrivals == "burst" and not self.at_once:
+            raise BadValue(f"a burst has no rate, {self.rate_per_s} requests/s given", hint="all arrive at once")
+        if not 1e-3 <= self.burstiness <= 1e6:
+            raise BadValue(f"the burstiness is {self.burstiness}, outside the range of 0.001 to 1,000,000")
+        if self.burstiness != 1 and (self.arrivals != "poisson" or self.at_once):
+            raise BadValue(f"a burstiness of {self.burstiness} needs poisson arrivals at a finite rate")
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all requests arrive at time 0."""
+        return self.rate_per_s is None or self.rate_per_s == math.inf
+
+    def requests(self) -> Iterator[Request]:
+        """The requests in the order of their arrival: the same for the same seed on every machine."""
+        gap = self._gaps()
+        prompt = self.prompt.draws(self._stream("prompts"))
+        output = self.output.draws(self._stream("outputs"))
+        shared = self.prefix_tokens
+        prefix_ids = ("shared",) if shared else ()
+        arrival_s = 0.0
+        for index in range(self.count):
+            yield Request(
+                id=index,
+                arrival_s=arrival_s,
+                prompt_tokens=shared + prompt(),
+                output_tokens=output(),
+                prefix_ids=prefix_ids,
+                prefix_tokens=shared,
+            )
+            arrival_s += gap()
+
+    def _stream(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed}/{name}")  # noqa: S311 - a simulation keeps no secrets
+
+    def _gaps(self) -> Callable[[], float]:
+        """A function that draws the seconds to the next arrival."""
+        rate = self.rate_per_s
+        if rate is None or self.at_once:
+            return lambda: 0.0
+        if self.arrivals == "constant":
+            return lambda: 1 / rate
+        stream = self._stream("arrivals")
+        if self.burstiness == 1:
+            return lambda: stream.expovariate(rate)
+        return lambda: stream.gammavariate(self.burstiness, 1 / (rate * self.burstiness))
+
+
+def _in_range(what: str, value: int, least: int, most: int, unit: str) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise BadValue(f"{what} is {value}, outside the range of {least:,} to {most:,} {unit}")
+
+
+def _listed(words: object) -> str:
+    return ", ".join(get_args(words))
