@@ -3,21 +3,19 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     import click
 
-    from twin.commandline import JSON, OFFLOAD_OPTIONS, OUT, OUTPUT, QUESTION_OPTIONS, Name, options, progress_bar
+    from twin import options as ask
+    from twin.commandline import FILE, INPUT, JSON, OUT, OUTPUT, Name, options, progress_bar
     from twin.commandline import question as question_of
     from twin.delivery import EXIT_CODES, deliver, dump, end
     from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
 except KeyboardInterrupt:  # before `main` is there to catch it
     sys.stderr.write("twin: interrupted\n")
     sys.exit(130)
-
-if TYPE_CHECKING:
-    from twin.prediction import Prediction
 
 
 @click.group(
@@ -38,6 +36,9 @@ def twin(context: click.Context) -> None:
       twin predict --ctx 1M --layout offload     one question
       twin predict --ctx 200k --layout vram --explain
       twin compare --ctx 200k                    all layouts side by side
+      twin simulate --requests 500 --rate 0.5    many requests: throughput, time to first token
+      twin formats --hw rtx3090                  from where on each is faster than bf16
+      twin formats                               what the names of cache formats stand for
       twin validate --recorded                   predictions against published measurements
     """
     if context.invoked_subcommand is None:
@@ -45,8 +46,8 @@ def twin(context: click.Context) -> None:
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(QUESTION_OPTIONS, OFFLOAD_OPTIONS)
-@click.option("--layout", type=Name("layout"), default="offload", show_default=True, help="Where the cache lives.")
+@options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED))
+@options(ask.SPECULATION_OPTIONS)
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
 @click.option("--trace", type=OUTPUT, default=None, help="Write the simulated step for Perfetto (ui.perfetto.dev).")
 @click.option("--trace-phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True,
@@ -56,7 +57,7 @@ def twin(context: click.Context) -> None:
 def predict(
     *, explain: bool, trace: Path | None, trace_phase: str, as_json: bool, output: Path | None, **asked: Any
 ) -> int:
-    """Predict whether it fits, how far the context goes, how fast it is and which wall it hits.
+    """Predict fit, longest context, speed and wall, with intervals.
 
     \b
     Examples:
@@ -66,14 +67,21 @@ def predict(
       twin predict --ctx 1M --pooled host        why pooled keys stay in VRAM
       twin predict --ctx 1M --pcie x4            the same machine on risers
       twin predict --ctx 1M --trace step.json    open in ui.perfetto.dev
+      twin predict --model qwen3.8-27b --ctx 100k --kv-dtype fp8
+      twin predict --model qwen3.8-27b-fast --ctx 100k --kv-dtype fp8 --spec mtp:3 --task summarize
       twin predict --hw my-machine.json --json
     """
     from twin.prediction import predict as answer  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
+    from twin.render.output import check_apart  # noqa: PLC0415
 
+    check_apart({"--trace": trace, "-o": output})
     prediction = answer(question_of(asked))
     if trace is not None:
-        _write_trace(prediction, trace, trace_phase)
+        from twin.render.trace import write_trace  # noqa: PLC0415
+
+        if not write_trace(prediction, trace, phase=trace_phase):
+            click.echo(f"nothing was traced: it does not fit; {trace} is as it was", err=True)
     if as_json:
         text = dump(contracts.prediction_json(prediction))
     else:
@@ -85,67 +93,86 @@ def predict(
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(QUESTION_OPTIONS)
+@options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.POOL_OPTIONS, (ask.MAX_LEN,), ask.SPECULATION_OPTIONS)
+@click.option("--over", type=click.Choice(["layouts", "formats"]), default=None,
+              help="What to set side by side [default: formats under one layout, else layouts].")  # fmt: skip
+@click.option(
+    "--formats", default=None, metavar="A,B,...", help="Which formats [default: those that the engine keeps]."
+)
 @JSON
 @OUT
-def compare(*, as_json: bool, output: Path | None, **asked: Any) -> int:
-    """Show all layouts of the engine side by side at one context.
+def compare(*, over: str | None, formats: str | None, as_json: bool, output: Path | None, **asked: Any) -> int:
+    """Set layouts or cache formats side by side at one context. Fit, pool, speed, and published quality.
 
     \b
     Examples:
       twin compare --ctx 200k
-      twin compare --ctx 1M --json
+      twin compare --model qwen3.8-27b --ctx 100k
+      twin compare --model qwen3.8-27b --ctx 100k --formats bf16,fp8,kvarn_k4v2_g128
+      twin compare --ctx 1M --over formats --what-if --formats fp16,int4_per_token_head
     """
-    from twin.engines import load_engine  # noqa: PLC0415
-    from twin.prediction import predict as answer  # noqa: PLC0415
+    from twin.comparison import compare_all  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
-    from twin.render import text as tables  # noqa: PLC0415
+    from twin.render import comparison as tables  # noqa: PLC0415
 
-    predictions = [answer(question_of(asked | {"layout": name})) for name in load_engine(asked["engine"]).layouts]
-    deliver(dump(contracts.comparison_json(predictions)) if as_json else tables.comparison(predictions), output)
-    return 0 if any(each.fits for each in predictions) else EXIT_DOES_NOT_FIT
+    compared = compare_all(question_of(asked), over=over, formats=None if formats is None else formats.split(","))
+    deliver(dump(contracts.comparison_json(compared)) if as_json else tables.comparison_text(compared), output)
+    return 0 if any(each.fits for each in compared.predictions) else EXIT_DOES_NOT_FIT
 
 
 @twin.command(epilog=EXIT_CODES)
-@click.option("--recorded", is_flag=True, help="Against everything that was ever recorded (the default).")
-@click.option(
-    "--hw",
-    type=Name("machine"),
-    default=None,
-    help="Whose measurements [default: all that are recorded]; with --device, the profile to judge.",
-)
-@click.option("--device", default=None, help="Run the kernels here and now: cuda, cuda:1 or cpu.")
-@click.option("--quick", is_flag=True, help="With --device: a third of the grid.")
-@click.option("--curve", is_flag=True, help="With --device: the long decode curve too, up to 3M tokens.")
-@click.option("--record", "keep", is_flag=True, help="With --device: add the rows to the profile's measurements.")
+@options(ask.SERVED_MODEL_OPTIONS, ask.WORKLOAD_OPTIONS)
+@click.option("--trace-in", type=INPUT, default=None,
+              help="Serve the requests of a JSONL trace, with their timestamps.")  # fmt: skip
+@options((ask.SERVED_MAX_LEN,), ask.POOL_OPTIONS, ask.SPECULATION_OPTIONS)
+@click.option("--trace", type=OUTPUT, default=None, help="Write residents, steps and requests for Perfetto.")
+@click.option("--requests-out", type=OUTPUT, default=None, help="Write a JSON line for every finished request.")
+@click.option("--no-interval", is_flag=True, help="One run instead of three: no 90 % intervals.")
+@JSON
+@click.option("-o", "--out", "output", type=OUTPUT, default=None, help="Write the answer to a file instead.")
+def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
+    """Serve many requests and time them. Continuous batching, chunked prefill, one pool of blocks.
+
+    \b
+    Examples:
+      twin simulate --model llama-3.1-8b --hw h200 --requests 1000 --rate 10 --prompt 512 --output 256
+      twin simulate --model qwen3.8-27b --kv-dtype fp8 --requests 4 --prompt 60000 --output 1024 --lengths fixed
+      twin simulate --model llama-3.1-8b --hw h200 --trace-in trace.jsonl --requests-out done.jsonl
+    """
+    from twin.render.output import check_apart  # noqa: PLC0415
+    from twin.render.service import service_json, service_text  # noqa: PLC0415
+    from twin.workloads import serve_asked  # noqa: PLC0415
+
+    files = {f"--{name.replace('_', '-')}": asked[name] for name in ("trace_in", "trace", "requests_out")}
+    check_apart(files | {"-o": output})
+    service, source = serve_asked(asked, question_of)
+    deliver(dump(service_json(service, source.text)) if as_json else service_text(service, source.text), output)
+    return 0 if service.result.completed else EXIT_DOES_NOT_FIT
+
+
+@twin.command(epilog=EXIT_CODES)
+@options(ask.MEASURED_OPTIONS)
 @JSON
 @OUT
 def validate(
-    *,
-    recorded: bool,
-    hw: str | None,
-    device: str | None,
-    quick: bool,
-    curve: bool,
-    keep: bool,
-    as_json: bool,
-    output: Path | None,
+    *, recorded: bool, hw: str | None, device: str | None, keep: bool, as_json: bool, output: Path | None, **run: bool
 ) -> int:
-    """Hold predictions against measurements, case by case; the rows that set a rate are shown apart.
+    """Hold predictions against measurements, case by case. The rows that set a rate are shown apart.
 
     \b
     Examples:
       twin validate --recorded
       twin validate --recorded --hw 3x-rtx3090 --json
       twin validate --hw my-machine.json --device cuda --record
+      twin validate --hw my-machine.json --device cuda --formats --record
       twin validate --hw my-machine.json --device cpu --quick
     """
     from calibrate.report import validation_text  # noqa: PLC0415
     from calibrate.validation import to_json  # noqa: PLC0415
 
     if device is None:
-        if quick or curve or keep:
-            raise click.UsageError("--quick, --curve and --record go with --device")
+        if keep or any(run.values()):
+            raise click.UsageError("--quick, --curve, --formats and --record go with --device")
         from calibrate.records import validate_records  # noqa: PLC0415
 
         validation = validate_records(hw)
@@ -155,7 +182,7 @@ def validate(
         from calibrate.live_run import record, validate_live  # noqa: PLC0415
 
         with progress_bar("validating") as progress:
-            validation, measurements = validate_live(hw, device, quick=quick, curve=curve, progress=progress)
+            validation, measurements = validate_live(hw, device, **run, progress=progress)
         for row in measurements.left_out:
             click.echo(f"left out: {row.case.id}: {row.reason}", err=True)
         if keep:
@@ -166,11 +193,11 @@ def validate(
 
 @twin.command(epilog=EXIT_CODES)
 @click.option("--device", default="cuda:0", show_default=True, help="What to measure: cuda:0, cuda:1 or cpu.")
-@click.option("--quick", is_flag=True, help="Under two minutes instead of under eight; wider intervals.")
+@click.option("--quick", is_flag=True, help="Under three minutes instead of under ten; wider intervals.")
 @click.option("--name", default=None, help="What the profile calls the machine [default: the file's name].")
-@click.option("-o", "--output", type=OUTPUT, required=True, help="The profile to write, such as my-machine.json.")
+@click.option("-o", "--output", type=FILE, required=True, help="The profile to write, such as my-machine.json.")
 def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> int:
-    """Measure this machine and write its profile; an interrupted run is continued by the same command.
+    """Measure this machine and write its profile. An interrupted run is continued by the same command.
 
     \b
     Examples:
@@ -200,11 +227,8 @@ def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> in
 @click.argument("name", type=Name("machine"), required=False)
 @JSON
 def profiles(*, name: str | None, as_json: bool) -> int:
-    """List the machines, or every rate of one with its spread, source and date."""
-    from twin.render import catalogue  # noqa: PLC0415
-
-    deliver(catalogue.profile_json(name) if as_json else catalogue.profile_text(name), None)
-    return 0
+    """List the machines, or every rate of one. With spread, source and date."""
+    return _show("profile", name, as_json=as_json)
 
 
 @twin.command()
@@ -212,9 +236,22 @@ def profiles(*, name: str | None, as_json: bool) -> int:
 @JSON
 def models(*, name: str | None, as_json: bool) -> int:
     """List the models, or the shape of one."""
-    from twin.render import catalogue  # noqa: PLC0415
+    return _show("model", name, as_json=as_json)
 
-    deliver(catalogue.model_json(name) if as_json else catalogue.model_text(name), None)
+
+@twin.command()
+@click.argument("name", type=Name("format"), required=False)
+@click.option("--hw", type=Name("machine"), default=None, help="Where each is faster than bf16 on this machine.")
+@JSON
+def formats(*, name: str | None, hw: str | None, as_json: bool) -> int:
+    """List the cache formats, or all about one. With their bytes and the engines that keep them."""
+    if hw is None:
+        return _show("format", name, as_json=as_json)
+    from twin.crossover import crossover, kept  # noqa: PLC0415
+    from twin.render.crossover import crossover_json, crossover_text  # noqa: PLC0415
+
+    found = crossover(hw, formats=kept(name))
+    deliver(dump(crossover_json(found)) if as_json else crossover_text(found), None)
     return 0
 
 
@@ -222,9 +259,13 @@ def models(*, name: str | None, as_json: bool) -> int:
 @JSON
 def layouts(*, as_json: bool) -> int:
     """List the layouts and the engines that have them."""
+    return _show("layout", None, as_json=as_json)
+
+
+def _show(kind: str, name: str | None, *, as_json: bool) -> int:
     from twin.render import catalogue  # noqa: PLC0415
 
-    deliver(catalogue.layout_json() if as_json else catalogue.layout_text(), None)
+    deliver(catalogue.listed(kind, name, as_json=as_json), None)
     return 0
 
 
@@ -245,17 +286,6 @@ def completion(*, shell: str) -> int:
     if kind is not None:
         deliver(kind(twin, {}, "twin", "_TWIN_COMPLETE").source(), None)
     return 0
-
-
-def _write_trace(prediction: "Prediction", path: Path, phase: str) -> None:
-    from twin.render.output import write_atomic  # noqa: PLC0415
-    from twin.render.trace import trace_json  # noqa: PLC0415
-    from twin.roofline import Roofs  # noqa: PLC0415
-
-    if not prediction.fits:
-        click.echo(f"nothing was traced: it does not fit; {path} is as it was", err=True)
-        return
-    write_atomic(path, trace_json(prediction.case, Roofs(prediction.machine), phase=phase))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

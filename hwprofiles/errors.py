@@ -22,14 +22,14 @@ class TwinError(Exception):
 
 
 class UnknownName(TwinError, KeyError):
-    """A name that stands for nothing here; the hint has the nearest one."""
+    """A name that stands for nothing here; the hint has the nearest one, and the known ones or what `listed` says."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, listed: str = "") -> None:
         names = sorted(known)
         extended = [known_name for known_name in names if known_name.startswith(name) and name]
         near = extended or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         nearest = f"did you mean {near[0]}? " if near else ""
-        super().__init__(f"unknown {kind} {name!r}", hint=f"{nearest}known: {', '.join(names)}")
+        super().__init__(f"unknown {kind} {name!r}", hint=f"{nearest}known: {listed or ', '.join(names)}")
 
 
 class BadFile(TwinError, ValueError):

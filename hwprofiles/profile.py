@@ -22,6 +22,10 @@ KERNEL_AXES = {
     "gather_rows_host": "ctx_tokens",
     "score": "ctx_tokens",
     "attend_dense": "rows",
+    "attend_decode": "query_tokens",
+    "append": "tokens",
+    "sample": "tokens",
+    "elementwise": "tokens",
     "attend_sparse": "region_tokens",
     "merge": "rows",
 }
@@ -32,6 +36,8 @@ Allowed = tuple[Unit, float, float]
 
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
+_OP_PER_S: Allowed = ("op/s", 1e9, 1e16)
+_OPS_AN_ELEMENT: Allowed = ("1", 1e-3, 1e4)
 _FLOP_PER_S: Allowed = ("FLOP/s", 1e10, 1e17)
 _LATENCY_S: Allowed = ("s", 1e-8, 1.0)
 _CAPACITY_BYTES: Allowed = ("B", 2.0**28, 2.0**50)
@@ -73,10 +79,14 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """FLOP/s of dense matrix products, by operand type."""
     h2d: Link
     d2h: Link
+    instructions: Roof | None = None
+    """Integer and logic operations a second over all lanes: what decoding a quantised cache is made of."""
 
     def check(self, path: str) -> None:
         """Raise ValueError naming the key that is out of range."""
         _check(self.vram, f"{path}.vram", _CAPACITY_BYTES)
+        if self.instructions is not None:
+            _check_peak(self.instructions.rate, self.instructions.datasheet, f"{path}.instructions", _OP_PER_S)
         _check_peak(self.vram_read.rate, self.vram_read.datasheet, f"{path}.vram_read", _VRAM_BYTES_PER_S)
         for dtype, roof in self.tensor.items():
             _check_peak(roof.rate, roof.datasheet, f"{path}.tensor.{dtype}", _FLOP_PER_S)
@@ -108,6 +118,10 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     efficiency: Curve | None = None
     """Over the quantity that KERNEL_AXES names for the operation."""
     latency: Rate | None = None
+    latency_each: Rate | None = None
+    """Beside the latency, for each unit of that quantity: what is done again for every query token, say."""
+    decoding: Rate | None = None
+    """Operations that turning one stored element into a number takes, of `Gpu.instructions`."""
 
     def __post_init__(self) -> None:
         if self.efficiency is None and self.latency is None:
@@ -137,8 +151,11 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if kernel.efficiency is not None:
                 axis = KERNEL_AXES.get(key.split("/")[0], "tokens")
                 _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", axis)
-            if kernel.latency is not None:
-                _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
+            if kernel.decoding is not None:
+                _check(kernel.decoding, f"$.kernels.{key}.decoding", _OPS_AN_ELEMENT)
+            for name in ("latency", "latency_each"):
+                if (latency := getattr(kernel, name)) is not None:
+                    _check(latency, f"$.kernels.{key}.{name}", _LATENCY_S)
 
     def with_lanes(self, lanes: int) -> "HardwareProfile":
         """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 Source = Literal["measured", "published", "datasheet", "fitted"]
-Unit = Literal["B/s", "FLOP/s", "s", "B", "1"]
+Unit = Literal["B/s", "FLOP/s", "op/s", "s", "B", "1"]
 Positive = Annotated[float, Meta(gt=0)]
 Spread = Annotated[float, Meta(ge=0, le=1)]
 IsoDate = Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]

@@ -31,8 +31,10 @@ ALLOWED_IMPORTS = {
     "--version": {"click"},
     "predict --ctx 1M --layout offload": {"click", "msgspec", "simpy"},
     "predict --ctx 200k --layout vram --json": {"click", "msgspec", "simpy"},
-    "predict --ctx 1M --explain": {"click", "msgspec", "simpy", "rich"},
-    "compare --ctx 200k": {"click", "msgspec", "simpy", "rich"},
+    "predict --ctx 1M --explain": {"click", "msgspec", "simpy"},
+    "compare --ctx 200k": {"click", "msgspec", "simpy"},
+    "simulate --requests 2": {"click", "msgspec", "simpy"},
+    "formats": {"click", "msgspec", "simpy"},
 }
 """Third-party packages that each command loads; `typing_extensions` and the like come with them."""
 COMES_ALONG = {"typing_extensions", "pygments"}

@@ -8,11 +8,14 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import KERNEL_AXES, SCHEMA, Gpu, HardwareProfile, Host, Kernel, Link, Roof
 from hwprofiles.rates import Curve, Rate, Unit
-from twin.case import Case, Question, resolve
-from twin.engines import load_engine
+from twin.case import Case
+from twin.engines import EngineRules, load_engine
+from twin.engines.rules import SparseRules
 from twin.models import ModelSpec
 from twin.models.spec import SCHEMA as MODEL_SCHEMA
 from twin.models.spec import Attention, FeedForward, Indexer, NgramTable, Recurrent, Weights
+from twin.question import Question
+from twin.resolve import resolve
 
 LAWS = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 """Property tests draw the same examples on every run."""
@@ -120,14 +123,21 @@ def case(
     """A question about the toy model (or `spec`), under exllamav3's rules with pages of 8 and chunks of 16 tokens."""
     toy = {"page_tokens": 8, "chunk_tokens": 16, "staging_bytes": 1024, "workspace": rate(2**20, "B")}
     whole = resolve(Question(ctx_tokens=ctx_tokens, **asked))
-    small = replace(load_engine("exllamav3"), **(toy | (rules or {})))
+    small = with_rules(load_engine("exllamav3"), **(toy | (rules or {})))
     return replace(
         whole,
         model=spec or model(),
         rules=small,
         chunk_tokens=asked.get("chunk_tokens", small.chunk_tokens),
-        staging_bytes=asked.get("staging_bytes", small.staging_bytes),
+        staging_bytes=asked.get("staging_bytes", small.sparse.staging_bytes),
     )
+
+
+def with_rules(rules: EngineRules, **changes: Any) -> EngineRules:
+    """`rules` with some of them changed, those of sparse attention by their plain names too."""
+    sparse = {name: value for name, value in changes.items() if name in SparseRules.__struct_fields__}
+    own = {name: value for name, value in changes.items() if name not in sparse}
+    return replace(rules, sparse_kernels=replace(rules.sparse, **sparse), **own)
 
 
 def flash_next(ctx_tokens: int = 1, **asked: Any) -> Case:

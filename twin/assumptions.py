@@ -17,6 +17,11 @@ ASSUMPTIONS = {
     "A11": "all batch sequences have the same length",
     "A12": "buffers that live within one attention call reuse the workspace's largest transient; the arena does not",
     "A13": "beyond the model's native context only memory and speed are predicted; answers need rope scaling",
+    "A14": "a what-if format is read at the engine's own rate for as many bytes; decoding it is free",
+    "A15": "a block drafter's steps are of two kinds, each with one yield, in the share that the acceptance implies",
+    "A16": "of a cached prompt one recurrent state is usable: at its last whole block, one earlier under speculation",
+    "A17": "all steps of a served workload are off together, by what a mean decode step or chunk is off",
+    "A18": "every decode step of a served sequence yields the mean acceptance",
 }
 
 _ALWAYS = ("A1", "A2", "A3", "A5")
@@ -33,6 +38,9 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A10": case.model.ngram is not None,
         "A11": case.question.batch > 1,
         "A12": case.layout.name == "offload" and case.prefill != "naive",
+        "A14": case.borrows,
+        "A15": case.speculation is not None and case.speculation.tokens >= case.speculation.drafter.block_tokens > 1,
+        "A16": case.cached_tokens > 0 and case.model.recurrent is not None,
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
     }
     keys = [key for key in ASSUMPTIONS if key in _ALWAYS or applies.get(key)]

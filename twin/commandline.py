@@ -13,7 +13,7 @@ from twin.units import parse_bytes, parse_tokens
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from twin.case import Question
+    from twin.question import Question
 
 
 class Parsed(click.ParamType[int]):
@@ -51,7 +51,7 @@ class Name(click.ParamType[str]):
 
 def _names(kind: str) -> list[str]:
     from hwprofiles import profile_names  # noqa: PLC0415
-    from twin.engines import engine_names  # noqa: PLC0415
+    from twin.engines import backend_names, engine_names  # noqa: PLC0415
     from twin.formats import format_names  # noqa: PLC0415
     from twin.layouts import layout_names  # noqa: PLC0415
     from twin.models import model_names  # noqa: PLC0415
@@ -62,47 +62,30 @@ def _names(kind: str) -> list[str]:
         "engine": engine_names,
         "layout": layout_names,
         "format": format_names,
+        "backend": backend_names,
     }
     return listed[kind]()
 
 
+class Stream(click.Path):
+    """A path; `-` stands for a standard stream."""
+
+    def __init__(self, stream: str, **checks: Any) -> None:
+        super().__init__(path_type=Path, **checks)
+        self.stream = stream
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path that is meant."""
+        return super().convert(self.stream if str(value) == "-" else value, param, ctx)
+
+
 TOKENS = Parsed("tokens", parse_tokens)
 BYTES = Parsed("size", parse_bytes)
-OUTPUT = click.Path(dir_okay=False, readable=False, path_type=Path)
+INPUT = Stream("/dev/stdin")
+OUTPUT = Stream("/dev/stdout", dir_okay=False, readable=False)
+FILE = click.Path(dir_okay=False, readable=False, path_type=Path)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-QUESTION_OPTIONS = (
-    click.option("--ctx", "ctx_tokens", type=TOKENS, default="1M", show_default=True,
-                 help="Tokens of context: 32768, 256k, 1M (1M = 1,048,576)."),
-    click.option("--model", type=Name("model"), default="qwen3.8-flash-next", show_default=True,
-                 help="A shipped model or the path of a model file."),
-    click.option("--hw", type=Name("machine"), default="3x-rtx3090", show_default=True,
-                 help="A shipped machine or the path of a profile."),
-    click.option("--engine", type=Name("engine"), default="exllamav3", show_default=True,
-                 help="The inference engine whose rules apply."),
-    click.option("--kv-dtype", type=Name("format"), default=None, help="Format of the cache [default: the engine's]."),
-    click.option("--batch", type=int, default=1, show_default=True, help="Sequences that decode together."),
-    click.option("--chunk", "chunk_tokens", type=TOKENS, default=None,
-                 help="Prompt tokens of one prefill pass [default: the engine's]."),
-    click.option("--ngram", type=click.Choice(["ram", "disk"]), default=None,
-                 help="Where the n-gram table is read from [default: the engine's]."),
-    click.option("--pcie", "lanes", type=click.Choice(["x16", "x8", "x4"]), default="x16", show_default=True,
-                 help="What if: PCIe lanes of each device."),
-)  # fmt: skip
-
-OFFLOAD_OPTIONS = (
-    click.option("--staging", "staging_bytes", type=BYTES, default=None,
-                 help="Buffer of a staged prefill, such as 32MiB [default: the engine's]."),
-    click.option("--prefill", type=click.Choice(["auto", "staged", "naive"]), default=None,
-                 help="Staged through a buffer, or every token gathering for itself [default: the engine's rule]."),
-    click.option("--copies", type=click.Choice(["serial", "overlapped"]), default=None,
-                 help="Staged copies before the kernels, or beside them [default: the engine's]."),
-    click.option("--pooled", type=click.Choice(["vram", "host"]), default=None,
-                 help="What if: the indexer's pooled keys on the host [default: vram]."),
-    click.option("--host-pages", type=click.Choice(["huge", "4KiB"]), default=None,
-                 help="Page size of registered host memory [default: huge]."),
-)  # fmt: skip
 
 
 def options(*groups: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
@@ -122,9 +105,10 @@ OUT = click.option("-o", "--output", type=OUTPUT, default=None, help="Write the 
 
 def question(asked: dict[str, Any]) -> "Question":
     """The question that the options' values ask."""
-    from twin.case import Question  # noqa: PLC0415
+    from twin.question import Question  # noqa: PLC0415
 
-    return Question(**asked | {"lanes": int(asked["lanes"].removeprefix("x"))})
+    lanes = int(asked["lanes"].removeprefix("x"))
+    return Question(**asked | {"lanes": lanes, "cached_tokens": asked.get("cached_tokens") or 0})
 
 
 @contextmanager

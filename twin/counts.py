@@ -62,16 +62,30 @@ def layer_parameters(model: ModelSpec, kind: str) -> int:
 
 def layer_active_parameters(model: ModelSpec, kind: str) -> int:
     """Parameters that one token runs through in one layer of that kind."""
-    counts = parameters(model)
-    mixer = counts.attention if kind == "attention" else counts.recurrent
-    return mixer + counts.always_on + counts.expert * model.feed_forward.active
+    return mixer_parameters(model, kind) + feed_forward_active_parameters(model)
 
 
 def layer_read_parameters(model: ModelSpec, kind: str, tokens: int) -> float:
     """Parameters of one layer that a step over `tokens` tokens reads, each once: expected distinct experts."""
+    return mixer_parameters(model, kind) + feed_forward_read_parameters(model, tokens)
+
+
+def mixer_parameters(model: ModelSpec, kind: str) -> int:
+    """Parameters of the token mixer of one layer: attention or recurrence, with its projections."""
     counts = parameters(model)
-    mixer = counts.attention if kind == "attention" else counts.recurrent
-    return mixer + counts.always_on + counts.expert * expected_experts(model, tokens)
+    return counts.attention if kind == "attention" else counts.recurrent
+
+
+def feed_forward_active_parameters(model: ModelSpec) -> int:
+    """Parameters of one layer's feed-forward that one token runs through."""
+    counts = parameters(model)
+    return counts.always_on + counts.expert * model.feed_forward.active
+
+
+def feed_forward_read_parameters(model: ModelSpec, tokens: int) -> float:
+    """Parameters of one layer's feed-forward that a step over `tokens` tokens reads."""
+    counts = parameters(model)
+    return counts.always_on + counts.expert * expected_experts(model, tokens)
 
 
 def expected_experts(model: ModelSpec, tokens: int) -> float:
@@ -82,9 +96,26 @@ def expected_experts(model: ModelSpec, tokens: int) -> float:
     return experts * (1 - (1 - active / experts) ** tokens)
 
 
+def elementwise_elements(model: ModelSpec, kind: str) -> int:
+    """Elements that one token reads and writes between a layer's products: residual adds with norms, rotation, gating.
+
+    Experts gate their own intermediates; a recurrent layer's convolution and gates are inside its state's kernel.
+    """
+    attention, feed_forward = model.attention, model.feed_forward
+    norms = 2 * 4 * model.hidden
+    rotated = 2 * (attention.query_heads + attention.kv_heads) * attention.head_dim if kind == "attention" else 0
+    gated = 3 * (feed_forward.intermediate * feed_forward.active + feed_forward.shared_intermediate)
+    return norms + rotated + gated
+
+
 def weight_bytes(model: ModelSpec, parameter_count: float) -> float:
     """Stored bytes of that many parameters in the checkpoint's format."""
     return parameter_count * model.weights.bits / 8
+
+
+def head_bytes(model: ModelSpec) -> float:
+    """Stored bytes of the output head."""
+    return parameters(model).head * (model.weights.head_bits or model.weights.bits) / 8
 
 
 def embedding_bytes(model: ModelSpec) -> int:

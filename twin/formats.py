@@ -1,28 +1,181 @@
-"""In how many bits a cache keeps K and V: one row a format."""
+"""In how many bits a cache keeps K and V: one row a format, its bytes counted plane by plane.
+
+Sources of the layouts: vLLM 0.28.0 `v1/attention/backends/triton_attn.py` (per token and head) and
+`model_executor/layers/quantization/turboquant/`; huawei-csl/KVarN and its port in syv-ai/qwen38-27b-rtx3090
+(`kvarn/.../config.py`); exllamav3 `exllamav3_ext/cache/q_cache_kernels.cuh`; llama.cpp `ggml-common.h`.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Literal
 
 from msgspec import Struct
 
 from twin.errors import UnknownName
 
+EXL3_BITS = range(2, 9)
+"""Bits that exllamav3's cache takes for K and for V."""
+
+Kind = Literal["plain", "scaled", "rotated"]
+"""How values are coded: as they are, by a scale, or rotated and then by a scale."""
+
+
+class Plane(Struct, frozen=True, kw_only=True):
+    """Stored bytes of K or of V. Scales and zero points are counted where they are kept."""
+
+    bits: int
+    head_bytes: int = 0
+    """Per token and head: a scale, a norm, a zero point."""
+    group_elements: int = 0
+    """Elements that share a group's scale; 0 where there are no groups."""
+    group_bytes: int = 0
+    channel_bytes: int = 0
+    """Per channel of a tile of `tile_tokens` tokens."""
+    tile_tokens: int = 1
+
+    def tile_bytes(self, head_dim: int) -> int:
+        """Bytes of one head over one tile, its scales included; whole bytes."""
+        bits = self.bits * head_dim * self.tile_tokens
+        groups = head_dim * self.tile_tokens // self.group_elements if self.group_elements else 0
+        scales = self.head_bytes * self.tile_tokens + self.channel_bytes * head_dim
+        return -(-bits // 8) + groups * self.group_bytes + scales
+
 
 class KVFormat(Struct, frozen=True, kw_only=True):
-    """Bytes of one K or V element and whether it is plain (no groups, scales or rotation)."""
+    """One way to keep K and V."""
 
     name: str
-    bits: int
     summary: str
+    key: Plane
+    value: Plane
+    kind: Kind
+    slot_alignment: int = 1
+    """Bytes of one token and head are rounded up to a multiple of this."""
+    min_capability: str = ""
+    """Least compute capability that its published kernels start on; empty: any."""
+    sidecar_bytes: int = 0
+    """Bytes an element of tokens that wait, unquantised, for their tile to fill (K and V each); 0: none wait."""
+
+    @property
+    def tile_tokens(self) -> int:
+        """Tokens that are quantised together."""
+        return math.lcm(self.key.tile_tokens, self.value.tile_tokens)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element that is kept beside K and V, such as an indexer key: those planes are never quantised."""
+        return self.key.bits // 8 if self.kind == "plain" else 2
 
     def plane_bytes(self, *, kv_heads: int, head_dim: int) -> int:
-        """Bytes of K and V together, for one token in one layer."""
-        return 2 * kv_heads * head_dim * self.bits // 8
+        """Bytes of K and V together, for one token in one layer, scales included; rounded up to whole bytes."""
+        tile = self.tile_tokens
+        both = self._tiles(self.key, head_dim) + self._tiles(self.value, head_dim)
+        if self.slot_alignment > 1:
+            both = -(-both // (tile * self.slot_alignment)) * self.slot_alignment * tile
+        return -(-both * kv_heads // tile)
 
+    def _tiles(self, plane: Plane, head_dim: int) -> int:
+        return plane.tile_bytes(head_dim) * (self.tile_tokens // plane.tile_tokens)
+
+    def check(self, *, head_dim: int) -> str:
+        """Why heads of `head_dim` elements cannot be kept in it; empty where they can."""
+        for plane in (self.key, self.value):
+            if plane.group_elements and head_dim % plane.group_elements:
+                return f"{self.name} needs head sizes that are multiples of {plane.group_elements}, not {head_dim}"
+            if plane.bits * head_dim % 8:
+                return (
+                    f"{self.name} packs {plane.bits}-bit codes of a head into whole bytes: {head_dim} do not fill them"
+                )
+        return ""
+
+
+def _plain(name: str, bits: int, summary: str) -> KVFormat:
+    return KVFormat(name=name, summary=summary, key=Plane(bits=bits), value=Plane(bits=bits), kind="plain")
+
+
+def _per_token_head(name: str, bits: int, summary: str, *, kind: Kind = "scaled", needs: str = "") -> KVFormat:
+    """One fp32 scale per token and head for K and for V, inline (int4 hides its zero point in the scale's low bits)."""
+    plane = Plane(bits=bits, head_bytes=4)
+    return KVFormat(name=name, summary=summary, key=plane, value=plane, kind=kind, min_capability=needs)
+
+
+def _kvarn(key_bits: int, value_bits: int, tile: int) -> KVFormat:
+    """K: fp16 scale and zero a channel, scale a token; V: fp16 scale a channel, scale and zero a token; per tile."""
+    return KVFormat(
+        name=f"kvarn_k{key_bits}v{value_bits}_g{tile}",
+        summary=f"KVarN: rotated, variance-normalised tiles of {tile} tokens, K {key_bits} bits, V {value_bits} bits",
+        key=Plane(bits=key_bits, head_bytes=2, channel_bytes=4, tile_tokens=tile),
+        value=Plane(bits=value_bits, head_bytes=4, channel_bytes=2, tile_tokens=tile),
+        kind="rotated",
+        sidecar_bytes=2,
+    )
+
+
+def _turboquant(name: str, key: Plane, value_bits: int, summary: str) -> KVFormat:
+    """V by minimum and maximum: fp16 scale and zero; a token's slot is rounded up to even bytes."""
+    value = Plane(bits=value_bits, head_bytes=4)
+    return KVFormat(name=name, summary=summary, key=key, value=value, kind="rotated", slot_alignment=2)
+
+
+def _grouped(name: str, key_bits: int, value_bits: int, summary: str, *, kind: Kind) -> KVFormat:
+    """Groups of 32 elements along the heads, each with an fp16 scale."""
+    key, value = (Plane(bits=bits, group_elements=32, group_bytes=2) for bits in (key_bits, value_bits))
+    return KVFormat(name=name, summary=summary, key=key, value=value, kind=kind)
+
+
+def _exl3(key_bits: int, value_bits: int) -> KVFormat:
+    summary = f"exllamav3's quantised cache: groups of 32 rotated by H32, K {key_bits} bits, V {value_bits} bits"
+    return _grouped(f"exl3_k{key_bits}v{value_bits}", key_bits, value_bits, summary, kind="rotated")
+
+
+_NORMED = 2
+"""Bytes of the fp16 norm of a key vector."""
 
 _FORMATS = {
     row.name: row
     for row in (
-        KVFormat(name="fp16", bits=16, summary="IEEE half, as exllamav3 keeps its cache by default"),
-        KVFormat(name="fp32", bits=32, summary="float32, where a processor has no fast half precision"),
-        KVFormat(name="bf16", bits=16, summary="bfloat16, as vLLM keeps its cache by default"),
+        _plain("fp16", 16, "IEEE half, as exllamav3 keeps its cache by default"),
+        _plain("bf16", 16, "bfloat16, as vLLM keeps its cache by default"),
+        _plain("fp32", 32, "float32, where a processor has no fast half precision"),
+        KVFormat(
+            name="fp8",
+            summary="e4m3 with one scale a layer",
+            key=Plane(bits=8),
+            value=Plane(bits=8),
+            kind="scaled",
+        ),
+        _per_token_head("int8_per_token_head", 8, "int8 with an fp32 scale per token and head"),
+        _per_token_head(
+            "fp8_per_token_head", 8, "e4m3 with an fp32 scale per token and head; not below SM 8.9", needs="8.9"
+        ),
+        _per_token_head(
+            "int4_per_token_head", 4, "int4 after a randomised Hadamard, fp32 scale per token and head", kind="rotated"
+        ),
+        _kvarn(4, 2, 128),
+        _kvarn(4, 4, 128),
+        _kvarn(4, 2, 64),
+        _turboquant("turboquant_k8v4", Plane(bits=8), 4, "TurboQuant: fp8 keys without rotation, 4-bit values"),
+        _turboquant(
+            "turboquant_4bit_nc",
+            Plane(bits=4, head_bytes=_NORMED),
+            4,
+            "TurboQuant: 4-bit Lloyd-Max keys with norm correction, 4-bit values",
+        ),
+        _turboquant(
+            "turboquant_k3v4_nc",
+            Plane(bits=3, head_bytes=_NORMED),
+            4,
+            "TurboQuant: 3-bit Lloyd-Max keys with norm correction, 4-bit values",
+        ),
+        _turboquant(
+            "turboquant_3bit_nc",
+            Plane(bits=3, head_bytes=_NORMED),
+            3,
+            "TurboQuant: 3-bit Lloyd-Max keys with norm correction, 3-bit values",
+        ),
+        _grouped("q8_0", 8, 8, "llama.cpp: int8 in groups of 32 with an fp16 scale", kind="scaled"),
+        _grouped("q4_0", 4, 4, "llama.cpp: int4 in groups of 32 with an fp16 scale", kind="scaled"),
+        *(_exl3(key_bits, value_bits) for key_bits in EXL3_BITS for value_bits in EXL3_BITS),
     )
 }
 
@@ -32,8 +185,21 @@ def format_names() -> list[str]:
     return sorted(_FORMATS)
 
 
+def is_exl3(name: str) -> bool:
+    """Whether it is one of the many of exllamav3."""
+    return name.startswith("exl3_")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a reader: the many of exllamav3 as its first to its last."""
+    given = list(names)
+    many = [name for name in given if is_exl3(name)]
+    folded = [f"{many[0]} to {many[-1]}"] if len(many) > 1 else many
+    return ", ".join([*(name for name in given if not is_exl3(name)), *folded])
+
+
 def kv_format(name: str) -> KVFormat:
     """The format called `name`; UnknownName otherwise."""
     if name not in _FORMATS:
-        raise UnknownName("KV format", name, _FORMATS)
+        raise UnknownName("KV format", name, _FORMATS, listed=listed(format_names()))
     return _FORMATS[name]

@@ -11,14 +11,21 @@ from msgspec import Struct
 
 from twin.case import Case
 from twin.counts import (
-    layer_active_parameters,
-    layer_read_parameters,
+    HALF_BYTES,
+    elementwise_elements,
+    feed_forward_active_parameters,
+    feed_forward_read_parameters,
+    head_bytes,
+    mixer_parameters,
     parameters,
     state_bytes,
     weight_bytes,
 )
 from twin.layouts.layout import Pass
 from twin.ops import HOST_DEVICE, Block, Engine, Op, Program
+
+LOGIT_BYTES = 4
+"""Bytes of one logit (fp32)."""
 
 DISK_PAGE_BYTES = 4096
 """Least that one random read takes from a disk."""
@@ -65,32 +72,59 @@ def decode_program(case: Case, step: Pass, device_count: int, *, merged: bool = 
     """One decode step: all layers, the n-gram rows beside the layer before they are needed, the hops, the head."""
     needed_at = case.model.ngram.before_layer if case.model.ngram else 0
     blocks: list[Block] = [] if needed_at else list(_blocks_of(_ngram_ops(case, step, first=0)))
+    tokens = step.rows * step.batch
     for group in layer_groups(case, device_count, merged=merged, alone=needed_at):
+        weights = _weights(case, group, tokens)
+        first = len(weights)
         mixer = (
-            case.layout.decode_ops(case, step, group.device, first=1)
+            case.layout.decode_ops(case, step, group.device, first=first)
             if group.kind == "attention"
-            else (_recurrence(case, step, group.device),)
+            else (_recurrence(case, step, group.device, after=first - 1),)
         )
-        ops = (_weights(case, group, step), *mixer)
+        ops = (*weights, *mixer)
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         blocks.append(Block(ops=ops, times=group.count))
     blocks = _with_hops(case, step, device_count, blocks, merged=merged)
-    blocks.append(_head(case, step, split_layers(case, device_count)[-1]))
+    blocks.extend(head_program(case, tokens, device_count))
     return tuple(blocks)
 
 
 def prefill_program(case: Case, chunk: Pass, device_count: int, *, merged: bool = True) -> Program:
-    """One prefill chunk through all layers; logits are computed by the decode step that follows."""
+    """One prefill chunk through all layers, without logits."""
     blocks: list[Block] = []
     for group in layer_groups(case, device_count, merged=merged):
-        weights = _weights(case, group, chunk)
+        weights = _weights(case, group, chunk.rows * chunk.batch)
         if group.kind == "attention":
-            blocks.append(Block(ops=(weights,), times=group.count))
+            blocks.append(Block(ops=weights, times=group.count))
             blocks.extend(case.layout.prefill_blocks(case, chunk, group.device, times=group.count))
         else:
-            blocks.append(Block(ops=(weights, _recurrence(case, chunk, group.device)), times=group.count))
+            state = _recurrence(case, Pass(past=0, rows=1, batch=chunk.batch), group.device, after=len(weights) - 1)
+            blocks.append(Block(ops=(*weights, state), times=group.count))
     return tuple(_with_hops(case, chunk, device_count, blocks, merged=merged))
+
+
+def backbone_program(case: Case, tokens: int, sequences: int, device_count: int) -> Program:
+    """A step without its attention: the weights' products over `tokens` tokens and the states of `sequences`."""
+    blocks: list[Block] = []
+    state = Pass(past=0, rows=1, batch=sequences)
+    for group in layer_groups(case, device_count, merged=True):
+        ops = _weights(case, group, tokens)
+        if group.kind == "recurrent":
+            ops += (_recurrence(case, state, group.device, after=len(ops) - 1),)
+        blocks.append(Block(ops=ops, times=group.count))
+    return tuple(_with_hops(case, Pass(past=0, rows=tokens), device_count, blocks, merged=True))
+
+
+def prefill_attention_program(case: Case, chunk: Pass, device_count: int) -> Program:
+    """Attention of one prefill chunk in all layers that have it."""
+    groups = layer_groups(case, device_count, merged=True)
+    found = [
+        case.layout.prefill_blocks(case, chunk, group.device, times=group.count)
+        for group in groups
+        if group.kind == "attention"
+    ]
+    return tuple(block for blocks in found for block in blocks)
 
 
 def _with_hops(case: Case, step: Pass, device_count: int, blocks: list[Block], *, merged: bool) -> list[Block]:
@@ -118,47 +152,104 @@ def _blocks_of(ops: tuple[Op, ...]) -> Iterator[Block]:
         yield Block(ops=ops)
 
 
-def _weights(case: Case, group: LayerGroup, step: Pass) -> Op:
-    """All matrices of one layer: each read once per pass, 2 operations per active parameter and token."""
-    tokens = step.rows * step.batch
+def _weights(case: Case, group: LayerGroup, tokens: int) -> tuple[Op, ...]:
+    """All matrices of one layer: each read once per pass, 2 operations per active parameter and token.
+
+    A chain: one op, or two where the feed-forward multiplies in an operand type of its own; then what lies between the
+    products, where their rate leaves it out.
+    """
+    model, operands = case.model, case.model.weights.mlp_operands
+    mixer, active = mixer_parameters(model, group.kind), feed_forward_active_parameters(model)
+    read = feed_forward_read_parameters(model, tokens)
+    ops: tuple[Op, ...]
+    if operands and operands != case.rules.compute_dtype:
+        ops = (
+            _linear(case, group.device, weight_bytes(model, mixer), mixer, tokens),
+            _linear(case, group.device, weight_bytes(model, read), active, tokens, operands=operands, after=(0,)),
+        )
+    else:
+        ops = (_linear(case, group.device, weight_bytes(model, mixer + read), mixer + active, tokens),)
+    if model.weights.format not in case.rules.glue_apart:
+        return ops
+    glue = Op(
+        part="elementwise",
+        engine=Engine.SM,
+        device=group.device,
+        kernel=case.rules.kernel("elementwise", model.weights.format),
+        vram_bytes=elementwise_elements(model, group.kind) * HALF_BYTES * tokens,
+        grain=tokens,
+        after=(len(ops) - 1,),
+    )
+    return (*ops, glue)
+
+
+def _linear(
+    case: Case,
+    device: int,
+    read_bytes: float,
+    active: float,
+    tokens: int,
+    *,
+    operands: str = "",
+    after: tuple[int, ...] = (),
+) -> Op:
+    """Matrix products of `tokens` tokens with `active` parameters each, stored in `read_bytes` bytes."""
     return Op(
         part="weights",
         engine=Engine.SM,
-        device=group.device,
-        kernel=case.rules.kernel("linear", case.model.weights.format),
-        vram_bytes=weight_bytes(case.model, layer_read_parameters(case.model, group.kind, tokens)),
-        flops=2.0 * layer_active_parameters(case.model, group.kind) * tokens,
-        dtype=case.rules.compute_dtype,
+        device=device,
+        kernel=case.linear_kernel,
+        vram_bytes=read_bytes,
+        flops=2.0 * active * _issued(case, tokens),
+        dtype=operands or case.rules.compute_dtype,
         grain=tokens,
+        after=after,
     )
 
 
-def _recurrence(case: Case, step: Pass, device: int) -> Op:
-    """Recurrent state of one layer, read and written once per sequence."""
+def _issued(case: Case, tokens: int) -> int:
+    """Tokens that a product computes: whole tiles."""
+    tile = case.rules.row_tiles.get(case.model.weights.format, 1)
+    return -(-tokens // tile) * tile
+
+
+def _recurrence(case: Case, step: Pass, device: int, *, after: int) -> Op:
+    """Recurrent state of one layer: read once per sequence, written after each token that may turn out the last.
+
+    A prefill chunk keeps only the state after its end, so it passes as a step of one token.
+    """
     return Op(
         part="state",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("recurrent", case.fmt.name),
-        vram_bytes=2 * state_bytes(case.model, case.rules.state_element_bytes) * step.batch,
-        after=(0,),
+        kernel=case.rules.kernel("recurrent", "fp32" if case.state_element_bytes > HALF_BYTES else "fp16"),
+        vram_bytes=(1 + step.rows) * state_bytes(case.model, case.state_element_bytes) * step.batch,
+        grain=step.batch,
+        after=(after,),
     )
 
 
-def _head(case: Case, step: Pass, device: int) -> Block:
-    """Logits of the last token of each sequence."""
-    head = parameters(case.model).head
-    op = Op(
-        part="weights",
+def head_program(case: Case, tokens: int, device_count: int) -> Program:
+    """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate."""
+    device = split_layers(case, device_count)[-1]
+    counts = parameters(case.model)
+    ops: tuple[Op, ...] = (_linear(case, device, head_bytes(case.model), counts.head, tokens),)
+    if case.rules.samples:
+        ops += (_sampling(case, tokens, device),)
+    return (Block(ops=ops),)
+
+
+def _sampling(case: Case, tokens: int, device: int) -> Op:
+    """One token from each row of fp32 logits."""
+    return Op(
+        part="sampling",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("linear", case.model.weights.format),
-        vram_bytes=weight_bytes(case.model, head),
-        flops=2.0 * head * step.batch,
-        dtype=case.rules.compute_dtype,
-        grain=step.batch,
+        kernel=case.rules.kernel("sample", "fp32"),
+        vram_bytes=tokens * case.model.vocab * LOGIT_BYTES,
+        grain=tokens,
+        after=(0,),
     )
-    return Block(ops=(op,))
 
 
 def _hop(case: Case, step: Pass, source: int, target: int, *, times: int) -> Block:

@@ -7,8 +7,10 @@ from msgspec import Struct
 
 from hwprofiles.profile import HardwareProfile
 from twin.case import Case
-from twin.counts import embedding_bytes, layer_parameters, parameters, state_bytes, weight_bytes
+from twin.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
+from twin.errors import Impossible
 from twin.lower import split_layers
+from twin.pool_memory import KVPool, plan_pool, pool_rules, scratch_token_bytes
 from twin.units import MAX_TOKENS, format_bytes
 
 PAGE_TABLE_SHARE = 8 / 4096
@@ -58,6 +60,8 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...]
     pages: int
     page_tokens: int
+    kv_pool: KVPool | None = None
+    """The pool of blocks, under an engine that shares one among requests."""
 
     @property
     def fits(self) -> bool:
@@ -113,10 +117,51 @@ def _short(what: str, needed: float, who: str, there: float) -> str:
 
 def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """Lay the case's weights, state, workspace and cache over the machine's memories."""
+    if case.rules.block_pool is not None:
+        return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
     pools = (*_device_pools(case, profile), _host_pool(case, profile))
     return MemoryPlan(pools=pools, pages=pages, page_tokens=page_tokens)
+
+
+def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
+    """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
+
+    A page is a block of attention in each of its groups. A drafter's windows are counted full, whatever the context.
+    """
+    if profile.gpu_count > 1:
+        raise Impossible(
+            f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}",
+            hint="name a machine with one, such as --hw rtx3090 or --hw h200",
+        )
+    kv_pool, parts, spread = plan_pool(case, profile)
+    plan, batch = kv_pool.plan, case.question.batch
+    attention = sum(group.kind == "attention" for group in plan.groups)
+    held = plan.blocks_per_request(MAX_TOKENS) - attention * -(-MAX_TOKENS // plan.block_tokens)
+    null_block = plan.block_bytes
+    fixed = parts | {"null block": float(null_block), "state and windows": float(held * plan.block_bytes * batch)}
+    capacity = profile.gpu.vram.value * (case.question.utilisation or pool_rules(case).utilisation)
+    if case.question.pool_bytes is not None:
+        capacity = min(sum(parts.values()) + kv_pool.pool_bytes, profile.gpu.vram.value)
+    device = Pool(
+        name="gpu0",
+        capacity_bytes=capacity,
+        fixed={name: size for name, size in fixed.items() if size},
+        page_bytes={"kv cache": float(attention * plan.block_bytes * batch)},
+        capacity_spread=spread,
+    )
+    untracked = pool_rules(case).untracked
+    headroom = Pool(
+        name="gpu0 outside the engine's share",
+        capacity_bytes=max(0.0, profile.gpu.vram.value - capacity),
+        fixed={"context": min(untracked.value, max(0.0, profile.gpu.vram.value - capacity))},
+        page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
+        capacity_spread=untracked.value * untracked.spread,
+    )
+    pages = -(-case.question.ctx_tokens // plan.block_tokens)
+    pools = (device, headroom, _host_pool(case, profile))
+    return MemoryPlan(pools=pools, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool)
 
 
 def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
@@ -151,9 +196,9 @@ def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -
     """Weights, recurrent state and the layout's buffers on a device with layers of these kinds."""
     model, batch = case.model, case.question.batch
     count = sum(layer_parameters(model, kind) * kinds.count(kind) for kind in set(kinds))
-    count += parameters(model).head if last else 0
-    state = kinds.count("recurrent") * state_bytes(model, case.rules.state_element_bytes) * batch
-    parts = {"weights": weight_bytes(model, count), "recurrent state": float(state)}
+    state = kinds.count("recurrent") * state_bytes(model, case.state_element_bytes) * batch
+    weights = weight_bytes(model, count) + (head_bytes(model) if last else 0)
+    parts = {"weights": weights, "recurrent state": float(state)}
     if not model.weights.embedding_on_host and kinds:
         parts["embedding"] = float(embedding_bytes(model)) if first else 0.0
     if "attention" in kinds:

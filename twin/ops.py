@@ -39,6 +39,8 @@ class Op(Struct, frozen=True, kw_only=True, gc=False):
     run_bytes: float = 0
     """Length of one contiguous run of link, host or disk bytes; 0 for one long run."""
     flops: float = 0
+    decoded: float = 0
+    """Stored elements that are turned into numbers, where they are coded."""
     dtype: str = "fp16"
     grain: float = 1
     """The quantity that the kernel's efficiency depends on (tokens in the batch, ...)."""

@@ -4,16 +4,21 @@ import math
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import FULL_LANES
 from hwprofiles.rates import Provenance
 from twin.assumptions import assumptions_of
-from twin.case import Case, Question, resolve
+from twin.case import Case
+from twin.drafting import draft_prefill_program, draft_program
+from twin.errors import MissingRate
 from twin.layouts.layout import Pass
-from twin.lower import decode_program, prefetch_program, prefill_program
+from twin.lower import decode_program, head_program, prefetch_program, prefill_program
 from twin.memory import MemoryPlan, plan_memory
 from twin.prefill import Weights, chunk_at, sample
+from twin.question import Question
+from twin.resolve import check_capability, resolve
 from twin.roofline import Roofs
 from twin.tally import Part, Tally
 
@@ -57,10 +62,14 @@ class Prediction(Struct, frozen=True, kw_only=True):
     machine: HardwareProfile
     memory: MemoryPlan
     decode: Phase | None
-    """None where the question does not fit."""
+    """None where the question does not fit, or a rate is missing."""
     prefill: Phase | None
     ttft_s: Quantity | None
     """Prefill and the first decode step."""
+    break_even: float | None
+    """Tokens that a verify step must yield to be as fast as steps without drafts; None where nothing is drafted."""
+    missing: tuple[str, ...]
+    """Rates that the machine's profile lacks, so that a phase is not predicted."""
     assumptions: tuple[str, ...]
     """Keys in twin.assumptions, and what was extrapolated."""
     sources: dict[str, Provenance]
@@ -72,47 +81,89 @@ class Prediction(Struct, frozen=True, kw_only=True):
         return self.memory.fits
 
 
-def predict(question: Question, profile: HardwareProfile | None = None) -> Prediction:
+def predict(question: Question, profile: HardwareProfile | None = None, *, partial: bool = False) -> Prediction:
     """Answer `question`, on `profile` if given and on the machine that it names otherwise.
 
-    Raises UnknownName, BadValue, Impossible, MissingRate or BadFile; not fitting is an answer, not an error.
+    Raises UnknownName, BadValue, Impossible, MissingRate or BadFile; not fitting is an answer, not an error. A rate
+    that one phase lacks leaves that phase out; where both lack one, MissingRate is raised unless `partial`.
     """
     case = resolve(question)
-    machine = profile or load_profile(question.hw)
+    machine = profile or load_profile(case.hw)
     if question.lanes != FULL_LANES:
         machine = machine.with_lanes(question.lanes)
+    check_capability(case, machine)
     plan = plan_memory(case, machine)
-    if not plan.fits:
-        return Prediction(
-            case=case,
-            machine=machine,
-            memory=plan,
-            decode=None,
-            prefill=None,
-            ttft_s=None,
-            assumptions=assumptions_of(case, machine, extrapolated=()),
-            sources={},
-        )
     roofs = Roofs(machine)
-    decode = decode_tally(case, roofs)
-    prefill = prefill_tally(case, roofs)
-    used = sorted(decode.hangs_on().keys() | prefill.hangs_on().keys())
+    decode, prefill, missing = _tallies(case, roofs) if plan.fits else (None, None, ())
+    if missing and decode is None and prefill is None and not partial:
+        raise missing[0]
+    sampled = prefill is not None and (decode is not None or not case.rules.prefilled_short_of)
+    ttft = Tally().add(first_token_tally(case, roofs, decode)).add(prefill) if prefill and sampled else None
+    used = sorted({rate for tally in (decode, prefill) if tally for rate in tally.hangs_on()})
     return Prediction(
         case=case,
         machine=machine,
         memory=plan,
-        decode=_phase(decode, roofs, tokens=question.batch),
-        prefill=_phase(prefill, roofs, tokens=question.batch * question.ctx_tokens),
-        ttft_s=_seconds(Tally().add(decode).add(prefill), roofs),
+        decode=_phase(decode, roofs, tokens=tokens_per_step(case)) if decode else None,
+        prefill=_phase(prefill, roofs, tokens=question.batch * (question.ctx_tokens - case.cached_tokens))
+        if prefill
+        else None,
+        ttft_s=_seconds(ttft, roofs) if ttft else None,
+        break_even=_break_even(case, roofs, decode) if decode else None,
+        missing=tuple(wrong.message for wrong in missing),
         assumptions=assumptions_of(case, machine, extrapolated=tuple(sorted(roofs.extrapolated))),
         sources={name: roofs.rates[name] for name in used},
     )
 
 
+def _tallies(case: Case, roofs: Roofs) -> tuple[Tally | None, Tally | None, tuple[MissingRate, ...]]:
+    """Decode step and prefill, each unless the machine lacks a rate of it."""
+    found: list[Tally | None] = []
+    missing: list[MissingRate] = []
+    for phase in (decode_tally, prefill_tally):
+        try:
+            found.append(phase(case, roofs))
+        except MissingRate as wrong:
+            found.append(None)
+            missing.append(wrong)
+    return found[0], found[1], tuple(missing)
+
+
+def _break_even(case: Case, roofs: Roofs, decode: Tally) -> float | None:
+    """Seconds of a step with drafts over those of one without."""
+    if case.speculation is None:
+        return None
+    return decode.seconds / decode_tally(replace(case, speculation=None), roofs).seconds
+
+
 def decode_tally(case: Case, roofs: Roofs) -> Tally:
-    """One decode step after `ctx_tokens` cached tokens."""
-    step = Pass(past=case.question.ctx_tokens, rows=1, batch=case.question.batch)
-    return Tally().run(decode_program(case, step, roofs.profile.gpu_count), roofs)
+    """One decode step after `ctx_tokens` cached tokens; under speculation a draft and a verify step, on average."""
+    return decode_tally_of(case, roofs, case.question.ctx_tokens, case.question.batch)
+
+
+def decode_tally_of(case: Case, roofs: Roofs, past: int, batch: int) -> Tally:
+    """The same for `batch` sequences of `past` cached tokens each."""
+    speculation, devices = case.speculation, roofs.profile.gpu_count
+    if speculation is None:
+        return Tally().run(decode_program(case, Pass(past=past, rows=1, batch=batch), devices), roofs)
+    whole = Tally().run(draft_program(case, speculation, Pass(past=past, rows=1, batch=batch), devices - 1), roofs)
+    for kind in speculation.steps:
+        verify = Pass(past=past, rows=kind.query_tokens, batch=batch)
+        whole.add(Tally().run(decode_program(case, verify, devices), roofs), times=kind.share)
+    return whole
+
+
+def tokens_per_step(case: Case) -> float:
+    """Tokens that a decode step yields over all sequences."""
+    return case.question.batch * (case.speculation.accepted if case.speculation else 1.0)
+
+
+def first_token_tally(case: Case, roofs: Roofs, decode: Tally | None) -> Tally:
+    """What follows prefill until the first token: a decode step, or logits where prefill covers the whole prompt."""
+    if case.rules.prefilled_short_of and decode is not None:
+        return decode
+    devices = roofs.profile.gpu_count
+    return Tally().run(head_program(case, case.question.batch, devices), roofs)
 
 
 def prefill_tally(case: Case, roofs: Roofs) -> Tally:
@@ -141,13 +192,16 @@ def chunk_tally(case: Case, chunk: Pass, roofs: Roofs, *, fetch: Tally | None = 
     """One prefill chunk; of what is `fetch`ed beside it (n-gram rows unless given), only what sticks out is added."""
     if fetch is None:
         fetch = Tally().run(prefetch_program(case, chunk), roofs)
-    work = Tally().run(prefill_program(case, chunk, roofs.profile.gpu_count), roofs)
+    devices = roofs.profile.gpu_count
+    work = Tally().run(prefill_program(case, chunk, devices), roofs)
+    if case.speculation is not None:
+        work.run(draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)
     if fetch.seconds <= work.seconds:
         return work
     return work.add(fetch, times=1 - work.seconds / fetch.seconds)
 
 
-def _phase(tally: Tally, roofs: Roofs, *, tokens: int) -> Phase:
+def _phase(tally: Tally, roofs: Roofs, *, tokens: float) -> Phase:
     seconds = _seconds(tally, roofs)
     return Phase(
         seconds=seconds,
@@ -171,7 +225,7 @@ def _seconds(tally: Tally, roofs: Roofs) -> Quantity:
     return Quantity(value, max(value / factor, min(tally.floor_s(), value)), value * factor)
 
 
-def _rate(tokens: int, seconds: Quantity) -> Quantity:
+def _rate(tokens: float, seconds: Quantity) -> Quantity:
     if seconds.value == 0:
         return Quantity(0.0, 0.0, 0.0)
     return Quantity(tokens / seconds.value, tokens / seconds.high, tokens / seconds.low)

@@ -20,8 +20,8 @@ Weights = dict[int, float]
 
 
 def prefilled_tokens(case: Case, prompt_tokens: int) -> int:
-    """Prompt tokens that prefill passes over; the engine leaves the last for the first decode step."""
-    return max(0, prompt_tokens - case.rules.prefilled_short_of)
+    """Prompt tokens that prefill passes over: not those in the prefix cache, nor what is left for the first step."""
+    return max(0, prompt_tokens - case.cached_tokens - case.rules.prefilled_short_of)
 
 
 def chunk_count(case: Case, prompt_tokens: int) -> int:
@@ -33,7 +33,7 @@ def chunk_at(case: Case, prompt_tokens: int, index: int) -> Pass:
     """Pass number `index` of a prompt's prefill; the last may be shorter."""
     past = index * case.chunk_tokens
     rows = min(case.chunk_tokens, prefilled_tokens(case, prompt_tokens) - past)
-    return Pass(past=past, rows=rows, batch=case.question.batch)
+    return Pass(past=case.cached_tokens + past, rows=rows, batch=case.question.batch)
 
 
 def sample(case: Case, prompt_tokens: int, seconds: Callable[[int], float]) -> Weights:

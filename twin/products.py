@@ -4,7 +4,7 @@ import math
 from functools import cache
 
 from twin.case import Case
-from twin.counts import padded_selection
+from twin.counts import HALF_BYTES, padded_selection
 from twin.layouts.layout import Pass
 from twin.ops import Block, Engine, Op
 
@@ -15,29 +15,64 @@ INDEX_BYTES = 4
 """Bytes of one selected token index (int32)."""
 
 
+def dense_read(case: Case, step: Pass, device: int, *, after: tuple[int, ...]) -> Op:
+    """Attention of a step's query tokens over every cached token: the cache is read once, whatever their number."""
+    attention = case.model.attention
+    return Op(
+        part="attention",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.attention_kernel("attend_decode", step.rows),
+        vram_bytes=step.end * case.plane_bytes * step.batch,
+        flops=4.0 * attention.query_heads * attention.head_dim * step.rows * step.end * step.batch,
+        decoded=2.0 * step.end * step.batch * attention.kv_heads * attention.head_dim
+        if case.fmt.kind != "plain"
+        else 0,
+        dtype=case.operand_dtype,
+        grain=step.rows,
+        after=after,
+    )
+
+
+def append(case: Case, chunk: Pass, device: int) -> Op:
+    """Write a chunk's K and V: computed in 16 bits, stored in the format (quantised there, where it is)."""
+    attention = case.model.attention
+    computed = 2 * attention.kv_heads * attention.head_dim * HALF_BYTES
+    return Op(
+        part="append",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.attention_kernel("append"),
+        vram_bytes=(computed + case.plane_bytes) * chunk.rows * chunk.batch,
+        grain=chunk.rows * chunk.batch,
+    )
+
+
 def dense_block(case: Case, chunk: Pass, device: int, *, times: int, link_bytes: float) -> Block:
     """Causal attention of a chunk over everything before it: 4 x heads x dim operations per pair of tokens."""
     attention = case.model.attention
     pairs = chunk.rows * chunk.past + chunk.rows * (chunk.rows + 1) / 2
+    write = (append(case, chunk, device),) if case.backend and case.model.indexer is None else ()
     attend = Op(
         part="attention",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("attend_dense", case.fmt.name),
+        kernel=case.attention_kernel("attend_dense"),
         flops=4 * attention.query_heads * attention.head_dim * pairs * chunk.batch,
         vram_bytes=chunk.end * case.plane_bytes * chunk.batch - link_bytes,
         link_bytes=link_bytes,
-        dtype=case.fmt.name,
+        dtype=case.operand_dtype,
         grain=chunk.rows,
+        after=tuple(range(len(write))),
     )
-    return Block(ops=(attend,), times=times)
+    return Block(ops=(*write, attend), times=times)
 
 
 def padded_heads(case: Case) -> int:
     """Query heads that the sparse kernel computes: each KV head's group is padded up to whole tiles."""
     attention = case.model.attention
     group = attention.query_heads // attention.kv_heads
-    return attention.kv_heads * -(-group // case.rules.head_tile) * case.rules.head_tile
+    return attention.kv_heads * -(-group // case.rules.sparse.head_tile) * case.rules.sparse.head_tile
 
 
 def issued_tokens(case: Case, buckets: int) -> float:
@@ -49,9 +84,9 @@ def issued_tokens(case: Case, buckets: int) -> float:
     rules, indexer = case.rules, case.model.indexer
     if indexer is None:
         return 0.0
-    if not rules.splits_selection:
-        return float(padded_selection(case.model, rules.selection_alignment))
-    tile_blocks = max(1, rules.selection_alignment // indexer.ratio)
+    if not rules.sparse.splits_selection:
+        return float(padded_selection(case.model, rules.sparse.selection_alignment))
+    tile_blocks = max(1, rules.sparse.selection_alignment // indexer.ratio)
     return expected_rounded((indexer.block_topk + 1) / buckets, tile_blocks) * indexer.ratio
 
 
@@ -82,15 +117,15 @@ def sparse_products(
 ) -> Op:
     """One call of the sparse kernel for all rows over `region_tokens` tokens; indices are read once per kv head."""
     rows = chunk.rows * chunk.batch
-    selection = padded_selection(case.model, case.rules.selection_alignment)
+    selection = padded_selection(case.model, case.rules.sparse.selection_alignment)
     return Op(
         part="attention",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("attend_sparse", case.fmt.name),
+        kernel=case.kernel("attend_sparse"),
         flops=issued_flops(case, rows, buckets),
         vram_bytes=vram_bytes + rows * selection * INDEX_BYTES * case.model.attention.kv_heads,
-        dtype=case.fmt.name,
+        dtype=case.operand_dtype,
         grain=region_tokens,
         after=after,
     )
@@ -99,13 +134,13 @@ def sparse_products(
 def merge_partials(case: Case, chunk: Pass, device: int, *, after: tuple[int, ...]) -> Op:
     """Fold one bucket's partial outputs into the running softmax: write and read partials, read and write the sum."""
     attention = case.model.attention
-    partials = 0 if case.rules.splits_selection else padded_heads(case)  # such a kernel carries the sum itself
+    partials = 0 if case.rules.sparse.splits_selection else padded_heads(case)  # such a kernel carries the sum itself
     elements = 2 * partials + 2 * attention.query_heads
     return Op(
         part="merge",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("merge", case.fmt.name),
+        kernel=case.kernel("merge"),
         vram_bytes=chunk.rows * elements * attention.head_dim * ACCUMULATOR_BYTES,
         grain=chunk.rows,
         after=after,

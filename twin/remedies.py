@@ -4,20 +4,27 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from twin.case import resolve
 from twin.errors import TwinError
+from twin.formats import kv_format
 from twin.memory import plan_memory
 from twin.prediction import Prediction
+from twin.resolve import check_capability, resolve
 
 Change = dict[str, str]
 """Fields of a question, each named as its option, with their new values."""
+
+WIDEST_FIRST = 2
+"""How many formats are suggested: the ones that keep most bits."""
 
 
 def remedies(prediction: Prediction) -> list[str]:
     """The longest context that fits, and the fewest changes with which the whole context does."""
     longest = prediction.memory.max_ctx_tokens()
     tips = [f"--ctx {longest}"] if longest else []
-    tips += [" ".join(f"--{option} {value}" for option, value in change.items()) for change in _helping(prediction)]
+    tips += [
+        " ".join(f"--{option.replace('_', '-')} {value}" for option, value in change.items())
+        for change in _helping(prediction)
+    ]
     return tips or ["a machine with more memory"]
 
 
@@ -26,13 +33,27 @@ def _helping(prediction: Prediction) -> list[Change]:
     case = prediction.case
     layouts: list[Change] = [{"layout": name} for name in case.rules.layouts if name != case.layout.name]
     tables: list[Change] = [{"ngram": "disk"}] if case.model.ngram is not None and case.ngram == "ram" else []
-    single = [change for change in (*layouts, *tables) if _fits(prediction, change)]
+    single = [change for change in (*layouts, *tables, *_formats(prediction)) if _fits(prediction, change)]
     return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]
+
+
+def _formats(prediction: Prediction) -> list[Change]:
+    """The widest formats of the engine with which the whole context would fit, where its device runs them."""
+    case, found = prediction.case, []
+    kept = [kv_format(name) for name in case.rules.formats_of(case.layout.name)]
+    for fmt in sorted(kept, key=lambda each: -(each.key.bits + each.value.bits)):
+        change: Change = {"kv_dtype": fmt.name}
+        if _fits(prediction, change):
+            found.append(change)
+        if len(found) == WIDEST_FIRST:
+            break
+    return found
 
 
 def _fits(prediction: Prediction, change: Change) -> bool:
     try:
         changed = resolve(replace(prediction.case.question, **change))
+        check_capability(changed, prediction.machine)
     except TwinError:  # another option of the question goes only with what it asked for
         return False
     return plan_memory(changed, prediction.machine).fits

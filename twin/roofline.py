@@ -8,7 +8,7 @@ from twin.errors import MissingRate
 from twin.ops import Engine, Op
 
 WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (H2D)", "d2h": "host link (D2H)"}
-WALLS |= {"dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
+WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
 
 
 PRODUCTS = ("attend_sparse/", "attend_dense/", "score/")
@@ -43,6 +43,36 @@ class _KernelRates(NamedTuple):
     latency_s: float
     latency_rates: tuple[str, ...]
     of_products: bool
+    decoding: float
+    """Operations an element; 0 where decoding is free or inside the efficiency."""
+    decoding_rates: tuple[str, ...]
+    latency_each_s: float = 0.0
+    """Beside the latency, for each unit of the efficiency's axis."""
+
+
+NO_KERNEL = _KernelRates(
+    efficiency=None,
+    efficiency_rates=NO_RATES,
+    latency_s=0.0,
+    latency_rates=NO_RATES,
+    of_products=False,
+    decoding=0.0,
+    decoding_rates=NO_RATES,
+)
+
+
+def _plain_rates(name: str, link: Link) -> _KernelRates:
+    return NO_KERNEL._replace(latency_s=link.latency.value, latency_rates=(f"{name}.latency",))
+
+
+class _Bound(NamedTuple):
+    """What holds an op, before its kernel's efficiency."""
+
+    wall: str
+    seconds: float
+    rates: tuple[str, ...]
+    sol_s: float
+    floor_s: float
 
 
 class Roofs:
@@ -61,13 +91,17 @@ class Roofs:
         }
         self._vram = (gpu.vram_read.rate.value, gpu.vram_read.datasheet.value)
         self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
+        self._instructions = gpu.instructions.rate.value if gpu.instructions else None
         self._kernels: dict[str, _KernelRates] = {}
+        self._plain_of = {engine: _plain_rates(*link) for engine, link in self._links.items()}
         self._name_rates()
 
     def _name_rates(self) -> None:
         gpu = self.profile.gpu
         self.rates["vram"] = gpu.vram_read.rate
         self.rates |= {f"tensor.{name}": roof.rate for name, roof in gpu.tensor.items()}
+        if gpu.instructions is not None:
+            self.rates["instructions"] = gpu.instructions.rate
         for name, link in self._links.values():
             self.rates |= {name: link.rate, f"{name}.latency": link.latency, f"{name}.run_length": link.run_length}
         for key, kernel in self.profile.kernels.items():
@@ -75,6 +109,10 @@ class Roofs:
                 self.rates[f"{key}#efficiency"] = kernel.efficiency
             if kernel.latency is not None:
                 self.rates[f"{key}#latency"] = kernel.latency
+            if kernel.latency_each is not None:
+                self.rates[f"{key}#latency_each"] = kernel.latency_each
+            if kernel.decoding is not None:
+                self.rates[f"{key}#decoding"] = kernel.decoding
 
     def kernel(self, key: str) -> "_KernelRates":
         """Rates of the kernel `key`, looked up once; MissingRate where the profile has none."""
@@ -87,39 +125,73 @@ class Roofs:
         if kernel is None:
             raise MissingRate(
                 f"machine {self.profile.name} has no rate for {key}",
-                hint=f"it has {', '.join(sorted(self.profile.kernels)) or 'no kernel rates'}",
+                hint=self._alike(key),
             )
         return _KernelRates(
             efficiency=kernel.efficiency,
             efficiency_rates=(f"{key}#efficiency",) if kernel.efficiency is not None else (),
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
-            latency_rates=(f"{key}#latency",) if kernel.latency is not None else (),
+            latency_rates=tuple(
+                f"{key}#{name}" for name in ("latency", "latency_each") if getattr(kernel, name) is not None
+            ),
             of_products=key.startswith(PRODUCTS),
+            decoding=kernel.decoding.value if kernel.decoding is not None else 0.0,
+            decoding_rates=("instructions", f"{key}#decoding") if kernel.decoding is not None else (),
+            latency_each_s=kernel.latency_each.value if kernel.latency_each is not None else 0.0,
         )
+
+    def _alike(self, key: str) -> str:
+        """What the profile has of the same operation."""
+        operation = key.split("/", maxsplit=1)[0]
+        alike = [known for known in sorted(self.profile.kernels) if known.split("/", maxsplit=1)[0] == operation]
+        return f"it has {', '.join(alike)}" if alike else f"it has none of {operation}; twin profiles lists its rates"
 
     def cost(self, op: Op) -> Cost:
         """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency.
 
+        A latency may grow with the op's grain: the splits of a decode attention leave a result for each query token.
+        Decoding of a quantised cache runs beside the reads: a roof of its own, which no efficiency lowers, and which is
+        no part of the speed of light or the floor, since another kernel may need fewer operations.
         The efficiency of a kernel of products (PRODUCTS) is a share of the tensor roof alone: such a kernel is held by
         the instructions around its products, and its bytes stream beside them. Any other lowers every roof.
         """
-        efficiency, efficiency_rates, of_products = 1.0, NO_RATES, False
-        if op.kernel:
-            kernel = self.kernel(op.kernel)
-            efficiency_rates, of_products = kernel.efficiency_rates, kernel.of_products
-            latency_s, latency_rates = kernel.latency_s, kernel.latency_rates
-            if kernel.efficiency is not None:
-                efficiency = self._efficiency(op, kernel.efficiency)
-        else:
-            latency_s, latency_rates = self._link_latency(op)
+        kernel = self.kernel(op.kernel) if op.kernel else self._plain(op)
+        efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
+        bound = self._slowest_roof(op, efficiency if kernel.of_products else 1.0)
+        wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
+        if not kernel.of_products:
+            bound_s /= efficiency
+        if bound_s and (wall == "tensor" or not kernel.of_products):
+            rates += kernel.efficiency_rates
+        if op.decoded and kernel.decoding:
+            decode_s = op.decoded * kernel.decoding / self._instructions_per_s()
+            if decode_s > bound_s:
+                wall, bound_s, rates = "decode", decode_s, kernel.decoding_rates
+        calls, latency_s = op.calls, kernel.latency_s + kernel.latency_each_s * op.grain
+        return Cost(
+            (latency_s + bound_s) * calls,
+            latency_s * calls,
+            bound_s * calls,
+            bound.sol_s * calls,
+            bound.floor_s * calls,
+            wall,
+            rates,
+            kernel.latency_rates,
+        )
+
+    def products_floor_s(self, op: Op) -> float:
+        """Seconds of the products of all calls at the tensor cores' datasheet peak."""
+        return op.flops * op.calls / self._tensor_rate(op.dtype)[1] if op.flops else 0.0
+
+    def _slowest_roof(self, op: Op, of_tensor: float) -> _Bound:
+        """The slowest of bytes, products and link; products at `of_tensor` of their roof."""
         wall, bound_s, rates = "vram", op.vram_bytes / self._vram[0], VRAM_RATES
         sol_s, floor_s = bound_s, op.vram_bytes / self._vram[1]
         if op.flops:
             rate, peak = self._tensor_rate(op.dtype)
             sol_s, floor_s = max(sol_s, op.flops / rate), max(floor_s, op.flops / peak)
-            tensor_s = op.flops / (rate * efficiency if of_products else rate)
-            if tensor_s > bound_s:
-                wall, bound_s, rates = "tensor", tensor_s, (f"tensor.{op.dtype}",)
+            if op.flops / (rate * of_tensor) > bound_s:
+                wall, bound_s, rates = "tensor", op.flops / (rate * of_tensor), (f"tensor.{op.dtype}",)
         moved = op.link_bytes + op.host_bytes
         if moved:
             name, link = self._link(op)
@@ -131,21 +203,7 @@ class Roofs:
             if moved / (rate * share) > bound_s:
                 wall, bound_s = name, moved / (rate * share)
                 rates = (name, f"{name}.run_length") if share < 1 else (name,)
-        if not of_products:
-            bound_s /= efficiency
-        if bound_s and (wall == "tensor" or not of_products):
-            rates += efficiency_rates
-        calls = op.calls
-        return Cost(
-            (latency_s + bound_s) * calls,
-            latency_s * calls,
-            bound_s * calls,
-            sol_s * calls,
-            floor_s * calls,
-            wall,
-            rates,
-            latency_rates,
-        )
+        return _Bound(wall, bound_s, rates, sol_s, floor_s)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
         if not curve.covers(op.grain):
@@ -156,12 +214,14 @@ class Roofs:
         """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""
         return self._links[Engine.H2D if op.engine is Engine.SM else op.engine]
 
-    def _link_latency(self, op: Op) -> tuple[float, tuple[str, ...]]:
-        """Latency of a plain copy or read; work without a kernel or a link has none."""
-        if op.engine not in self._links:
-            return 0.0, NO_RATES
-        name, link = self._links[op.engine]
-        return link.latency.value, (f"{name}.latency",)
+    def _plain(self, op: Op) -> _KernelRates:
+        """A plain copy or read, which has the latency of its link; work without a kernel or a link has none."""
+        return self._plain_of.get(op.engine, NO_KERNEL)
+
+    def _instructions_per_s(self) -> float:
+        if self._instructions is None:
+            raise MissingRate(f"machine {self.profile.name} has no rate of instructions, which decoding needs")
+        return self._instructions
 
     def _tensor_rate(self, dtype: str) -> tuple[float, float]:
         try:

@@ -19,11 +19,11 @@ def decode_selection(case: Case, step: Pass, device: int, *, first: int) -> tupl
         part="pooled_scan",
         engine=Engine.H2D if on_host else Engine.SM,
         device=device,
-        kernel=case.rules.kernel("scan", case.fmt.name),
+        kernel=case.index_kernel("scan"),
         vram_bytes=0 if on_host else scan_bytes,
         link_bytes=scan_bytes if on_host else 0,
         flops=blocks * _flops_per_score(case),
-        dtype=case.fmt.name,
+        dtype=case.operand_dtype,
         grain=step.end,
         after=(first - 1,),
     )
@@ -31,8 +31,8 @@ def decode_selection(case: Case, step: Pass, device: int, *, first: int) -> tupl
         part="select",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("select", case.fmt.name),
-        vram_bytes=2 * case.rules.score_bytes * blocks,
+        kernel=case.index_kernel("select"),
+        vram_bytes=2 * case.rules.sparse.score_bytes * blocks,
         grain=step.end,
         after=(first,),
     )
@@ -41,7 +41,7 @@ def decode_selection(case: Case, step: Pass, device: int, *, first: int) -> tupl
 
 def prefill_selection(case: Case, chunk: Pass, device: int, *, first: int) -> tuple[Op, Op]:
     """Scoring and top-k for all rows of a chunk, a slab of `score_rows` rows at a time."""
-    slabs = -(-chunk.rows // case.rules.score_rows) * chunk.batch
+    slabs = -(-chunk.rows // case.rules.sparse.score_rows) * chunk.batch
     rows = chunk.rows * chunk.batch
     pooled_bytes = complete_blocks(case.model, chunk.end) * case.index_key_bytes
     scores = rows * (chunk.past + (chunk.rows + 1) / 2) / case.model.indexer.ratio if case.model.indexer else 0
@@ -50,12 +50,12 @@ def prefill_selection(case: Case, chunk: Pass, device: int, *, first: int) -> tu
         part="score",
         engine=Engine.H2D if on_host else Engine.SM,
         device=device,
-        kernel=case.rules.kernel("score", case.fmt.name),
+        kernel=case.index_kernel("score"),
         calls=slabs,
-        vram_bytes=(0 if on_host else pooled_bytes) + case.rules.score_bytes * scores / slabs,
+        vram_bytes=(0 if on_host else pooled_bytes) + case.rules.sparse.score_bytes * scores / slabs,
         link_bytes=pooled_bytes if on_host else 0,
         flops=scores * _flops_per_score(case) / slabs,
-        dtype=case.fmt.name,
+        dtype=case.operand_dtype,
         grain=chunk.end,
         after=(first - 1,) if first else (),
     )
@@ -63,9 +63,9 @@ def prefill_selection(case: Case, chunk: Pass, device: int, *, first: int) -> tu
         part="select",
         engine=Engine.SM,
         device=device,
-        kernel=case.rules.kernel("select", case.fmt.name),
+        kernel=case.index_kernel("select"),
         calls=slabs,
-        vram_bytes=case.rules.score_bytes * scores / slabs,
+        vram_bytes=case.rules.sparse.score_bytes * scores / slabs,
         grain=chunk.end,
         after=(first,),
     )

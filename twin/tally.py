@@ -38,6 +38,8 @@ class Tally:
         """Seconds and speed-of-light seconds on the critical path."""
         self.engines: dict[Engine, tuple[float, float]] = {}
         """Busy seconds and seconds at datasheet peaks of each kind of engine, over all devices."""
+        self.products_s = 0.0
+        """All products at the tensor cores' datasheet peaks, whichever engine their op holds."""
         self.link_bytes = 0.0
         self.link_write_bytes = 0.0
 
@@ -49,6 +51,7 @@ class Tally:
         for block, played, own in zip(program, timeline.runs, costs, strict=True):
             for op, cost, critical in zip(block.ops, own, played.critical, strict=True):
                 self._occupy(op, cost, block.iterations * block.times)
+                self.products_s += roofs.products_floor_s(op) * block.iterations * block.times
                 if critical:
                     self._charge(op, cost, critical * block.times)
         return self
@@ -56,6 +59,7 @@ class Tally:
     def add(self, other: "Tally", times: float = 1.0) -> "Tally":
         """The other's work `times` times over, after this one's."""
         self.seconds += other.seconds * times
+        self.products_s += other.products_s * times
         self.link_bytes += other.link_bytes * times
         self.link_write_bytes += other.link_write_bytes * times
         for account, (seconds, sol_s) in other.booked.items():
@@ -98,8 +102,8 @@ class Tally:
         return WALLS[max(walls, key=lambda wall: walls[wall])] if walls else "nothing"
 
     def floor_s(self) -> float:
-        """Busiest kind of engine at datasheet peaks: layers follow each other, so no run can be shorter."""
-        return max((floor_s for _, floor_s in self.engines.values()), default=0.0)
+        """Busiest kind of engine, or all products, at datasheet peaks: layers follow each other: no run is shorter."""
+        return max((self.products_s, *(floor_s for _, floor_s in self.engines.values())))
 
     def naive_s(self) -> float:
         """The usual estimate: all bytes and operations over datasheet rates, one after the other, nothing else."""

@@ -70,7 +70,9 @@ def format_rate(value: float, unit: str) -> str:
         return format_seconds(value)
     if unit == "B":
         return format_bytes(value)
-    scale, name = (10**12, "TFLOP/s") if unit == "FLOP/s" else (GB, "GB/s")
+    if unit == "1":
+        return f"{value:.4g}"
+    scale, name = {"FLOP/s": (10**12, "TFLOP/s"), "op/s": (10**12, "Top/s")}.get(unit, (GB, "GB/s"))
     return f"{value / scale:.4g} {name}"
 
 

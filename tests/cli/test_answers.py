@@ -1,22 +1,16 @@
-"""What commands answer: the JSON that scripts rely on, what does not fit, lists, completion the README's example."""
+"""What commands answer: the JSON that scripts rely on, what does not fit, explanations, the README's example."""
 
 import json
-import os
-import subprocess
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hwprofiles import profile_names
-from tests.cli.command import ANSWERED, CHILD, DOES_NOT_FIT, run
-from twin.case import Question
+from tests.cli.command import ANSWERED, DOES_NOT_FIT, run
 from twin.engines import load_engine
-from twin.layouts import layout_names
-from twin.models import model_names
 from twin.prediction import predict
+from twin.question import Question
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
@@ -137,6 +131,7 @@ def test_a_comparison_holds_a_prediction_of_every_layout(capsys: Capture) -> Non
     assert [each["question"]["layout"] for each in answer["predictions"]] == list(BOTH)
     for each in answer["predictions"]:
         assert_holds(each, CONTRACT)
+        assert each.pop("published_quality") == []
         assert each == asked(capsys, "predict", "--ctx", "200k", "--layout", each["question"]["layout"])
 
 
@@ -150,82 +145,6 @@ def test_a_comparison_shows_a_column_a_layout(capsys: Capture) -> None:
     heads = done.out.splitlines()[2].split()
     assert heads == list(BOTH)
     assert "204,800 tokens" in done.out
-
-
-@pytest.mark.parametrize(
-    ("command", "names"),
-    [("profiles", profile_names()), ("models", model_names()), ("layouts", layout_names())],
-    ids=["profiles", "models", "layouts"],
-)
-def test_a_list_names_everything_that_is_shipped(capsys: Capture, command: str, names: list[str]) -> None:
-    done = run(capsys, command)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert [line.split()[0] for line in done.out.splitlines()[1:]] == names
-    assert [row["name"] for row in asked(capsys, command)] == names
-
-
-@pytest.mark.parametrize(
-    ("command", "name"), [("profiles", "3x-rtx3090"), ("models", "qwen3.8-flash-next")], ids=["profiles", "models"]
-)
-def test_one_of_a_list_is_shown_whole_and_can_be_used_as_a_file(
-    capsys: Capture, tmp_path: Path, command: str, name: str
-) -> None:
-    done = run(capsys, command, name)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert done.out.startswith(f"{name}: ")
-    copy = tmp_path / "copy.json"
-    copy.write_text(json.dumps(asked(capsys, command, name)), encoding="utf-8")
-    option = {"profiles": "--hw", "models": "--model"}[command]
-    assert asked(capsys, "predict", option, str(copy)) == asked(capsys, "predict")
-
-
-def test_every_rate_of_a_machine_is_shown_with_its_source(capsys: Capture) -> None:
-    done = run(capsys, "profiles", "rtx3090")
-    assert "…" not in done.out  # nothing is cut off
-    for rate in ("vram", "h2d", "h2d.latency", "h2d.run_length", "linear/exllamav3/exl3#efficiency"):
-        assert any(line.split()[:1] == [rate] for line in done.out.splitlines()), rate
-
-
-def test_the_version_is_the_package_s(capsys: Capture) -> None:
-    assert run(capsys, "--version").out == f"twin, version {version('kv-twin')}\n"
-
-
-@pytest.mark.parametrize("command", ["", "predict", "compare", "validate", "profiles", "models", "layouts"])
-def test_help_is_there_for_every_command(capsys: Capture, command: str) -> None:
-    done = run(capsys, *command.split(), "-h")
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert done.out.startswith("Usage: twin")
-
-
-def test_without_a_command_help_is_shown(capsys: Capture) -> None:
-    done = run(capsys)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert done.out == run(capsys, "--help").out
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script_that_asks_twin(capsys: Capture, shell: str) -> None:
-    done = run(capsys, "completion", shell)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert f"_TWIN_COMPLETE={shell}_complete" in done.out
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("twin pre", {"predict"}),
-        ("twin predict --layout ", set(layout_names())),
-        ("twin predict --hw rtx", {"rtx3090"}),
-        ("twin predict --pcie x", {"x16", "x8", "x4"}),
-        ("twin models ", set(model_names())),
-    ],
-)
-def test_a_shell_is_offered_names(typed: str, offered: set[str]) -> None:
-    words = typed.split(" ")
-    asked_by_bash = {"_TWIN_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
-    environment = os.environ | asked_by_bash
-    done = subprocess.run(CHILD, env=environment, capture_output=True, text=True, check=True)
-    assert {line.partition(",")[2] for line in done.stdout.splitlines()} == offered
 
 
 def test_explaining_names_every_part_rate_and_assumption(capsys: Capture) -> None:

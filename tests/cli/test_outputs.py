@@ -29,6 +29,7 @@ from twin import prediction
 
 Capture = pytest.CaptureFixture[str]
 
+NEEDS_STREAMS = pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
 NEEDS_FULL_DISK = pytest.mark.skipif(not FULL_DISK.exists(), reason="no /dev/full here")
 OLD = "what was there before\n"
 
@@ -158,7 +159,33 @@ def test_an_answer_may_go_to_a_device(capsys: Capture) -> None:
     assert not Path(os.devnull).is_file()
 
 
-@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
+@NEEDS_STREAMS
+@pytest.mark.parametrize("command", ["predict", "compare --json", "simulate --requests 2"])
+def test_a_dash_is_standard_output(command: str) -> None:
+    done = subprocess.run([*CHILD, *command.split(), "-o", "-"], capture_output=True, text=True, check=True)
+    assert done.stdout == child(*command.split()).out
+    assert not Path("-").exists()
+
+
+@NEEDS_STREAMS
+def test_an_answer_to_a_standard_output_that_nobody_reads_is_a_closed_pipe() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = child("predict", "-o", "/dev/stdout", stdout=writer)
+    os.close(writer)
+    assert (done.code, done.err) == (CLOSED_PIPE, "")
+
+
+def test_two_answers_do_not_go_to_one_file(capsys: Capture, tmp_path: Path) -> None:
+    path, link = tmp_path / "answer", tmp_path / "link"
+    link.symlink_to(path)
+    path.write_text(OLD, encoding="utf-8")
+    done = run(capsys, "predict", "--trace", str(link), "-o", str(path))
+    assert_one_line(done, WRONG_INPUT, f"--trace and -o name one file: {path}")
+    assert path.read_text(encoding="utf-8") == OLD
+
+
+@NEEDS_STREAMS
 def test_an_answer_to_dev_stdout_follows_what_is_written_there_already(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("w", encoding="utf-8") as log:

@@ -11,9 +11,9 @@ from tests.laws.asked import answered, phases
 from tests.laws.drawn import LONG_TOKENS, PAGE, SHIPPED, THRESHOLD, machines, questions, with_memory
 from tests.laws.floors import KEPT_ON_HOST, PLANES
 from tests.worlds import LAWS
-from twin.case import Question
 from twin.prediction import Prediction, chunk_tally, predict
 from twin.prefill import chunk_at, chunk_count
+from twin.question import Question
 from twin.roofline import Roofs
 from twin.tally import Tally
 from twin.units import MIB, TIB

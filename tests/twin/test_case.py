@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.worlds import flash_next, model
-from twin.case import Question, resolve
 from twin.errors import BadValue, Impossible, TwinError, UnknownName
 from twin.models import ModelSpec
+from twin.question import Question
+from twin.resolve import resolve
 from twin.units import MIB
 
 
@@ -104,20 +105,20 @@ def test_staging_may_be_as_small_as_one_page(staging: int, copies: str) -> None:
 def test_offload_needs_sparse_attention(tmp_path: Path) -> None:
     dense = written(tmp_path, model(every=1, sparse=False))
     with pytest.raises(Impossible, match="toy reads its whole cache at every step: offload needs sparse attention"):
-        resolve(Question(ctx_tokens=1, model=dense))
-    assert resolve(Question(ctx_tokens=1, model=dense, layout="vram")).model.indexer is None
+        resolve(Question(ctx_tokens=1, model=dense, engine="exllamav3", layout="offload"))
+    assert resolve(Question(ctx_tokens=1, model=dense)).layout.name == "vram"
 
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
 def test_a_place_for_a_table_that_is_not_there_is_refused(tmp_path: Path, where: str) -> None:
     path = written(tmp_path, model())
     with pytest.raises(Impossible, match="toy has no n-gram table"):
-        resolve(Question(ctx_tokens=1, model=path, ngram=where))  # type: ignore[arg-type]
+        resolve(Question(ctx_tokens=1, model=path, engine="exllamav3", ngram=where))  # type: ignore[arg-type]
 
 
 def test_an_engine_without_the_layout_says_which_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = replace(flash_next().rules, layouts=("vram",))
-    monkeypatch.setattr("twin.case.load_engine", lambda _: rules)
+    monkeypatch.setattr("twin.resolve.load_engine", lambda _: rules)
     with pytest.raises(Impossible, match="exllamav3 has no layout 'offload'") as refused:
-        flash_next(1)
+        flash_next(1, engine="exllamav3", layout="offload")
     assert refused.value.hint == "it has vram"

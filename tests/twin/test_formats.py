@@ -1,24 +1,303 @@
-"""Bytes of K and V by format."""
+"""Bytes of K and V by format: the published counts of two models, sums by hand, and laws for any heads."""
+
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from tests.worlds import LAWS
+from twin.engines import engine_names, load_engine
 from twin.errors import UnknownName
-from twin.formats import format_names, kv_format
+from twin.formats import EXL3_BITS, KVFormat, Plane, format_names, kv_format, listed
+from twin.models import ModelSpec, load_model
+from twin.units import KIB
+
+BIT_PAIRS = [(key, value) for key in EXL3_BITS for value in EXL3_BITS]
+
+PUBLISHED = {
+    "fp16": (4096, 2048),
+    "bf16": (4096, 2048),
+    "fp32": (8192, 4096),
+    "fp8": (2048, 1024),
+    "int8_per_token_head": (2080, 1040),
+    "fp8_per_token_head": (2080, 1040),
+    "int4_per_token_head": (1056, 528),
+    "kvarn_k4v2_g128": (840, 420),
+    "kvarn_k4v4_g128": (1096, 548),
+    "kvarn_k4v2_g64": (888, 444),
+    "turboquant_k8v4": (1552, 776),
+    "turboquant_4bit_nc": (1048, 524),
+    "turboquant_k3v4_nc": (920, 460),
+    "turboquant_3bit_nc": (792, 396),
+    "q8_0": (2176, 1088),
+    "q4_0": (1152, 576),
+    "exl3_k8v8": (2176, 1088),
+    "exl3_k8v4": (1664, 832),
+    "exl3_k4v4": (1152, 576),
+}
+"""Bytes per token and attention layer: Qwen3.8-27B (4 kv heads x 256), Flash-Next (2 x 256)."""
+
+OF_TOKEN = {
+    "bf16": 65_536,
+    "fp8": 32_768,
+    "int8_per_token_head": 33_280,
+    "int4_per_token_head": 16_896,
+    "kvarn_k4v2_g128": 13_440,
+    "kvarn_k4v4_g128": 17_536,
+    "kvarn_k4v2_g64": 14_208,
+    "turboquant_k8v4": 24_832,
+    "turboquant_4bit_nc": 16_768,
+    "turboquant_k3v4_nc": 14_720,
+    "turboquant_3bit_nc": 12_672,
+    "q8_0": 34_816,
+    "q4_0": 18_432,
+}
+"""Bytes per token over the 16 attention layers of Qwen3.8-27B."""
+
+
+def bytes_of(name: str, *, kv_heads: int = 4, head_dim: int = 256) -> int:
+    return kv_format(name).plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
+
+
+def of_model(name: str, spec: ModelSpec) -> int:
+    return bytes_of(name, kv_heads=spec.attention.kv_heads, head_dim=spec.attention.head_dim)
+
+
+def custom(*, key: Plane, value: Plane, **other: Any) -> KVFormat:
+    return KVFormat(name="custom", summary="made up", key=key, value=value, **({"kind": "scaled"} | other))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_token_takes_the_published_bytes_in_both_models(name: str) -> None:
+    models = load_model("qwen3.8-27b"), load_model("qwen3.8-flash-next")
+    assert tuple(of_model(name, spec) for spec in models) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", OF_TOKEN)
+def test_sixteen_layers_of_a_token_take_the_published_bytes(name: str) -> None:
+    spec = load_model("qwen3.8-27b")
+    assert spec.attention_layers * of_model(name, spec) == OF_TOKEN[name]
+
+
+def test_exllamav3_takes_two_to_eight_bits_for_k_and_for_v() -> None:
+    assert list(EXL3_BITS) == [2, 3, 4, 5, 6, 7, 8]
+    assert sum(name.startswith("exl3_") for name in format_names()) == 49
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_heads", "head_dim", "plane_bytes"), [("fp16", 2, 256, 2048), ("bf16", 4, 256, 4096), ("fp16", 1, 1, 4)]
+    ("names", "text"),
+    [
+        (["bf16", "fp8"], "bf16, fp8"),
+        (["fp16", "exl3_k2v2", "exl3_k2v3", "exl3_k8v8"], "fp16, exl3_k2v2 to exl3_k8v8"),
+        (["exl3_k4v4"], "exl3_k4v4"),
+        (["exl3_k2v2", "exl3_k8v8"], "exl3_k2v2 to exl3_k8v8"),
+        ([], ""),
+    ],
 )
-def test_planes_hold_k_and_v_of_every_head(name: str, kv_heads: int, head_dim: int, plane_bytes: int) -> None:
-    assert kv_format(name).plane_bytes(kv_heads=kv_heads, head_dim=head_dim) == plane_bytes
+def test_the_many_of_exllamav3_are_named_by_their_ends(names: list[str], text: str) -> None:
+    assert listed(names) == text
+
+
+def test_every_format_has_a_published_count_or_a_formula() -> None:
+    by_formula = {f"exl3_k{key}v{value}" for key, value in BIT_PAIRS}
+    assert set(format_names()) == PUBLISHED.keys() | by_formula
+
+
+@pytest.mark.parametrize(("key_bits", "value_bits"), BIT_PAIRS)
+def test_exllamav3_keeps_groups_of_32_codes_with_an_fp16_scale(key_bits: int, value_bits: int) -> None:
+    """(heads x dim / 32) groups of 4 bytes a bit and 2 of scale, for K and for V."""
+    for kv_heads, head_dim in ((4, 256), (2, 256), (8, 128), (1, 32)):
+        groups = kv_heads * head_dim // 32
+        name = f"exl3_k{key_bits}v{value_bits}"
+        assert bytes_of(name, kv_heads=kv_heads, head_dim=head_dim) == groups * (4 * key_bits + 2 + 4 * value_bits + 2)
+
+
+def test_quantised_planes_beside_fp16_indexer_keys_give_the_published_totals_of_flash_next() -> None:
+    """320 B of raw and pooled keys stay in fp16 beside them: 16.5 and 10.5 KiB a token over 12 layers."""
+    totals = [12 * (bytes_of(name, kv_heads=2) + 320) / KIB for name in ("exl3_k8v8", "exl3_k4v4")]
+    assert totals == [16.5, 10.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("kvarn_k4v2_g128", 16_384 + 1_280, 8_192 + 1_024),
+        ("kvarn_k4v4_g128", 16_384 + 1_280, 16_384 + 1_024),
+        ("kvarn_k4v2_g64", 8_192 + 1_152, 4_096 + 768),
+    ],
+)
+def test_a_tile_of_kvarn_holds_codes_and_scales_of_tokens_and_channels(name: str, key: int, value: int) -> None:
+    """K: scale and zero a channel, scale a token; V: scale a channel, scale and zero a token; all fp16."""
+    fmt = kv_format(name)
+    assert (fmt.key.tile_bytes(256), fmt.value.tile_bytes(256)) == (key, value)
+    assert fmt.plane_bytes(kv_heads=4, head_dim=256) * fmt.tile_tokens == 4 * (key + value)
+
+
+def test_only_tiled_formats_hold_tokens_back_unquantised() -> None:
+    waiting = {name for name in format_names() if kv_format(name).sidecar_bytes}
+    assert waiting == {name for name in format_names() if kv_format(name).tile_tokens > 1}
+    assert waiting == {"kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64"}
+    assert {kv_format(name).sidecar_bytes for name in waiting} == {2}
+
+
+@pytest.mark.parametrize(("head_dim", "slot"), [(8, 14), (16, 20), (24, 28), (256, 230)])
+def test_a_turboquant_slot_is_rounded_up_to_even_bytes(head_dim: int, slot: int) -> None:
+    """3 x dim / 8 + 2 of K and dim / 2 + 4 of V: 13 bytes are 14, 20 stay, 27 are 28, 230 stay."""
+    for kv_heads in (1, 3, 4):
+        assert bytes_of("turboquant_k3v4_nc", kv_heads=kv_heads, head_dim=head_dim) == kv_heads * slot
+
+
+def test_a_slot_is_k_and_v_of_one_head_together() -> None:
+    """Each of them odd: 5 + 5 bytes fill a slot of 10, not two of 6."""
+    odd = custom(key=Plane(bits=8, head_bytes=1), value=Plane(bits=8, head_bytes=1), slot_alignment=2)
+    assert odd.plane_bytes(kv_heads=3, head_dim=4) == 3 * 10
+    assert replace(odd, slot_alignment=16).plane_bytes(kv_heads=3, head_dim=4) == 3 * 16
+
+
+def test_a_tile_is_shared_by_k_and_v_of_different_lengths() -> None:
+    """Tiles of 4 and of 6 tokens meet after 12: three times 4 x 2 + 2 x 2 bytes, twice 6 x 2 + 3 x 2."""
+    key, value = Plane(bits=8, channel_bytes=2, tile_tokens=4), Plane(bits=8, channel_bytes=3, tile_tokens=6)
+    fmt = custom(key=key, value=value)
+    assert fmt.tile_tokens == 12
+    assert fmt.plane_bytes(kv_heads=1, head_dim=2) == -(-(3 * 12 + 2 * 18) // 12)
+
+
+def test_a_tile_has_a_scale_for_every_group_of_every_token() -> None:
+    """2 tokens of 64 elements in groups of 32: 128 bytes of codes, 4 scales of 2."""
+    plane = Plane(bits=8, group_elements=32, group_bytes=2, tile_tokens=2)
+    assert plane.tile_bytes(64) == 128 + 4 * 2
+    assert Plane(bits=8).tile_bytes(64) == 64
+    assert Plane(bits=3, head_bytes=2, channel_bytes=4, tile_tokens=8).tile_bytes(5) == 15 + 16 + 20
+
+
+@pytest.mark.parametrize(("name", "element_bytes"), [("fp16", 2), ("bf16", 2), ("fp32", 4)])
+def test_keys_kept_beside_a_plain_cache_have_its_own_elements(name: str, element_bytes: int) -> None:
+    assert kv_format(name).element_bytes == element_bytes
+
+
+@pytest.mark.parametrize("name", [name for name in format_names() if kv_format(name).kind != "plain"])
+def test_keys_kept_beside_a_quantised_cache_are_not_quantised(name: str) -> None:
+    assert kv_format(name).element_bytes == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("bf16", "plain"),
+        ("fp8", "scaled"),
+        ("int8_per_token_head", "scaled"),
+        ("int4_per_token_head", "rotated"),
+        ("kvarn_k4v2_g128", "rotated"),
+        ("turboquant_4bit_nc", "rotated"),
+        ("exl3_k4v4", "rotated"),
+        ("q8_0", "scaled"),
+    ],
+)
+def test_a_format_says_how_its_values_are_coded(name: str, kind: str) -> None:
+    assert kv_format(name).kind == kind
+
+
+def test_one_format_needs_a_newer_device() -> None:
+    needing = {name: kv_format(name).min_capability for name in format_names() if kv_format(name).min_capability}
+    assert needing == {"fp8_per_token_head": "8.9"}
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "why"),
+    [
+        ("exl3_k4v4", 48, "exl3_k4v4 needs head sizes that are multiples of 32, not 48"),
+        ("q8_0", 80, "q8_0 needs head sizes that are multiples of 32, not 80"),
+        ("q4_0", 1, "q4_0 needs head sizes that are multiples of 32, not 1"),
+        ("turboquant_3bit_nc", 100, "turboquant_3bit_nc packs 3-bit codes of a head into whole bytes: 100 do not fill"),
+        ("int4_per_token_head", 5, "int4_per_token_head packs 4-bit codes of a head into whole bytes: 5 do not fill"),
+        ("kvarn_k4v2_g128", 2, "kvarn_k4v2_g128 packs 2-bit codes of a head into whole bytes: 2 do not fill them"),
+    ],
+)
+def test_heads_that_a_format_cannot_pack_are_refused_with_the_reason(name: str, head_dim: int, why: str) -> None:
+    assert kv_format(name).check(head_dim=head_dim).startswith(why)
+
+
+@pytest.mark.parametrize("name", format_names())
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256, 576])
+def test_heads_of_whole_groups_and_bytes_are_kept_in_any_format(name: str, head_dim: int) -> None:
+    assert kv_format(name).check(head_dim=head_dim) == ""
 
 
 @pytest.mark.parametrize("name", format_names())
 def test_every_format_is_found_under_its_name(name: str) -> None:
     assert kv_format(name).name == name
+    assert kv_format(name).summary
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_formats_of_an_engine_are_there(name: str) -> None:
+    rules = load_engine(name)
+    assert {*rules.formats, *rules.host_formats, *rules.backends, *rules.verify_backends} <= set(format_names())
 
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UnknownName, match="unknown KV format 'fp17'") as refused:
         kv_format("fp17")
     assert "did you mean fp16?" in refused.value.hint
+
+
+NAMES = st.sampled_from(format_names())
+HEADS = st.integers(1, 64)
+DIM = st.integers(1, 32).map(lambda count: 32 * count)
+
+
+@LAWS
+@given(NAMES, HEADS, DIM)
+def test_a_token_takes_its_codes_and_few_bytes_of_scales(name: str, kv_heads: int, head_dim: int) -> None:
+    """At most 10 bytes a head and an fp16 number for every 16 elements of both."""
+    fmt = kv_format(name)
+    codes = kv_heads * head_dim * (fmt.key.bits + fmt.value.bits) / 8
+    scales = kv_heads * (10 + head_dim // 8)
+    assert codes <= fmt.plane_bytes(kv_heads=kv_heads, head_dim=head_dim) <= codes + scales + 1
+
+
+@LAWS
+@given(NAMES, HEADS, HEADS, DIM)
+def test_more_heads_take_more_bytes_in_proportion(name: str, few: int, more: int, head_dim: int) -> None:
+    """Exactly, but for the last byte of a tile that tokens share."""
+    one, other, both = (bytes_of(name, kv_heads=heads, head_dim=head_dim) for heads in (few, more, few + more))
+    assert one + other - 1 <= both <= one + other
+    assert both > max(one, other)
+
+
+@LAWS
+@given(st.sampled_from(BIT_PAIRS), HEADS, DIM, st.sampled_from([(1, 0), (0, 1), (1, 1)]))
+def test_more_bits_never_take_fewer_bytes(
+    bits: tuple[int, int], kv_heads: int, head_dim: int, more: tuple[int, int]
+) -> None:
+    wider = tuple(min(own + extra, 8) for own, extra in zip(bits, more, strict=True))
+    narrow, wide = (bytes_of(f"exl3_k{k}v{v}", kv_heads=kv_heads, head_dim=head_dim) for k, v in (bits, wider))
+    assert wide - narrow == kv_heads * head_dim * (sum(wider) - sum(bits)) // 8
+
+
+@LAWS
+@given(HEADS, DIM)
+def test_formats_of_fewer_bits_are_smaller(kv_heads: int, head_dim: int) -> None:
+    """Families in falling order of bits, for heads of 32 elements or more."""
+    for family in (
+        ("fp32", "bf16", "fp8"),
+        ("int8_per_token_head", "int4_per_token_head"),
+        ("kvarn_k4v4_g128", "kvarn_k4v2_g128"),
+        ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+        ("bf16", "q8_0", "q4_0"),
+    ):
+        sizes = [bytes_of(name, kv_heads=kv_heads, head_dim=head_dim) for name in family]
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(set(sizes)) == len(sizes)
+
+
+@LAWS
+@given(NAMES, HEADS, DIM, st.integers(1, 4))
+def test_a_slot_only_ever_rounds_up(name: str, kv_heads: int, head_dim: int, power: int) -> None:
+    fmt, alignment = kv_format(name), 2**power
+    plain = replace(fmt, slot_alignment=1).plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
+    aligned = replace(fmt, slot_alignment=alignment).plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
+    assert aligned % (kv_heads * alignment) == 0
+    assert plain <= aligned < plain + kv_heads * alignment

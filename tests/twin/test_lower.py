@@ -3,19 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
+from tests.twin.programs import ops, same
 from tests.worlds import case, flash_next, machine, model
 from twin.case import Case
 from twin.counts import layer_active_parameters, layer_parameters, parameters, state_bytes, weight_bytes
 from twin.layouts.layout import Pass
 from twin.lower import decode_program, layer_groups, prefetch_program, prefill_program, split_layers
-from twin.ops import HOST_DEVICE, Engine, Op, Program
+from twin.ops import HOST_DEVICE, Engine
 from twin.roofline import Roofs
 from twin.tally import Tally
-
-
-def ops(program: Program, part: str) -> list[tuple[Op, int]]:
-    """Ops of that part, each with how often it is done."""
-    return [(op, block.iterations * block.times) for block in program for op in block.ops if op.part == part]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +89,14 @@ def test_ngram_rows_are_fetched_from_where_they_lie(where: str, engine: Engine, 
     assert (send.engine, send.device, send.link_bytes, send.after) == (Engine.H2D, 0, 64 * 100, (0,))
 
 
+def test_a_row_longer_than_a_page_is_read_from_a_disk_as_it_is() -> None:
+    table = model(ngram=True).ngram
+    assert table is not None
+    long = replace(model(), ngram=replace(table, row_bytes=5000))
+    (block,) = prefetch_program(replace(case(spec=long), ngram="disk"), Pass(past=0, rows=16))
+    assert (block.ops[0].host_bytes, block.ops[0].run_bytes) == (32 * 5000, 5000)
+
+
 def test_a_model_without_a_table_prefetches_nothing() -> None:
     assert prefetch_program(case(), Pass(past=0, rows=16)) == ()
 
@@ -110,15 +114,6 @@ def test_a_decode_step_fetches_rows_beside_the_layer_before_their_use(before_lay
     assert block.ops[fetch].after == ()
     assert block.ops[fetch + 1].after == (fetch,)
     assert (len(block.ops) == 2) is (before_layer == 0)
-
-
-def same(one: Tally, other: Tally) -> bool:
-    numbers = [
-        [tally.seconds, tally.link_bytes, tally.link_write_bytes, tally.floor_s(), tally.naive_s()]
-        + [value for _, value in sorted(tally.hangs_on().items())]
-        for tally in (one, other)
-    ]
-    return numbers[0] == pytest.approx(numbers[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("layout", ["vram", "offload"])

@@ -8,9 +8,11 @@ from msgspec.structs import replace
 from hwprofiles import HardwareProfile, load_profile
 from tests.laws.drawn import machines, questions, with_memory
 from tests.worlds import LAWS, case, flash_next, machine, model, rate
-from twin.case import Case, Question, resolve
+from twin.case import Case
 from twin.counts import embedding_bytes, layer_parameters, parameters, state_bytes
 from twin.memory import PAGE_TABLE_SHARE, MemoryPlan, plan_memory
+from twin.question import Question
+from twin.resolve import resolve
 from twin.units import GIB, MAX_TOKENS, MIB
 
 BLOG = load_profile("3x-rtx3090")

@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from hwprofiles import HardwareProfile, load_profile
 from tests.laws.drawn import machines, questions
 from tests.worlds import LAWS
-from twin.case import Question, resolve
 from twin.memory import plan_memory
 from twin.prediction import predict
+from twin.question import Question
 from twin.remedies import remedies
+from twin.resolve import resolve
 from twin.units import GIB
 
 BLOG = load_profile("3x-rtx3090")

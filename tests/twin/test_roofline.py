@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from tests.worlds import KERNELS, LATENCY_S, LAWS, LINEAR, PEAK, curve, kernel, link, machine
+from hwprofiles.profile import Roof
+from tests.worlds import KERNELS, LATENCY_S, LAWS, LINEAR, PEAK, at_its_roof, curve, kernel, link, machine, rate
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
 from twin.roofline import WALLS, Roofs
@@ -107,7 +109,16 @@ def test_a_missing_kernel_is_named(key: str) -> None:
     del bare.kernels[key]
     with pytest.raises(MissingRate, match=f"machine toy has no rate for {key}") as missing:
         Roofs(bare).cost(op(kernel=key, vram_bytes=1))
-    assert KERNELS[0 if key != KERNELS[0] else 1] in missing.value.hint
+    operation = key.split("/", maxsplit=1)[0]
+    assert f"none of {operation}" in missing.value.hint
+
+
+def test_a_missing_kernel_is_named_beside_those_of_the_same_operation() -> None:
+    bare = machine(kernels={"scan/other/fp16": at_its_roof("scan/other/fp16")})
+    del bare.kernels["scan/exllamav3/fp16"]
+    with pytest.raises(MissingRate) as missing:
+        Roofs(bare).cost(op(kernel="scan/exllamav3/fp16", vram_bytes=1))
+    assert missing.value.hint == "it has scan/other/fp16"
 
 
 def test_a_missing_tensor_rate_is_named() -> None:
@@ -115,9 +126,39 @@ def test_a_missing_tensor_rate_is_named() -> None:
         roofs().cost(op(flops=1, dtype="fp8"))
 
 
+def decoding(operations: float, *, per_s: float = 1e9) -> Roofs:
+    """A machine of `per_s` operations a second whose kernel KEY takes so many to decode an element."""
+    coded = replace(at_its_roof(KEY), decoding=rate(operations, "1"))
+    bare = machine(kernels={KEY: coded})
+    roof = Roof(rate=rate(per_s, "op/s"), datasheet=rate(2 * per_s, "op/s"))
+    return Roofs(replace(bare, gpu=replace(bare.gpu, instructions=roof)))
+
+
+def test_decoding_is_a_roof_beside_the_bytes() -> None:
+    """1e9 bytes take 1 s; 1e9 elements of 4 operations take 4 s, of half an operation less than the bytes."""
+    work = op(kernel=KEY, vram_bytes=1e9, decoded=1e9)
+    slow, fast = decoding(4).cost(work), decoding(0.5).cost(work)
+    assert (slow.bound_s, slow.wall, slow.bound_rates) == (4, "decode", ("instructions", f"{KEY}#decoding"))
+    assert (fast.bound_s, fast.wall) == (1, "vram")
+    assert slow.sol_s == slow.floor_s * PEAK == 1
+
+
+def test_decoding_without_a_rate_of_instructions_is_refused() -> None:
+    bare = machine(kernels={KEY: replace(at_its_roof(KEY), decoding=rate(4, "1"))})
+    with pytest.raises(MissingRate, match="no rate of instructions"):
+        Roofs(bare).cost(op(kernel=KEY, vram_bytes=1, decoded=1))
+
+
 def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
-    machine_roofs = roofs(kernels={KEY: kernel(efficiency=curve(), latency_s=1)})
+    machine_roofs = decoding(4)
+    machine_roofs = Roofs(
+        replace(machine_roofs.profile, kernels=machine_roofs.profile.kernels | {
+            KEY: kernel(efficiency=curve(), latency_s=1),
+            LINEAR[1]: machine_roofs.profile.kernels[KEY],
+        })
+    )  # fmt: skip
     ops = [op(kernel=KEY, vram_bytes=1), op(kernel=KEY, flops=1)]
+    ops += [op(kernel=LINEAR[1], decoded=1)]
     ops += [op(engine, link_bytes=1, run_bytes=1) for engine in Engine if engine is not Engine.SM]
     costs = [machine_roofs.cost(each) for each in ops]
     assert {cost.wall for cost in costs} | {"latency"} == set(WALLS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from twin.engines.rules import EngineRules
 from twin.errors import UnknownName
 
-__all__ = ["EngineRules", "engine_names", "load_engine"]
+__all__ = ["EngineRules", "backend_names", "engine_names", "load_engine"]
 
 _NOT_ENGINES = {"__init__", "rules"}
 
@@ -22,3 +22,8 @@ def load_engine(name: str) -> EngineRules:
         raise UnknownName("engine", name, engine_names())
     rules: EngineRules = import_module(f"twin.engines.{name}").RULES
     return rules
+
+
+def backend_names() -> list[str]:
+    """Names of all attention backends of all engines."""
+    return sorted({name for engine in engine_names() for name in load_engine(engine).all_backends()})

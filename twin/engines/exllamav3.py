@@ -5,15 +5,19 @@ Sources: `constants.py` (page), `modules/qsa_indexer.py` (selection), `modules/a
 """
 
 from hwprofiles.rates import Rate
-from twin.engines.rules import EngineRules
+from twin.engines.rules import EngineRules, SparseRules
+from twin.formats import EXL3_BITS
 from twin.units import MIB
 
 RULES = EngineRules(
     name="exllamav3",
     summary="exllamav3 1.6 with the KV-offload patch: layers split over devices in order, one sequence at a time",
     page_tokens=256,
-    layouts=("vram", "offload"),
-    formats=("fp16",),
+    layouts=("offload", "vram"),
+    formats=("fp16", *(f"exl3_k{key}v{value}" for key in EXL3_BITS for value in EXL3_BITS)),
+    host_formats=("fp16",),
+    weight_formats=("exl3",),
+    machine="3x-rtx3090",
     chunk_tokens=2048,
     prefilled_short_of=1,
     state_element_bytes=2,
@@ -29,14 +33,16 @@ RULES = EngineRules(
         note="what 64.35 GiB of loaded VRAM leave beside weights and recurrent state, a third per device",
         fitted_on=("blog.vram_model",),
     ),
-    selection_alignment=32,
-    index_element_bytes=2,
-    score_bytes=2,
-    head_tile=16,
-    splits_selection=False,
     compute_dtype="fp16",
-    score_rows=1024,
-    staging_bytes=32 * MIB,
-    copies_whole_buckets=False,
-    overlaps_copies=False,
+    sparse_kernels=SparseRules(
+        selection_alignment=32,
+        index_element_bytes=2,
+        score_bytes=2,
+        head_tile=16,
+        splits_selection=False,
+        score_rows=1024,
+        staging_bytes=32 * MIB,
+        copies_whole_buckets=False,
+        overlaps_copies=False,
+    ),
 )

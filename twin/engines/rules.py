@@ -3,6 +3,56 @@
 from msgspec import Struct
 
 from hwprofiles.rates import Rate
+from twin.errors import Impossible
+
+
+class SparseRules(Struct, frozen=True, kw_only=True):
+    """How an engine runs sparse attention, in VRAM and from the host."""
+
+    selection_alignment: int
+    """Rows of selected indices are padded to a multiple of this."""
+    index_element_bytes: int | None
+    """Bytes of an element of raw and pooled indexer keys; None: as the cache's format."""
+    score_bytes: int
+    """Bytes of one block score between scoring and top-k."""
+    head_tile: int
+    """Query heads that the sparse kernel computes at once: a smaller group is padded up to it."""
+    splits_selection: bool
+    """Whether a staged prefill issues only the products that fall into the bucket, or all of them, masked."""
+    score_rows: int
+    """Query rows scored against all pooled keys in one go."""
+    staging_bytes: int
+    """Buffer through which a prefill pulls host planes."""
+    copies_whole_buckets: bool
+    """Whether a bucket crosses the link in one piece a plane, or page by page."""
+    overlaps_copies: bool
+    """Whether staged copies run beside the kernels unless asked otherwise."""
+
+
+class BlockPoolRules(Struct, frozen=True, kw_only=True):
+    """How an engine that shares one pool of blocks among requests sizes that pool."""
+
+    utilisation: float
+    """Share of the device's memory that the engine may take."""
+    batched_tokens: int
+    """Tokens of one step, decodes and prefill chunks together."""
+    max_sequences: int
+    activations: Rate
+    """Bytes of the largest transient that the start-up profile sees, code compiled before."""
+    cold_activations: Rate
+    """The same where the first run compiles: the compiler's buffers count into the profile."""
+    graphs: Rate
+    """Bytes of captured CUDA graphs without speculation."""
+    draft_graphs: Rate
+    """The same with a block drafter."""
+    long_draft_graphs: Rate
+    """The same where drafts are longer than the drafter's own block."""
+    backend_workspace: dict[str, Rate]
+    """Bytes that an attention backend keeps for itself, by backend."""
+    dequantises_prefix: dict[str, Rate]
+    """Backends whose prefill decodes the whole cached prefix: copies of it that the profile does not see."""
+    untracked: Rate
+    """Bytes outside the engine's share: the context and what other libraries allocate."""
 
 
 class EngineRules(Struct, frozen=True, kw_only=True):
@@ -11,9 +61,15 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     name: str
     summary: str
     page_tokens: int
+    """Tokens that the cache grows by; where a block pool sizes its own blocks, their smallest step."""
     layouts: tuple[str, ...]
+    """The first is the default for a model that it can be asked for."""
     formats: tuple[str, ...]
-    """The first is the default."""
+    """What it keeps in VRAM; the first is the default."""
+    weight_formats: tuple[str, ...]
+    """Checkpoints that it loads."""
+    machine: str
+    """Shipped machine that a question is about unless it names another."""
     chunk_tokens: int
     """Prompt tokens of one prefill pass."""
     prefilled_short_of: int
@@ -25,31 +81,55 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Where the n-gram table is read from unless asked otherwise."""
     workspace: Rate
     """Bytes of a device that hold neither weights, state nor cache: context, buffers, the largest transient."""
-    selection_alignment: int
-    """Rows of selected indices are padded to a multiple of this."""
-    index_element_bytes: int | None
-    """Bytes of an element of raw and pooled indexer keys; None: as the cache's format."""
-    score_bytes: int
-    """Bytes of one block score between scoring and top-k."""
-    head_tile: int
-    """Query heads that the sparse kernel computes at once: a smaller group is padded up to it."""
-    splits_selection: bool
-    """Whether a staged prefill issues only the products that fall into the bucket, or all of them, masked."""
     compute_dtype: str
     """Operand type of the weights' matrix products."""
-    score_rows: int
-    """Query rows scored against all pooled keys in one go."""
-    staging_bytes: int
-    """Buffer through which a prefill pulls host planes."""
-    copies_whole_buckets: bool
-    """Whether a bucket crosses the link in one piece a plane, or page by page."""
-    overlaps_copies: bool
-    """Whether staged copies run beside the kernels unless asked otherwise."""
+    host_formats: tuple[str, ...] = ()
+    """What it keeps on the host."""
+    sparse_kernels: SparseRules | None = None
+    block_pool: BlockPoolRules | None = None
+    needs: dict[str, str] = {}
+    """Least compute capability that its kernels of a format start on, where that is more than the format's own."""
+    backends: dict[str, tuple[str, ...]] = {}
+    """Attention backends that run a format, the default first; empty: the engine's own kernels run all of them."""
+    verify_only: dict[str, tuple[str, ...]] = {}
+    """Backends that run a format in steps of several query tokens only, beside those of `backends`."""
+    verify_backends: dict[str, str] = {}
+    """Backend of a pass of several query tokens by format, where it differs."""
+    row_tiles: dict[str, int] = {}
+    """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
+    glue_apart: tuple[str, ...] = ()
+    """Weight formats whose products' rates leave norms, rotation and gating to a kernel of their own (see A3)."""
+    samples: bool = False
+    """Whether what a sequence costs beside its state and products (sampling over all logits) has a rate of its own."""
+    piecewise_backends: tuple[str, ...] = ()
+    """Backends whose passes of several query tokens are not captured whole in a CUDA graph."""
+    implementations: dict[str, str] = {}
+    """Whose kernel runs an operation, by `<operation>/<variant>`, where it is not the engine's own."""
+
+    @property
+    def sparse(self) -> SparseRules:
+        """Rules of sparse attention; Impossible where the engine has none."""
+        if self.sparse_kernels is None:
+            raise Impossible(f"{self.name} has no sparse attention", hint="ask for another engine or model")
+        return self.sparse_kernels
+
+    def formats_of(self, layout: str) -> tuple[str, ...]:
+        """Formats that it keeps under that placement."""
+        return self.host_formats if layout == "offload" else self.formats
+
+    def backends_of(self, fmt: str) -> tuple[str, ...]:
+        """Attention backends that run a format, the default first, those of several query tokens only last."""
+        return (*self.backends.get(fmt, ()), *self.verify_only.get(fmt, ()))
+
+    def all_backends(self) -> set[str]:
+        """Attention backends that run any format."""
+        return {name for fmt in self.formats for name in self.backends_of(fmt)}
 
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)
 
     def kernel(self, operation: str, variant: str) -> str:
-        """Key of this engine's own kernel in a machine's profile."""
-        return f"{operation}/{self.name}/{variant}"
+        """Key in a machine's profile of the kernel that runs `operation` on `variant` (a format)."""
+        implementation = self.implementations.get(f"{operation}/{variant}", self.name)
+        return f"{operation}/{implementation}/{variant}"

@@ -44,7 +44,7 @@ class Offload:
             part="kv_gather",
             engine=Engine.H2D,
             device=device,
-            kernel=case.rules.kernel("gather_host" if case.huge_pages else "gather_host_4k", case.fmt.name),
+            kernel=case.kernel("gather_host" if case.huge_pages else "gather_host_4k"),
             link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
             run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else self._page_run_bytes(case),
             grain=step.end,
@@ -71,7 +71,7 @@ class Offload:
 
     def _reads(self, case: Case, rows: int) -> int:
         """Selected tokens that so many rows may read, padding included."""
-        return rows * padded_selection(case.model, case.rules.selection_alignment)
+        return rows * padded_selection(case.model, case.rules.sparse.selection_alignment)
 
     def breaks(self, case: Case) -> Iterable[int]:
         """The last context of a single bucket, which needs no merging, and the last that the port's rule stages."""
@@ -100,7 +100,7 @@ class Offload:
             device=device,
             calls=2,
             link_bytes=history_bytes / buckets / 2,
-            run_bytes=0 if case.rules.copies_whole_buckets else self._page_run_bytes(case),
+            run_bytes=0 if case.rules.sparse.copies_whole_buckets else self._page_run_bytes(case),
         )
         region = min(self.bucket_tokens(case), chunk.end)
         attend = sparse_products(
@@ -123,11 +123,11 @@ class Offload:
             part="kv_gather",
             engine=Engine.H2D,
             device=device,
-            kernel=case.rules.kernel("gather_rows_host", case.fmt.name),
+            kernel=case.kernel("gather_rows_host"),
             link_bytes=naive_read_bytes(case, chunk),
             run_bytes=block_run_bytes(case.model, case.plane_bytes),
             flops=issued_flops(case, chunk.rows * chunk.batch, 1),
-            dtype=case.fmt.name,
+            dtype=case.operand_dtype,
             grain=chunk.end,
         )
         return Block(ops=(gather,), times=times)

@@ -6,7 +6,7 @@ from twin.case import Case
 from twin.counts import block_run_bytes, is_sparse, selected_tokens
 from twin.layouts.layout import Pass, Placement
 from twin.ops import Block, Engine, Op
-from twin.products import dense_block, sparse_products
+from twin.products import dense_block, dense_read, sparse_products
 from twin.selection import decode_selection, prefill_selection
 
 
@@ -29,14 +29,16 @@ class Vram:
         return {}
 
     def decode_ops(self, case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
-        """Append, select when the context is long, read what was selected."""
+        """Append, select when the context is long, read what was selected; without an indexer read everything."""
+        if case.model.indexer is None and case.backend:
+            return (dense_read(case, step, device, after=(first - 1,)),)
         sparse = is_sparse(case.model, step.end)
         selection = decode_selection(case, step, device, first=first) if sparse else ()
         read = Op(
             part="kv_gather",
             engine=Engine.SM,
             device=device,
-            kernel=case.rules.kernel("gather_vram", case.fmt.name),
+            kernel=case.kernel("gather_vram"),
             vram_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
             run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
             grain=step.end,

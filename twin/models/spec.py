@@ -15,6 +15,7 @@ Experts = Annotated[int, Meta(ge=1, le=65536)]
 Vocabulary = Annotated[int, Meta(ge=1, le=2**24)]
 Few = Annotated[int, Meta(ge=1, le=65536)]
 """Tokens of a block, rows of a token, streams: what a loop may go over."""
+Bits = Annotated[float, Meta(gt=0, le=64)]
 LayerKind = Literal["attention", "recurrent"]
 
 
@@ -100,9 +101,53 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the checkpoint stores its matrices."""
 
     format: str
-    bits: Annotated[float, Meta(gt=0, le=64)]
+    bits: Bits
     embedding_on_host: bool
-    embedding_bits: Annotated[float, Meta(gt=0, le=64)]
+    embedding_bits: Bits
+    head_bits: Bits | None = None
+    """None: as the layers."""
+    mlp_operands: str = ""
+    """Operand type of the feed-forward products where it is another than the engine's, such as int8."""
+
+
+class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A small model that proposes tokens: one after the other, or a block at once."""
+
+    name: str
+    kind: Literal["sequential", "block"]
+    summary: str
+    layers: Layers
+    query_heads: Heads
+    kv_heads: Heads
+    head_dim: Width
+    window: Annotated[int, Meta(ge=0, le=2**31)]
+    """Tokens of its cache that a layer keeps; 0: all."""
+    parameters: Annotated[int, Meta(ge=1)]
+    """Parameters that each token of the context runs through."""
+    weight_bytes: Annotated[int, Meta(ge=1)]
+    """Bytes of the layers, read in every pass."""
+    head_bytes: Annotated[int, Meta(ge=0)]
+    """Bytes of the output head that a pass reads: a pruned vocabulary, or the model's own head."""
+    own_head: bool
+    """Whether that head takes memory of its own."""
+    max_tokens: Annotated[int, Meta(ge=1, le=64)]
+    default_tokens: Annotated[int, Meta(ge=1, le=64)]
+    kv_dtype: str | None = None
+    """Format of its cache; None: as the model's."""
+    block_tokens: Annotated[int, Meta(ge=1, le=65)] = 1
+    """Query tokens of one block of its own: an anchor and what it proposes."""
+    block_accepts: Annotated[float, Meta(ge=1, le=65)] = 1.0
+    """Tokens that a step with its own block yields, where longer drafts are looked up in the context."""
+    lookup_accepts: Annotated[float, Meta(ge=1, le=65)] = 2.0
+    """Tokens that a step of the longer kind yields in a text that is copied in part: it outlasts what is copied."""
+
+    def __post_init__(self) -> None:
+        if self.query_heads % self.kv_heads:
+            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+        if self.default_tokens > self.max_tokens:
+            raise ValueError(f"default_tokens {self.default_tokens} is more than max_tokens {self.max_tokens}")
+        if self.lookup_accepts <= self.block_accepts:
+            raise ValueError("lookup_accepts must be above block_accepts")
 
 
 class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -112,6 +157,8 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, d
     name: str
     summary: str
     source: str
+    family: str = ""
+    """Under which published acceptances and qualities are kept; empty: none are."""
     hidden: Width
     vocab: Vocabulary
     layers: Layers
@@ -123,6 +170,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, d
     indexer: Indexer | None = None
     recurrent: Recurrent | None = None
     ngram: NgramTable | None = None
+    drafters: tuple[Drafter, ...] = ()
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,7 +36,20 @@ def _shipped(name: str) -> ModelSpec:
 
 
 def _parse(path: Path) -> ModelSpec:
+    raw = _with_parent(read_json(path), path)
     try:
-        return msgspec.convert(read_json(path), ModelSpec)
+        return msgspec.convert(raw, ModelSpec)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
+
+
+def _with_parent(raw: Any, path: Path) -> Any:
+    """`raw` laid over the shipped model that it extends, key by key; a key that it has replaces the parent's whole."""
+    if not isinstance(raw, dict) or "extends" not in raw:
+        return raw
+    own = {key: value for key, value in raw.items() if key != "extends"}
+    parent = raw["extends"]
+    if parent not in model_names() or DATA / f"{parent}.json" == path:
+        raise BadFile(f"{path}: extends {parent!r}, which is not another shipped model", hint=", ".join(model_names()))
+    base = _with_parent(read_json(DATA / f"{parent}.json"), path)
+    return {**base, **own}

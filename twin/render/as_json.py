@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import msgspec
+
 from twin.assumptions import ASSUMPTIONS
+from twin.comparison import Comparison
 from twin.memory import MemoryPlan, Pool
 from twin.prediction import Z90, Phase, Prediction, Quantity
 
@@ -22,6 +25,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             "high": prediction.memory.max_ctx_tokens(sigmas=Z90),
         },
         "shortage": prediction.memory.shortage(),
+        "missing_rates": list(prediction.missing),
         "memory": _memory_json(prediction),
         "decode": _phase_json(prediction.decode),
         "prefill": _prefill_json(prediction),
@@ -60,6 +64,43 @@ def question_json(prediction: Prediction) -> dict[str, Any]:
         "host_pages": ("huge" if case.huge_pages else "4KiB") if "host_pages" in case.layout.options else None,
         "ngram": case.ngram if case.model.ngram is not None else None,
         "lanes": question.lanes,
+        "backend": case.backend or None,
+        "what_if": question.what_if,
+        "cached_tokens": case.cached_tokens,
+        **_pool_question(prediction),
+        "speculation": _speculation_json(prediction),
+    }
+
+
+def _pool_question(prediction: Prediction) -> dict[str, Any]:
+    question, rules = prediction.case.question, prediction.case.rules.block_pool
+    if rules is None:
+        return {}
+    return {
+        "utilisation": question.utilisation or rules.utilisation,
+        "pool_bytes": question.pool_bytes,
+        "max_model_tokens": question.max_model_tokens or question.ctx_tokens,
+        "max_sequences": question.max_sequences or rules.max_sequences,
+        "prefix_caching": question.prefix_caching,
+        "cold_start": question.cold_start,
+        "patched": question.patched,
+        "async_scheduling": question.async_scheduling,
+        "state_element_bytes": prediction.case.state_element_bytes,
+    }
+
+
+def _speculation_json(prediction: Prediction) -> dict[str, Any] | None:
+    speculation = prediction.case.speculation
+    if speculation is None:
+        return None
+    return {
+        "drafter": speculation.drafter.name,
+        "tokens": speculation.tokens,
+        "accepted": speculation.accepted,
+        "accepted_from": speculation.source,
+        "verify_backend": prediction.case.verify_backend,
+        "steps": [{"share": kind.share, "query_tokens": kind.query_tokens} for kind in speculation.steps],
+        "break_even_accepted": prediction.break_even,
     }
 
 
@@ -68,9 +109,17 @@ def error_json(kind: str, message: str, hint: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message, "hint": hint}}
 
 
-def comparison_json(predictions: list[Prediction]) -> dict[str, Any]:
-    """Several layouts of one question."""
-    return {"schema": COMPARISON_SCHEMA, "predictions": [prediction_json(each) for each in predictions]}
+def comparison_json(compared: Comparison) -> dict[str, Any]:
+    """Several layouts or formats of one question, with what is published of their answers."""
+    return {
+        "schema": COMPARISON_SCHEMA,
+        "over": compared.over,
+        "predictions": [
+            prediction_json(each) | {"published_quality": [msgspec.to_builtins(row) for row in compared.quality(each)]}
+            for each in compared.predictions
+        ],
+        "refused": [{"name": name, "reason": reason} for name, reason in compared.refused.items()],
+    }
 
 
 def _assumption(key: str) -> str:
@@ -92,7 +141,23 @@ def _memory_json(prediction: Prediction) -> dict[str, Any]:
         "page_tokens": plan.page_tokens,
         "vram_left_bytes": round(plan.vram_left_bytes()),
         "limited_by": plan.limit().name,
+        **_kv_pool_json(plan),
         "devices": [_pool_json(pool, plan.pages) for pool in plan.pools],
+    }
+
+
+def _kv_pool_json(plan: MemoryPlan) -> dict[str, Any]:
+    pool = plan.kv_pool
+    if pool is None:
+        return {}
+    return {
+        "kv_pool_tokens": pool.printed_tokens,
+        "kv_pool_bytes": pool.pool_bytes,
+        "kv_pool_blocks": pool.blocks,
+        "max_concurrency": pool.concurrency,
+        "block_tokens": pool.plan.block_tokens,
+        "block_bytes": pool.plan.block_bytes,
+        "state_blocks_per_request": pool.plan.state_blocks,
     }
 
 

@@ -1,6 +1,7 @@
-"""Lists of what is known: machines with every rate, models with their shape, layouts with their engines."""
+"""Lists of what is known: machines with every rate, models with their shape, layouts and formats with their engines."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,12 +12,24 @@ from twin.counts import layer_active_parameters, layer_parameters, parameters
 from twin.engines import engine_names, load_engine
 from twin.layouts import layout_names, load_layout
 from twin.models import ModelSpec, load_model, model_names
+from twin.render.formats import format_json, format_text
 from twin.render.text import table
 from twin.roofline import Roofs
 from twin.units import GB, format_rate
 
 
-def profile_text(name: str | None) -> str:
+def listed(kind: str, name: str | None, *, as_json: bool) -> str:
+    """All of a kind (`profile`, `model`, `layout` or `format`), or one by its name; UnknownName where there is none."""
+    shown: dict[str, tuple[Callable[[str | None], str], Callable[[str | None], str]]] = {
+        "profile": (_profile_text, _profile_json),
+        "model": (_model_text, _model_json),
+        "layout": (_layout_text, _layout_json),
+        "format": (format_text, lambda named: _dump(format_json(named))),
+    }
+    return shown[kind][as_json](name)
+
+
+def _profile_text(name: str | None) -> str:
     """All machines in a line each, or one with its rates."""
     if name is None:
         return table(("machine", "what it is"), [(each, load_profile(each).summary) for each in profile_names()])
@@ -29,7 +42,7 @@ def profile_text(name: str | None) -> str:
     return f"{profile.name}: {profile.summary}\n\n{table(heads, rows)}"
 
 
-def profile_json(name: str | None) -> str:
+def _profile_json(name: str | None) -> str:
     """The same as JSON: a list of names and summaries, or the whole profile."""
     if name is None:
         return _dump([{"name": each, "summary": load_profile(each).summary} for each in profile_names()])
@@ -52,7 +65,7 @@ def _value(rate: Provenance) -> str:
     return format_rate(rate.value, rate.unit) if isinstance(rate, Rate) else ""
 
 
-def model_text(name: str | None) -> str:
+def _model_text(name: str | None) -> str:
     """All models in a line each, or the shape of one."""
     if name is None:
         return table(("model", "what it is"), [(each, load_model(each).summary) for each in model_names()])
@@ -77,20 +90,20 @@ def _facts(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def model_json(name: str | None) -> str:
+def _model_json(name: str | None) -> str:
     """The same as JSON: a list of names and summaries, or the whole description."""
     if name is None:
         return _dump([{"name": each, "summary": load_model(each).summary} for each in model_names()])
     return _dump(msgspec.to_builtins(load_model(name)))
 
 
-def layout_text() -> str:
+def _layout_text(_: str | None) -> str:
     """All layouts with the engines that have them."""
     rows = [(row["name"], row["summary"], ", ".join(row["engines"])) for row in _layouts()]
     return table(("layout", "what it is", "engines"), rows)
 
 
-def layout_json() -> str:
+def _layout_json(_: str | None) -> str:
     """The same as JSON."""
     return _dump(_layouts())
 

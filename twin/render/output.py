@@ -4,9 +4,11 @@ import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
-from twin.errors import CannotWrite
+from twin.errors import BadValue, CannotWrite, TwinError
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -14,22 +16,62 @@ def write_atomic(path: Path, text: str) -> None:
 
     A link stays a link: its target is replaced. A pipe or a device is written to as it is.
     """
+    with open_atomic(path) as out:
+        out.write(text)
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path) -> Iterator[TextIO]:
+    """A file to write piece by piece, which takes the place of `path` once the block has ended well.
+
+    On any failure the old file stays as it was; where it was writing that failed, CannotWrite says why, and
+    BrokenPipeError where the reader of a pipe has gone.
+    """
     try:
         there = _status(path)
-        if there is None or (stat.S_ISREG(there.st_mode) and _stream_on(there) is None):
+        if there is None or _is_file(there):
             mode = 0o666 & ~_umask() if there is None else there.st_mode
-            _replace(Path(os.path.realpath(path)), text, mode & 0o777)
+            opened = _replacing(Path(os.path.realpath(path)), mode & 0o777)
         else:
-            _write_into(path, there, text)
+            opened = _writing_into(path, there)
+        with opened as out:
+            yield out
     except OSError as wrong:
+        if isinstance(wrong, TwinError | BrokenPipeError):
+            raise
         raise CannotWrite(f"cannot write {path}: {wrong.strerror}") from None
 
 
-def _replace(path: Path, text: str, mode: int) -> None:
+def check_apart(files: dict[str, Path | None]) -> None:
+    """Raise BadValue where two options name one file: what is written last would be all that is left of it."""
+    flags: dict[str, str] = {}
+    for flag, path in files.items():
+        if path is None or not _takes_all(path):
+            continue
+        target = os.path.realpath(path)
+        if target in flags:
+            raise BadValue(f"{flags[target]} and {flag} name one file: {path}")
+        flags[target] = flag
+
+
+def _takes_all(path: Path) -> bool:
+    """Whether it is, or will be, a file that is replaced as a whole."""
+    with contextlib.suppress(OSError):
+        there = _status(path)
+        return there is None or _is_file(there)
+    return False
+
+
+def _is_file(there: os.stat_result) -> bool:
+    return stat.S_ISREG(there.st_mode) and _stream_on(there) is None
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, mode: int) -> Iterator[TextIO]:
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
+            yield out
             out.flush()
             os.fsync(out.fileno())
         Path(beside).chmod(mode)
@@ -39,7 +81,8 @@ def _replace(path: Path, text: str, mode: int) -> None:
             Path(beside).unlink(missing_ok=True)
 
 
-def _write_into(path: Path, there: os.stat_result, text: str) -> None:
+@contextlib.contextmanager
+def _writing_into(path: Path, there: os.stat_result) -> Iterator[TextIO]:
     """Into a pipe or device; a pipe that nobody reads is refused rather than waited for."""
     stream = _stream_on(there)
     if stream is None:
@@ -48,7 +91,7 @@ def _write_into(path: Path, there: os.stat_result, text: str) -> None:
     else:
         handle = os.dup(stream)
     with os.fdopen(handle, "w", encoding="utf-8") as out:
-        out.write(text)
+        yield out
 
 
 def _stream_on(there: os.stat_result) -> int | None:

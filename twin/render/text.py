@@ -1,10 +1,11 @@
 """Answers as text: a headline that stands alone, and tables for those who want to know why."""
 
-import io
 from collections.abc import Iterable, Sequence
+from unicodedata import combining, east_asian_width
 
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.assumptions import ASSUMPTIONS
+from twin.case import Case
 from twin.prediction import Phase, Prediction, Quantity
 from twin.remedies import remedies
 from twin.units import KIB, format_bytes, format_rate, format_seconds
@@ -18,10 +19,11 @@ def headline(prediction: Prediction) -> str:
     ctx = case.question.ctx_tokens
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
     placed, layers = case.layout.placement(case), case.model.attention_layers
-    longest = f"{plan.max_ctx_tokens():,} tokens ({_pool_name(plan.limit().name)} ends it)"
+    longest = f"{plan.max_ctx_tokens():,} tokens ({pool_name(plan.limit().name)} ends it)"
     lines = [
         f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
-        f"layout {case.layout.name}, {case.fmt.name} cache, {ctx:,} tokens of context{batch}",
+        f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} tokens of context{batch}",
+        *_drafted(case),
         "",
         _row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
     ]
@@ -34,6 +36,7 @@ def headline(prediction: Prediction) -> str:
             f"{placed.vram_bytes * layers / KIB:.2f} KiB a token in VRAM, "
             f"{placed.host_bytes * layers / KIB:.2f} KiB on the host",
         ),
+        *_pooled(prediction),
         *_memory_rows(prediction),
     ]
     if not prediction.fits:
@@ -41,19 +44,56 @@ def headline(prediction: Prediction) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _speeds(prediction: Prediction) -> list[str]:
-    decode, prefill = prediction.decode, prediction.prefill
-    if decode is None or prefill is None or prediction.ttft_s is None:
+def _on(case: Case) -> str:
+    """The attention backend, and that of verify steps where it is another."""
+    if not case.backend:
+        return ""
+    verify = f" (verify on {case.verify_backend})" if case.speculation and case.verify_backend != case.backend else ""
+    return f" on {case.backend}{verify}"
+
+
+def _drafted(case: Case) -> list[str]:
+    speculation = case.speculation
+    if speculation is None:
         return []
-    link = f"{format_bytes(decode.link_bytes)} a step, {format_bytes(prefill.link_bytes)} for the prefill"
-    return [
-        _row("decode", f"{_rate(decode.tokens_per_s)}, {format_seconds(decode.seconds.value)} a step"),
-        _row("", f"wall: {_wall(decode)}"),
-        _row("prefill", _rate(prefill.tokens_per_s)),
-        _row("", f"wall: {_wall(prefill)}"),
-        _row("first token", f"{format_seconds(prediction.ttft_s.value)} {_range(prediction.ttft_s, seconds=True)}"),
-        *([_row("host reads", link)] if decode.link_bytes else []),
-    ]
+    yields = f"a step yields {speculation.accepted:.3g} of {speculation.tokens + 1} ({speculation.source})"
+    return [f"{speculation.drafter.name} drafts {speculation.tokens} tokens; {yields}"]
+
+
+def _pooled(prediction: Prediction) -> list[str]:
+    """What an engine with a block pool prints when it starts."""
+    pool = prediction.memory.kv_pool
+    if pool is None:
+        return []
+    blocks = f"{pool.blocks:,} blocks of {pool.plan.block_tokens:,} tokens ({format_bytes(pool.plan.block_bytes)})"
+    prints = f"{pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x {pool.max_model_tokens:,}"
+    return [_row("block pool", f"{blocks}; prints {prints}")]
+
+
+def _speeds(prediction: Prediction) -> list[str]:
+    decode, prefill, ttft_s = prediction.decode, prediction.prefill, prediction.ttft_s
+    lines = []
+    if decode is not None:
+        lines += [
+            _row("decode", f"{rate(decode.tokens_per_s)}, {format_seconds(decode.seconds.value)} a step"),
+            _row("", f"wall: {_wall(decode)}"),
+            *_break_even(prediction),
+        ]
+    if prefill is not None:
+        lines += [_row("prefill", rate(prefill.tokens_per_s)), _row("", f"wall: {_wall(prefill)}")]
+    if ttft_s is not None:
+        lines.append(_row("first token", f"{format_seconds(ttft_s.value)} {_range(ttft_s, seconds=True)}"))
+    if decode is not None and decode.link_bytes:
+        after = f", {format_bytes(prefill.link_bytes)} for the prefill" if prefill else ""
+        lines.append(_row("host reads", f"{format_bytes(decode.link_bytes)} a step{after}"))
+    return lines + [_row("not known", each) for each in prediction.missing]
+
+
+def _break_even(prediction: Prediction) -> list[str]:
+    """From which acceptance on drafting pays, where something is drafted."""
+    if prediction.break_even is None:
+        return []
+    return [_row("", f"drafting pays from {prediction.break_even:.2f} tokens a step on")]
 
 
 def _wall(phase: Phase) -> str:
@@ -132,62 +172,35 @@ def _memory_table(prediction: Prediction) -> str:
     return table(("where", "part", "size"), sorted(rows, key=lambda row: row[0]))
 
 
-def comparison(predictions: Sequence[Prediction]) -> str:
-    """One column a layout."""
-    heads = ("", *(each.case.layout.name for each in predictions))
-    rows = [
-        ("fits", *("yes" if each.fits else "no" for each in predictions)),
-        ("longest context", *(f"{each.memory.max_ctx_tokens():,}" for each in predictions)),
-        ("ended by", *(_pool_name(each.memory.limit().name) for each in predictions)),
-        ("decode", *(_rate(each.decode.tokens_per_s) if each.decode else "-" for each in predictions)),
-        ("prefill", *(_rate(each.prefill.tokens_per_s) if each.prefill else "-" for each in predictions)),
-        ("first token", *(format_seconds(each.ttft_s.value) if each.ttft_s else "-" for each in predictions)),
-        ("decode wall", *(each.decode.bound if each.decode else "-" for each in predictions)),
-        ("prefill wall", *(each.prefill.bound if each.prefill else "-" for each in predictions)),
-        ("host reads a step", *(format_bytes(each.decode.link_bytes) if each.decode else "-" for each in predictions)),
-        *(_used_row(predictions, tier) for tier in ("VRAM", "host RAM")),
-        ("why not", *(each.memory.shortage() or "-" for each in predictions)),
-    ]
-    case = predictions[0].case
-    title = (
-        f"{case.model.name} on {predictions[0].machine.name}, {case.rules.name}, {case.question.ctx_tokens:,} tokens"
-    )
-    return f"{title}\n\n{table(heads, rows)}"
-
-
-def _used_row(predictions: Sequence[Prediction], tier: str) -> tuple[str, ...]:
-    cells = []
-    for each in predictions:
-        pools = each.memory.devices() if tier == "VRAM" else each.memory.host()
-        used = sum(pool.used_bytes(each.memory.pages) for pool in pools)
-        cells.append(f"{format_bytes(used)} of {format_bytes(sum(pool.capacity_bytes for pool in pools))}")
-    return (tier, *cells)
-
-
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns, as wide as they need to be."""
-    from rich.console import Console  # noqa: PLC0415 - 40 ms that a headline does not need
-    from rich.table import Table  # noqa: PLC0415
+    lines = [[" ".join(cell.split()) for cell in row] for row in (heads, *rows)]
+    widths = [max(map(_columns, cells)) for cells in zip(*lines, strict=True)]
+    padded = (
+        "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "".join(f"  {line}".rstrip() + "\n" for line in padded)
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for head in heads:
-        grid.add_column(head, no_wrap=True)
-    for row in rows:
-        grid.add_row(*row)
-    out = io.StringIO()
-    Console(file=out, width=400, color_system=None, markup=False, highlight=False, emoji=False).print(grid)
-    return "\n".join(f"  {line.rstrip()}" for line in out.getvalue().splitlines()) + "\n"
+
+def _columns(text: str) -> int:
+    """Columns of a terminal that `text` takes: East Asian characters are wide, combining ones take none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
 
 def _row(name: str, text: str) -> str:
     return f"  {name:12s} {text}".rstrip()
 
 
-def _pool_name(name: str) -> str:
+def pool_name(name: str) -> str:
+    """A memory as people call it."""
     return "host memory" if name == "host" else f"VRAM of {name}"
 
 
-def _rate(quantity: Quantity) -> str:
+def rate(quantity: Quantity) -> str:
+    """Tokens a second with their interval."""
     return f"{_figures(quantity.value)} tok/s {_range(quantity)}"
 
 
@@ -199,4 +212,4 @@ def _range(quantity: Quantity, *, seconds: bool = False) -> str:
 
 def _figures(value: float) -> str:
     """Three significant figures, at least one decimal below 100."""
-    return f"{value:,.0f}" if value >= 10**SIGNIFICANT / 10 else f"{value:.{SIGNIFICANT}g}"
+    return f"{value:,.0f}" if value >= 10**SIGNIFICANT / 10 else f"{value:#.{SIGNIFICANT}g}".rstrip(".")

@@ -4,13 +4,17 @@ Source: "Trace Event Format" (Chromium project), JSON object form, "X" complete 
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from twin.case import Case
+from twin.drafting import draft_program
 from twin.layouts.layout import Pass
 from twin.lower import decode_program, prefill_program
-from twin.ops import HOST_DEVICE, Engine, Op
+from twin.ops import HOST_DEVICE, Engine, Op, Program
+from twin.prediction import Prediction
 from twin.prefill import chunk_at, chunk_count
+from twin.render.output import write_atomic
 from twin.roofline import Roofs
 from twin.simulate import simulate
 from twin.timeline import Span, Timeline
@@ -23,8 +27,7 @@ def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
     """The decode step, or the last chunk of the prefill if it has any, layer by layer in true order."""
     devices = roofs.profile.gpu_count
     if phase == "decode":
-        step = Pass(past=case.question.ctx_tokens, rows=1, batch=case.question.batch)
-        program = decode_program(case, step, devices, merged=False)
+        program = _decode(case, devices)
     else:
         chunks = chunk_count(case, case.question.ctx_tokens)
         program = (
@@ -35,6 +38,17 @@ def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
     seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
     events = trace_events(simulate(program, seconds, spans=True))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
+
+
+def _decode(case: Case, devices: int) -> Program:
+    """One step; where tokens are drafted, the draft and then the kind of verify step that comes most often."""
+    step = Pass(past=case.question.ctx_tokens, rows=1, batch=case.question.batch)
+    if case.speculation is None:
+        return decode_program(case, step, devices, merged=False)
+    kind = max(case.speculation.steps, key=lambda each: each.share)
+    verify = Pass(past=step.past, rows=kind.query_tokens, batch=step.batch)
+    draft = draft_program(case, case.speculation, step, devices - 1)
+    return (*draft, *decode_program(case, verify, devices, merged=False))
 
 
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
@@ -77,3 +91,11 @@ def _counts(op: Op) -> dict[str, Any]:
         "flops": op.flops,
     }
     return {name: value for name, value in counts.items() if value}
+
+
+def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:
+    """Write the trace of one phase to `path`; False, and no file touched, where the question does not fit."""
+    if not prediction.fits:
+        return False
+    write_atomic(path, trace_json(prediction.case, Roofs(prediction.machine), phase=phase))
+    return True

@@ -7,6 +7,7 @@ import pytest
 
 from tests.worlds import model
 from twin.models import ModelSpec, load_model, model_names
+from twin.models.spec import Drafter
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -74,3 +75,95 @@ def test_a_shape_without_a_key_is_refused(key: str) -> None:
     del data[key]
     with pytest.raises(ValueError, match=f"missing required field `{key}`"):
         msgspec.convert(data, ModelSpec)
+
+
+DRAFTER: dict[str, Any] = {
+    "name": "toy",
+    "kind": "sequential",
+    "summary": "a drafter for sums on paper",
+    "layers": 1,
+    "query_heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "window": 0,
+    "parameters": 100,
+    "weight_bytes": 50,
+    "head_bytes": 20,
+    "own_head": True,
+    "max_tokens": 4,
+    "default_tokens": 2,
+}
+
+WRONG_DRAFTERS: list[tuple[dict[str, Any], str]] = [
+    ({"query_heads": 3}, "3 query heads are not a multiple of 2 kv heads"),
+    ({"default_tokens": 5}, "default_tokens 5 is more than max_tokens 4"),
+    ({"lookup_accepts": 1.0}, "lookup_accepts must be above block_accepts"),
+    ({"block_accepts": 3.0, "lookup_accepts": 2.5}, "lookup_accepts must be above block_accepts"),
+    ({"kind": "tree"}, r"\$\.kind"),
+    ({"layers": 0}, r"\$\.layers"),
+    ({"window": -1}, r"\$\.window"),
+    ({"parameters": 0}, r"\$\.parameters"),
+    ({"weight_bytes": 0}, r"\$\.weight_bytes"),
+    ({"head_bytes": -1}, r"\$\.head_bytes"),
+    ({"max_tokens": 65}, r"\$\.max_tokens"),
+    ({"default_tokens": 0}, r"\$\.default_tokens"),
+    ({"block_tokens": 0}, r"\$\.block_tokens"),
+    ({"block_accepts": 0.5}, r"\$\.block_accepts"),
+    ({"lookup_accepts": 66}, r"\$\.lookup_accepts"),
+    ({"own_head": 1}, r"\$\.own_head"),
+    ({"speed": 1}, "unknown field `speed`"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_DRAFTERS, ids=[str(row[0]) for row in WRONG_DRAFTERS])
+def test_a_wrong_drafter_is_refused_by_its_key(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        msgspec.convert(DRAFTER | change, Drafter)
+
+
+def test_a_drafter_of_a_model_is_read_with_it_and_a_wrong_one_refused_under_its_path() -> None:
+    data = msgspec.to_builtins(model())
+    read = msgspec.convert(data | {"drafters": [DRAFTER]}, ModelSpec)
+    assert read.drafters == (msgspec.convert(DRAFTER, Drafter),)
+    assert msgspec.convert(data, ModelSpec).drafters == ()
+    with pytest.raises(ValueError, match=r"\$\.drafters\[0\]\.layers"):
+        msgspec.convert(data | {"drafters": [DRAFTER | {"layers": 0}]}, ModelSpec)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_shipped_drafters_have_names_of_their_own_and_draft_what_their_block_holds(name: str) -> None:
+    drafters = load_model(name).drafters
+    assert len({drafter.name for drafter in drafters}) == len(drafters)
+    for drafter in drafters:
+        if drafter.kind == "block":
+            assert drafter.default_tokens == drafter.block_tokens - 1  # an anchor and what it proposes
+            assert drafter.block_accepts <= drafter.block_tokens
+        assert drafter.lookup_accepts <= drafter.max_tokens + 1
+
+
+@pytest.mark.parametrize("name", ["qwen3.8-27b", "qwen3.8-27b-fast"])
+def test_the_27b_drafts_by_its_own_layer_or_by_five_windows(name: str) -> None:
+    mtp, dflash = load_model(name).drafters
+    assert (mtp.name, mtp.kind, mtp.layers, mtp.window) == ("mtp", "sequential", 1, 0)
+    assert (mtp.query_heads, mtp.kv_heads, mtp.head_dim) == (24, 4, 256)
+    assert (dflash.name, dflash.kind, dflash.layers, dflash.window) == ("dflash2", "block", 5, 2048)
+    assert (dflash.query_heads, dflash.kv_heads, dflash.head_dim) == (32, 8, 128)
+    assert (dflash.block_tokens, dflash.weight_bytes, dflash.own_head) == (8, 1_190_000_000, False)
+
+
+def test_the_layer_of_mtp_is_an_attention_layer_and_a_projection_of_two_hidden_states() -> None:
+    """2 x 5120 -> 5120, attention as in the model, its feed-forward: 424.7M, a byte each in the base checkpoint."""
+    spec = load_model("qwen3.8-27b")
+    joined, mixer, feed = 2 * 5120 * 5120, 5120 * (2 * 6144 + 2 * 1024) + 6144 * 5120, 3 * 5120 * 17_408
+    assert spec.drafters[0].parameters == joined + mixer + feed == 424_673_280
+    assert spec.drafters[0].weight_bytes == pytest.approx(424_673_280, rel=1e-3)
+
+
+def test_a_block_drafter_reads_the_head_of_its_model_and_mtp_one_of_40960_rows() -> None:
+    base, fast = load_model("qwen3.8-27b"), load_model("qwen3.8-27b-fast")
+    for spec in (base, fast):
+        bits = spec.weights.head_bits
+        assert bits is not None
+        mtp, dflash = spec.drafters
+        assert dflash.head_bytes == pytest.approx(5120 * 248_320 * bits / 8, rel=0.01)
+        assert mtp.head_bytes == pytest.approx(5120 * 40_960 * bits / 8, rel=0.01)

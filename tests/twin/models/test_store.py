@@ -1,13 +1,16 @@
-"""Finding models by name and by path."""
+"""Finding models by name and by path, and laying a file over a shipped one."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.worlds import model
 from twin.errors import BadFile, UnknownName
-from twin.models import load_model
+from twin.models import ModelSpec, load_model, model_names
+from twin.models.store import DATA
 
 
 def test_a_model_written_to_a_file_is_read_back(tmp_path: Path) -> None:
@@ -29,6 +32,7 @@ def test_an_unknown_model_suggests_the_nearest(name: str) -> None:
     [
         ("{", "not valid JSON"),
         ("[]", "Expected `object`"),
+        ("3", "Expected `object`"),
         ('{"schema": "twin.model/1"}', "missing required field `name`"),
         ('{"hidden": NaN}', "$.hidden is nan"),
         ('{"hidden": 1e999}', "$.hidden is inf"),
@@ -48,3 +52,77 @@ def test_a_file_that_is_no_model_is_refused_in_one_line_with_its_path(tmp_path: 
 def test_a_model_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"missing\.json: cannot be read: No such file or directory"):
         load_model(str(tmp_path / "missing.json"))
+
+
+@pytest.mark.parametrize("name", ["missing.json", "folder/missing", "/qwen3.8-27b"])
+def test_what_looks_like_a_path_is_read_as_one(name: str) -> None:
+    with pytest.raises(BadFile, match=f"{name}: cannot be read"):
+        load_model(name)
+
+
+def laid_over(folder: Path, **own: Any) -> ModelSpec:
+    path = folder / "mine.json"
+    path.write_text(json.dumps(own), encoding="utf-8")
+    return load_model(str(path))
+
+
+def test_a_file_that_extends_a_model_is_that_model_but_for_its_own_keys(tmp_path: Path) -> None:
+    mine, parent = laid_over(tmp_path, extends="qwen3.8-27b", name="mine", layers=32), load_model("qwen3.8-27b")
+    assert (mine.name, mine.layers) == ("mine", 32)
+    assert {key for key in ModelSpec.__struct_fields__ if getattr(mine, key) != getattr(parent, key)} == {
+        "name",
+        "layers",
+    }
+
+
+def test_a_key_that_a_file_has_replaces_the_parents_whole(tmp_path: Path) -> None:
+    """Not key by key inside: a table that is written is complete."""
+    weights = {"format": "bf16", "bits": 16, "embedding_on_host": False, "embedding_bits": 16}
+    mine = laid_over(tmp_path, extends="qwen3.8-27b", weights=weights)
+    assert mine.weights.head_bits is None
+    with pytest.raises(BadFile, match="missing required field `bits`"):
+        laid_over(tmp_path, extends="qwen3.8-27b", weights={"format": "bf16"})
+    assert laid_over(tmp_path, extends="qwen3.8-27b", drafters=[]).drafters == ()
+
+
+def test_a_file_may_extend_one_that_extends_another(tmp_path: Path) -> None:
+    mine, fast = laid_over(tmp_path, extends="qwen3.8-27b-fast", name="mine"), load_model("qwen3.8-27b-fast")
+    assert (mine.weights, mine.drafters, mine.layers) == (fast.weights, fast.drafters, 64)
+
+
+@pytest.mark.parametrize("parent", ["qwen3.8-28b", "", "../qwen3.8-27b", "mine.json", 3, None, ["qwen3.8-27b"], {}])
+def test_only_a_shipped_model_can_be_extended(tmp_path: Path, parent: Any) -> None:
+    with pytest.raises(BadFile) as refused:
+        laid_over(tmp_path, extends=parent, name="mine")
+    assert str(refused.value) == f"{tmp_path / 'mine.json'}: extends {parent!r}, which is not another shipped model"
+    assert refused.value.hint == ", ".join(model_names())
+
+
+def test_a_shipped_model_cannot_extend_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ring.json").write_text('{"extends": "ring", "name": "ring"}', encoding="utf-8")
+    monkeypatch.setattr("twin.models.store.DATA", tmp_path)
+    with pytest.raises(BadFile, match="extends 'ring', which is not another shipped model"):
+        load_model("ring")
+
+
+def test_what_is_wrong_in_an_extending_file_is_named_with_its_own_path(tmp_path: Path) -> None:
+    with pytest.raises(BadFile) as refused:
+        laid_over(tmp_path, extends="qwen3.8-27b", layers=63)
+    assert str(refused.value).startswith(f"{tmp_path / 'mine.json'}: 63 layers are not a multiple")
+
+
+def test_a_variant_says_only_what_it_has_of_its_own() -> None:
+    """The fast checkpoint differs in head and MTP, the batch one in the operands of its feed-forward: nothing else."""
+    base = load_model("qwen3.8-27b")
+    for variant, also in (("qwen3.8-27b-fast", {"drafters"}), ("qwen3.8-27b-int8-mlp", set())):
+        spec = load_model(variant)
+        differs = {key for key in ModelSpec.__struct_fields__ if getattr(spec, key) != getattr(base, key)}
+        assert differs == {"name", "summary", "weights"} | also
+        assert spec.family == base.family == "qwen3.8-27b"
+    assert load_model("qwen3.8-27b-int8-mlp").weights.mlp_operands == "int8"
+
+
+def test_every_shipped_file_is_a_model() -> None:
+    assert model_names() == sorted(path.stem for path in DATA.glob("*.json"))
+    assert all(load_model(name).name == name for name in model_names())
+    assert load_model("qwen3.8-27b") is load_model("qwen3.8-27b")  # read once

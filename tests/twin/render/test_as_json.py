@@ -7,8 +7,9 @@ import pytest
 
 from hwprofiles import load_profile
 from twin.assumptions import ASSUMPTIONS
-from twin.case import Question
+from twin.comparison import Comparison
 from twin.prediction import predict
+from twin.question import Question
 from twin.render.as_json import comparison_json, error_json, prediction_json
 
 MACHINE = load_profile("3x-rtx3090")
@@ -70,10 +71,34 @@ def test_what_does_not_fit_has_no_speed() -> None:
     assert not whole["fits"]
 
 
-def test_a_comparison_is_a_list_of_predictions() -> None:
+def test_a_comparison_is_a_list_of_predictions_and_of_refusals() -> None:
     prediction = predict(Question(ctx_tokens=1000), MACHINE)
-    whole = comparison_json([prediction, prediction])
-    assert whole["predictions"] == [prediction_json(prediction)] * 2
+    compared = Comparison(over="layouts", predictions=(prediction, prediction), refused={"elsewhere": "no such place"})
+    whole = comparison_json(compared)
+    assert whole["schema"] == "twin.comparison/1"
+    assert whole["over"] == "layouts"
+    assert whole["predictions"] == [prediction_json(prediction) | {"published_quality": []}] * 2
+    assert whole["refused"] == [{"name": "elsewhere", "reason": "no such place"}]
+
+
+def test_what_an_engine_with_a_block_pool_prints_is_in_the_document() -> None:
+    whole = prediction_json(predict(Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8")))
+    question, memory = whole["question"], whole["memory"]
+    assert question["engine"] == "vllm"
+    assert memory["kv_pool_blocks"] == memory["kv_pool_bytes"] // memory["block_bytes"]
+    assert memory["max_concurrency"] == pytest.approx(memory["kv_pool_tokens"] / question["max_model_tokens"], rel=1e-4)
+
+
+def test_an_engine_without_a_pool_prints_none() -> None:
+    assert not [key for key in document()["memory"] if "pool" in key]
+
+
+def test_speculation_says_what_it_drafts_and_where_its_acceptance_comes_from() -> None:
+    asked = Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8", speculation="mtp:3", accepted=2.5)
+    told = prediction_json(predict(asked))["question"]["speculation"]
+    assert (told["drafter"], told["tokens"], told["accepted"]) == ("mtp", 3, 2.5)
+    assert told["accepted_from"] == "given"
+    assert document()["question"]["speculation"] is None
 
 
 def test_an_error_has_three_keys() -> None:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from twin.errors import CannotWrite
-from twin.render.output import write_atomic
+from twin.errors import BadFile, BadValue, CannotWrite
+from twin.render.output import check_apart, open_atomic, write_atomic
 
 NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 OLD, NEW = "old\n", "new: ü, 日本\n"
@@ -137,3 +137,61 @@ def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path) -> None:
         write_atomic(path, NEW)
     assert path.is_fifo()
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+@NEEDS_PIPES
+def test_a_pipe_whose_reader_leaves_is_a_closed_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BrokenPipeError), open_atomic(path) as out:  # noqa: PT012
+        os.close(reader)
+        out.write(NEW)
+
+
+def test_a_file_written_piece_by_piece_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    with open_atomic(path) as out:
+        for piece in NEW:
+            out.write(piece)
+        out.flush()
+        assert path.read_text(encoding="utf-8") == OLD
+    assert path.read_text(encoding="utf-8") == NEW
+
+
+@pytest.mark.parametrize("wrong", [BadFile("mine.jsonl:2: broken"), KeyboardInterrupt(), ZeroDivisionError()], ids=str)
+def test_a_block_that_ends_badly_leaves_the_old_file_and_its_own_exception(
+    tmp_path: Path, wrong: BaseException
+) -> None:
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    with pytest.raises(type(wrong)) as raised, open_atomic(path) as out:  # noqa: PT012
+        out.write(NEW)
+        raise wrong
+    assert raised.value is wrong
+    assert path.read_text(encoding="utf-8") == OLD
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+def test_two_files_written_at_once_are_both_whole(tmp_path: Path) -> None:
+    with open_atomic(tmp_path / "one") as one, open_atomic(tmp_path / "two") as two:
+        one.write(OLD)
+        two.write(NEW)
+    assert (tmp_path / "one").read_text(encoding="utf-8") == OLD
+    assert (tmp_path / "two").read_text(encoding="utf-8") == NEW
+
+
+def test_one_file_under_two_names_is_taken_once(tmp_path: Path) -> None:
+    there, link = tmp_path / "there", tmp_path / "link"
+    link.symlink_to(there)
+    for path in (there, link, tmp_path / "." / "there"):
+        with pytest.raises(BadValue, match="--one and --two name one file: "):
+            check_apart({"--one": there, "--none": None, "--two": path})
+
+
+def test_files_apart_and_devices_are_no_conflict(tmp_path: Path) -> None:
+    null = Path(os.devnull)
+    check_apart({"--one": tmp_path / "one", "--two": tmp_path / "two", "--three": None})
+    check_apart({"--one": null, "--two": null})
+    check_apart({"--one": tmp_path, "--two": tmp_path / "nowhere" / "one"})

@@ -1,9 +1,11 @@
 """A headline stands alone, says what was asked and what is sure, and rounds without hiding."""
 
+import pytest
+
 from hwprofiles import load_profile
-from twin.case import Question
-from twin.prediction import Prediction, predict
-from twin.render.text import comparison, explain, headline, table
+from twin.prediction import Prediction, Quantity, predict
+from twin.question import Question
+from twin.render.text import explain, headline, rate, table
 
 MACHINE = load_profile("3x-rtx3090")
 
@@ -58,16 +60,9 @@ def test_an_explanation_adds_up() -> None:
     assert prediction.decode is not None
     for part in prediction.decode.parts:
         assert part.name in text
-    for name, rate in prediction.sources.items():
+    for name, source in prediction.sources.items():
         assert name in text
-        assert (", ".join(rate.fitted_on) or rate.note) in text
-
-
-def test_a_comparison_has_a_column_for_each_layout() -> None:
-    text = comparison([asked(layout="vram"), asked()])
-    lines = text.splitlines()
-    assert lines[2].split() == ["vram", "offload"]
-    assert [line.split()[-2:] for line in lines if line.startswith("  fits")] == [["no", "yes"]]
+        assert (", ".join(source.fitted_on) or source.note) in text
 
 
 def test_a_table_is_as_wide_as_it_needs_to_be() -> None:
@@ -77,3 +72,63 @@ def test_a_table_is_as_wide_as_it_needs_to_be() -> None:
     assert "[red]not markup[/red]" in text
     assert ":smile:" in text
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_columns_line_up_whatever_is_in_them() -> None:
+    lines = table(("name", "x"), [("日本", "1"), ("e\u0301tude", "2"), ("two\nlines", "3"), ("", "4")]).splitlines()
+    assert lines == [
+        "  name       x",
+        "  日本       1",  # each of these is two columns wide
+        "  e\u0301tude      2",  # an accent of its own takes none
+        "  two lines  3",
+        "             4",
+    ]
+
+
+def test_a_table_of_nothing_has_its_heads() -> None:
+    assert table(("a", "b"), []) == "  a  b\n"
+
+
+def test_a_row_of_another_length_is_a_bug() -> None:
+    with pytest.raises(ValueError):
+        table(("a", "b"), [("only one",)])
+
+
+def test_a_drafter_its_acceptance_and_when_it_pays_are_shown() -> None:
+    question = Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8", speculation="mtp:3", accepted=2.5)
+    prediction = predict(question)
+    text = headline(prediction)
+    assert "mtp drafts 3 tokens; a step yields 2.5 of 4 (given)" in text
+    assert f"drafting pays from {prediction.break_even:.2f} tokens a step on" in text
+
+
+def test_a_pool_is_shown_as_its_engine_prints_it() -> None:
+    prediction = predict(Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8", max_model_tokens=8192))
+    pool = prediction.memory.kv_pool
+    assert pool is not None
+    assert f"prints {pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x 8,192" in headline(prediction)
+
+
+def test_a_rate_that_nobody_measured_is_said_in_place_of_a_speed() -> None:
+    question = Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="turboquant_3bit_nc")
+    prediction = predict(question, partial=True)
+    assert prediction.decode is None
+    shown = rows(headline(prediction))
+    assert "decode" not in shown
+    assert "has no rate for " in shown["not known"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1684.6, "1,685"),
+        (100.4, "100"),
+        (99.97, "100"),
+        (69.0, "69.0"),
+        (50.72, "50.7"),
+        (2.0, "2.00"),
+        (0.0123, "0.0123"),
+    ],
+)
+def test_a_speed_has_three_figures_whatever_they_are(value: float, shown: str) -> None:
+    assert rate(Quantity(value, value, value)) == f"{shown} tok/s ({shown} to {shown})"

@@ -3,17 +3,19 @@
 import json
 from collections import defaultdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hwprofiles import load_profile
 from tests.worlds import flash_next
-from twin.case import Case, Question
+from twin.case import Case
 from twin.ops import Block, Carried, Engine, Op
 from twin.prediction import chunk_tally, predict
 from twin.prefill import chunk_at, chunk_count
-from twin.render.trace import trace_events, trace_json
+from twin.question import Question
+from twin.render.trace import trace_events, trace_json, write_trace
 from twin.roofline import Roofs
 from twin.simulate import simulate
 from twin.tally import Tally
@@ -119,3 +121,41 @@ def test_a_pipeline_is_traced_iteration_by_iteration() -> None:
 def test_a_prefill_of_nothing_leaves_an_empty_trace() -> None:
     assert traced(flash_next(1), "prefill") == []
     assert traced(flash_next(1), "decode")
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_a_trace_is_written_where_the_question_fits(tmp_path: Path, phase: str) -> None:
+    path = tmp_path / "trace.json"
+    prediction = predict(Question(ctx_tokens=100_000), MACHINE)
+    assert write_trace(prediction, path, phase=phase)
+    assert path.read_text(encoding="utf-8") == trace_json(prediction.case, Roofs(MACHINE), phase=phase)
+
+
+def test_what_does_not_fit_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert not write_trace(predict(Question(ctx_tokens=1 << 28), MACHINE), path, phase="decode")
+    assert not path.exists()
+
+
+SPECULATING = {"ctx_tokens": 8192, "model": "qwen3.8-27b", "kv_dtype": "fp8"}
+
+
+def test_a_speculating_step_is_traced_from_the_draft_to_its_verification() -> None:
+    """As long as the predicted step where there is one kind of it."""
+    prediction = predict(Question(**SPECULATING, speculation="mtp:3", accepted=2.0))
+    assert prediction.decode is not None
+    events = json.loads(trace_json(prediction.case, Roofs(prediction.machine)))["traceEvents"]
+    assert assert_well_formed(events) == pytest.approx(prediction.decode.seconds.value, rel=1e-6)
+    names = [event["name"] for event in sorted(events, key=lambda event: event.get("ts", -1)) if event["ph"] == "X"]
+    assert names.index("draft") < names.index("weights")
+
+
+def test_the_verification_that_comes_most_often_is_the_one_that_is_shown() -> None:
+    longest, block = (
+        predict(Question(**SPECULATING, speculation="dflash2:15", accepted=accepted)) for accepted in (12.0, 2.0)
+    )
+    lengths = [
+        assert_well_formed(json.loads(trace_json(each.case, Roofs(each.machine)))["traceEvents"])
+        for each in (longest, block)
+    ]
+    assert lengths[0] > lengths[1]

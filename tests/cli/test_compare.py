@@ -1,0 +1,146 @@
+"""`twin compare`: layouts or formats side by side, published quality carried with its source, refusals listed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.command import ANSWERED, DOES_NOT_FIT, WRONG_INPUT, Done, assert_one_line, run
+from tests.cli.test_answers import CONTRACT, assert_holds
+from twin.engines import load_engine
+
+Capture = pytest.CaptureFixture[str]
+
+DENSE = ("--model", "qwen3.8-27b", "--ctx", "100k")
+WHOLE = CONTRACT | {"published_quality": list}
+PARTLY = {name: kind for name, kind in WHOLE.items() if name not in {"decode", "prefill"}}
+QUALITY = {"kv_dtype": str, "metric": str, "value": float, "conditions": str, "source": str}
+
+
+def compared(capsys: Capture, *arguments: str, code: int = ANSWERED) -> Any:
+    done = run(capsys, "compare", *arguments, "--json")
+    assert (done.code, done.err) == (code, "")
+    answer = json.loads(done.out, parse_constant=pytest.fail)
+    assert answer["schema"] == "twin.comparison/1"
+    return answer
+
+
+def choices(answer: Any) -> list[str]:
+    key = {"layouts": "layout", "formats": "kv_dtype"}[answer["over"]]
+    return [each["question"][key] for each in answer["predictions"]]
+
+
+def table(done: Done) -> dict[str, str]:
+    """Rows of a comparison of formats, by format."""
+    return {row.split()[0]: row for row in done.out.splitlines()[3:] if row.strip()}
+
+
+def test_layouts_are_compared_where_the_engine_has_several(capsys: Capture) -> None:
+    answer = compared(capsys, "--ctx", "200k")
+    assert answer["over"] == "layouts"
+    assert choices(answer) == ["offload", "vram"]
+    for each in answer["predictions"]:
+        assert_holds(each, WHOLE)
+    assert answer["refused"] == []
+
+
+def test_formats_are_compared_where_the_engine_has_one_layout(capsys: Capture) -> None:
+    answer = compared(capsys, *DENSE)
+    assert answer["over"] == "formats"
+    assert {*choices(answer), "fp8_per_token_head"} == set(load_engine("vllm").formats)
+    for each in answer["predictions"]:
+        assert_holds(each, PARTLY)
+
+
+def test_a_row_is_what_the_prediction_alone_says(capsys: Capture) -> None:
+    answer = compared(capsys, *DENSE, "--formats", "fp8,kvarn_k4v2_g128")
+    for each in answer["predictions"]:
+        each.pop("published_quality")
+        done = run(capsys, "predict", *DENSE, "--kv-dtype", each["question"]["kv_dtype"], "--json")
+        assert json.loads(done.out) == each
+
+
+def test_a_layout_that_is_named_compares_its_formats(capsys: Capture) -> None:
+    answer = compared(capsys, "--ctx", "8k", "--layout", "vram")
+    assert answer["over"] == "formats"
+    assert {each["question"]["layout"] for each in answer["predictions"]} == {"vram"}
+    assert "fp16" in choices(answer)
+
+
+def test_formats_are_shown_in_the_order_that_they_are_named_in(capsys: Capture) -> None:
+    names = "kvarn_k4v2_g128, fp8,bf16"
+    assert choices(compared(capsys, *DENSE, "--formats", names)) == ["kvarn_k4v2_g128", "fp8", "bf16"]
+    assert list(table(run(capsys, "compare", *DENSE, "--formats", names)))[:3] == ["kvarn_k4v2_g128", "fp8", "bf16"]
+
+
+def test_quality_is_carried_with_its_conditions_and_source(capsys: Capture) -> None:
+    answer = compared(capsys, *DENSE)
+    carried = {each["question"]["kv_dtype"]: each["published_quality"] for each in answer["predictions"]}
+    assert carried["bf16"] == []
+    for name, rows in carried.items():
+        for row in rows:
+            assert_holds(row, QUALITY)
+            assert row["kv_dtype"] == name
+            assert row["conditions"]
+            assert row["source"]
+    assert {row["value"] for row in carried["fp8"] if row["metric"] == "perplexity"} == {8.223, 8.235}
+    text = run(capsys, "compare", *DENSE).out
+    for source in {row["source"] for rows in carried.values() for row in rows}:
+        assert f"published, not predicted: {source}\n" in text
+
+
+def test_a_refused_format_is_listed_with_its_reason_and_the_rest_is_answered(capsys: Capture) -> None:
+    answer = compared(capsys, *DENSE, "--formats", "fp8,fp8_per_token_head,fp16")
+    assert choices(answer) == ["fp8"]
+    reasons = {each["name"]: each["reason"] for each in answer["refused"]}
+    assert "need SM 8.9 or newer" in reasons["fp8_per_token_head"]
+    assert "vllm keeps no fp16 cache" in reasons["fp16"]
+    rows = table(run(capsys, "compare", *DENSE, "--formats", "fp8,fp8_per_token_head,fp16"))
+    assert "is refused: " in rows["fp8_per_token_head"]
+    assert "is refused: " in rows["fp16"]
+
+
+def test_a_what_if_refuses_no_format(capsys: Capture) -> None:
+    answer = compared(capsys, "--ctx", "8k", "--what-if", "--formats", "fp16,int4_per_token_head,q4_0")
+    assert choices(answer) == ["fp16", "int4_per_token_head", "q4_0"]
+    assert answer["refused"] == []
+
+
+def test_what_does_not_fit_beside_what_does_is_answered_all_the_same(capsys: Capture) -> None:
+    answer = compared(capsys, *DENSE, "--formats", "bf16,fp8")
+    assert [each["fits"] for each in answer["predictions"]] == [False, True]
+    assert "bf16: needs " in run(capsys, "compare", *DENSE, "--formats", "bf16,fp8").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--ctx", "1024M"), ("--ctx", "4M", "--model", "qwen3.8-27b"), (*DENSE, "--formats", "bf16")],
+    ids=["layouts", "formats", "one format"],
+)
+def test_where_nothing_fits_the_exit_code_says_so(capsys: Capture, arguments: tuple[str, ...]) -> None:
+    answer = compared(capsys, *arguments, code=DOES_NOT_FIT)
+    assert not any(each["fits"] for each in answer["predictions"])
+    done = run(capsys, "compare", *arguments)
+    assert (done.code, done.err) == (DOES_NOT_FIT, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            "--over formats --kv-dtype fp16",
+            "--kv-dtype means nothing where formats are compared (name them with --formats)",
+        ),
+        ("--over layouts --formats fp16", "--formats goes with --over formats"),
+        ("--over layouts --layout vram", "--layout goes with --over formats"),
+        ("--over engines", "'engines' is not one of 'layouts', 'formats'"),
+        ("--formats fp16,fp17", "unknown KV format 'fp17' (did you mean fp16?"),
+        ("--formats=", "unknown KV format ''"),
+        ("--formats fp16,", "unknown KV format ''"),
+        ("--formats fp8", "exllamav3 keeps no fp8 cache under offload"),
+        ("--layout offload --model qwen3.8-27b", "vllm has no layout 'offload'"),
+        ("--cached 1k", "No such option '--cached'"),
+    ],
+)
+def test_a_wrong_comparison_is_refused_in_one_line(capsys: Capture, given: str, says: str) -> None:
+    assert_one_line(run(capsys, "compare", *given.split()), WRONG_INPUT, says)

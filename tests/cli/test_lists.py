@@ -1,0 +1,145 @@
+"""Lists of what is shipped, help for every command, and completion for shells."""
+
+import json
+import os
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+
+import cli
+from hwprofiles import profile_names
+from tests.cli.command import ANSWERED, CHILD, run
+from tests.cli.test_answers import asked
+from twin.formats import format_names
+from twin.layouts import layout_names
+from twin.models import model_names
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("profiles", profile_names()), ("models", model_names()), ("layouts", layout_names())],
+    ids=["profiles", "models", "layouts"],
+)
+def test_a_list_names_everything_that_is_shipped(capsys: Capture, command: str, names: list[str]) -> None:
+    done = run(capsys, command)
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert [line.split()[0] for line in done.out.splitlines()[1:]] == names
+    assert [row["name"] for row in asked(capsys, command)] == names
+
+
+def test_formats_are_listed_by_name_and_those_of_exllamav3_in_one_line(capsys: Capture) -> None:
+    done = run(capsys, "formats")
+    assert (done.code, done.err) == (ANSWERED, "")
+    names = [line.split()[0] for line in done.out.splitlines()[1:-1]]
+    assert [name for name in names if name.startswith("exl3_")] == ["exl3_k2v2"]
+    assert "exl3_k2v2 to exl3_k8v8" in done.out
+    assert [row["name"] for row in asked(capsys, "formats")] == format_names()
+    assert {*names} <= {*format_names()}
+
+
+def test_a_format_is_shown_with_its_bytes_and_who_keeps_it(capsys: Capture) -> None:
+    done = run(capsys, "formats", "fp8_per_token_head")
+    assert (done.code, done.err) == (ANSWERED, "")
+    for piece in ("fp8_per_token_head: e4m3", "2,080 of a token", "8.125, scales included", "vllm (vram)", "8.9"):
+        assert piece in done.out
+    told = asked(capsys, "formats", "fp8_per_token_head")
+    assert (told["bytes"], told["min_capability"], told["key"]["head_bytes"]) == (2080, "8.9", 4)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("profiles", "3x-rtx3090"), ("models", "qwen3.8-flash-next")], ids=["profiles", "models"]
+)
+def test_one_of_a_list_is_shown_whole_and_can_be_used_as_a_file(
+    capsys: Capture, tmp_path: Path, command: str, name: str
+) -> None:
+    done = run(capsys, command, name)
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert done.out.startswith(f"{name}: ")
+    copy = tmp_path / "copy.json"
+    copy.write_text(json.dumps(asked(capsys, command, name)), encoding="utf-8")
+    option = {"profiles": "--hw", "models": "--model"}[command]
+    assert asked(capsys, "predict", option, str(copy)) == asked(capsys, "predict")
+
+
+def test_every_rate_of_a_machine_is_shown_with_its_source(capsys: Capture) -> None:
+    done = run(capsys, "profiles", "rtx3090")
+    assert "…" not in done.out  # nothing is cut off
+    for rate in ("vram", "h2d", "h2d.latency", "h2d.run_length", "linear/exllamav3/exl3#efficiency"):
+        assert any(line.split()[:1] == [rate] for line in done.out.splitlines()), rate
+
+
+def test_the_version_is_the_package_s(capsys: Capture) -> None:
+    assert run(capsys, "--version").out == f"twin, version {version('kv-twin')}\n"
+
+
+@pytest.mark.parametrize("command", ["", *cli.twin.commands])
+def test_help_is_there_for_every_command(capsys: Capture, command: str) -> None:
+    done = run(capsys, *command.split(), "-h")
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert done.out.startswith(" ".join(["Usage: twin", *command.split(), "["]))
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 300])
+@pytest.mark.parametrize("command", ["", "predict", "simulate"])
+def test_help_is_as_narrow_as_the_terminal_down_to_50_columns(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str, columns: int
+) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
+    lines = run(capsys, *command.split(), "-h").out.splitlines()
+    examples = [line for line in lines if line.startswith("    twin ")]
+    codes = lines[lines.index("  Exit codes:") :]
+    assert examples
+    assert max(len(line) for line in lines if line not in examples + codes) <= max(50, min(columns, 110))
+
+
+def test_no_line_about_a_command_is_cut_short(capsys: Capture) -> None:
+    text = run(capsys, "-h").out.partition("Commands:")[2].partition("Exit codes:")[0]
+    assert {line.split()[0] for line in text.splitlines() if line.strip()} == set(cli.twin.commands)
+    assert "..." not in text
+
+
+@pytest.mark.parametrize("command", cli.twin.commands)
+def test_every_option_says_what_it_is_for(command: str) -> None:
+    options = [each for each in cli.twin.commands[command].params if isinstance(each, click.Option)]
+    assert all(option.help for option in options)
+    flags = [flag for option in options for flag in option.opts]
+    assert len(set(flags)) == len(flags)
+
+
+def test_without_a_command_help_is_shown(capsys: Capture) -> None:
+    done = run(capsys)
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert done.out == run(capsys, "--help").out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_asks_twin(capsys: Capture, shell: str) -> None:
+    done = run(capsys, "completion", shell)
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert f"_TWIN_COMPLETE={shell}_complete" in done.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("twin pre", {"predict"}),
+        ("twin predict --layout ", set(layout_names())),
+        ("twin predict --hw rtx", {"rtx3090"}),
+        ("twin predict --pcie x", {"x16", "x8", "x4"}),
+        ("twin models ", set(model_names())),
+        ("twin formats kvarn_k4v2", {"kvarn_k4v2_g64", "kvarn_k4v2_g128"}),
+        ("twin simulate --model llama", {"llama-3.1-8b"}),
+        ("twin predict --backend flash", {"flash_attention", "flashinfer"}),
+    ],
+)
+def test_a_shell_is_offered_names(typed: str, offered: set[str]) -> None:
+    words = typed.split(" ")
+    asked_by_bash = {"_TWIN_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    environment = os.environ | asked_by_bash
+    done = subprocess.run(CHILD, env=environment, capture_output=True, text=True, check=True)
+    assert {line.partition(",")[2] for line in done.stdout.splitlines()} == offered

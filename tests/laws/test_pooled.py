@@ -1,0 +1,180 @@
+"""Laws of dense models on an engine with a pool of blocks: floors, sums, and that more work takes no less time."""
+
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from hwprofiles import HardwareProfile
+from tests.laws.asked import answered, decode_s, phases, prefill_s
+from tests.laws.drawn import rate_paths, slower, with_spreads
+from tests.laws.pooled import (
+    DRAFTERS,
+    FLAT,
+    H200,
+    LONGEST,
+    RTX3090,
+    decode_floor_s,
+    dense_questions,
+    hybrid_questions,
+    prefill_floor_s,
+)
+from tests.worlds import LAWS
+from twin.layouts.layout import Pass
+from twin.lower import decode_program
+from twin.prediction import Prediction, predict
+from twin.question import Question
+from twin.resolve import resolve
+from twin.roofline import Roofs
+from twin.tally import Tally
+
+FEW = settings(LAWS, max_examples=40)
+ROUNDING = 1e-9
+SAMPLING = 1e-3
+"""A prefill is summed from few of its chunks, to within this share."""
+WHOLE_TILE = 16
+"""Query tokens of one tile: up to it products cost the same."""
+
+
+def no_less(after: float, before: float, *, within: float = ROUNDING) -> bool:
+    return after >= before * (1 - within)
+
+
+def check_floors(prediction: Prediction) -> None:
+    decode, prefill = phases(prediction)
+    for bound_s in (decode.seconds.low, decode.floor_s):
+        assert bound_s >= decode_floor_s(prediction) * (1 - ROUNDING)
+    for bound_s in (prefill.seconds.low, prefill.floor_s):
+        assert bound_s >= prefill_floor_s(prediction) * (1 - SAMPLING)
+
+
+@LAWS
+@given(hybrid_questions())
+def test_no_prediction_of_the_27b_on_a_3090_is_faster_than_datasheet_peaks_allow(question: Question) -> None:
+    check_floors(answered(question, RTX3090))
+
+
+@LAWS
+@given(dense_questions())
+def test_no_prediction_of_llama_on_an_h200_is_faster_than_datasheet_peaks_allow(question: Question) -> None:
+    check_floors(answered(question, H200))
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("ctx_tokens", [1, 1000, 30_000, LONGEST])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8", "int8_per_token_head", "int4_per_token_head", "kvarn_k4v2_g128"])
+def test_every_format_stays_above_the_floor_at_every_context_and_batch(
+    kv_dtype: str, ctx_tokens: int, batch: int
+) -> None:
+    question = Question(ctx_tokens=ctx_tokens, model="qwen3.8-27b", kv_dtype=kv_dtype, batch=batch)
+    check_floors(predict(question, RTX3090))
+
+
+@FEW
+@given(st.one_of(hybrid_questions(), dense_questions()))
+def test_parts_add_up_and_values_lie_inside_their_intervals(question: Question) -> None:
+    prediction = answered(question, H200 if question.model.startswith("llama") else RTX3090)
+    for phase in phases(prediction):
+        assert sum(part.seconds for part in phase.parts) == pytest.approx(phase.seconds.value, rel=ROUNDING)
+        assert all(part.sol_s <= part.seconds * (1 + ROUNDING) for part in phase.parts)
+        assert phase.floor_s <= phase.seconds.low <= phase.seconds.value <= phase.seconds.high
+        assert phase.floor_s <= phase.naive_s * (1 + ROUNDING)
+        assert phase.link_bytes == phase.link_write_bytes == 0
+    first = prediction.ttft_s
+    assert first is not None
+    assert first.low <= first.value <= first.high
+    assert first.value >= phases(prediction)[1].seconds.value
+
+
+@FEW
+@given(hybrid_questions())
+def test_the_same_question_has_the_same_answer(question: Question) -> None:
+    assert predict(question, RTX3090) == predict(question, RTX3090)
+
+
+@LAWS
+@given(hybrid_questions(drafters=DRAFTERS), st.floats(0, 1))
+def test_a_higher_acceptance_gives_more_tokens_a_second(question: Question, share: float) -> None:
+    assert question.speculation is not None
+    assert question.accepted is not None
+    most = 1 + int(question.speculation.split(":")[1])
+    better = replace(question, accepted=question.accepted + share * (most - question.accepted))
+    before, after = (phases(answered(each, RTX3090))[0] for each in (question, better))
+    assert no_less(after.tokens_per_s.value, before.tokens_per_s.value)
+
+
+@LAWS
+@given(hybrid_questions(drafters=(None,)), st.integers(1, 64), st.integers(1, 64), st.sampled_from(["flat", "shipped"]))
+def test_a_step_of_more_query_tokens_takes_longer(question: Question, one: int, other: int, machine: str) -> None:
+    """With kernels of one efficiency always; with the shipped curves up to a tile of rows, where products pay."""
+    few, many = sorted((one, other))
+    if machine == "shipped":
+        assume(many * question.batch <= WHOLE_TILE)
+    case, roofs = resolve(question), Roofs(FLAT if machine == "flat" else RTX3090)
+    steps = [
+        Tally().run(decode_program(case, Pass(past=question.ctx_tokens, rows=rows, batch=question.batch), 1), roofs)
+        for rows in (few, many)
+    ]
+    assert no_less(steps[1].seconds, steps[0].seconds)
+
+
+@FEW
+@given(hybrid_questions(), st.integers(1, LONGEST))
+def test_a_longer_context_takes_longer(question: Question, more: int) -> None:
+    question = replace(question, cached_tokens=0)
+    longer = replace(question, ctx_tokens=question.ctx_tokens + more)
+    assert no_less(decode_s(longer, FLAT), decode_s(question, FLAT))
+    assert no_less(prefill_s(longer, FLAT), prefill_s(question, FLAT), within=SAMPLING)
+
+
+@FEW
+@given(hybrid_questions(), st.integers(1, 100))
+def test_a_larger_batch_takes_longer_a_step(question: Question, more: int) -> None:
+    one, larger = (
+        phases(answered(each, FLAT))[0] for each in (question, replace(question, batch=question.batch + more))
+    )
+    assert no_less(larger.seconds.value, one.seconds.value)
+
+
+@FEW
+@given(hybrid_questions(), st.data())
+def test_a_slower_rate_never_makes_a_prediction_faster(question: Question, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(rate_paths(RTX3090)))
+    hampered: HardwareProfile = slower(RTX3090, path, data.draw(st.sampled_from((0.5, 0.9))))
+    assert no_less(decode_s(question, hampered), decode_s(question, RTX3090))
+    assert no_less(prefill_s(question, hampered), prefill_s(question, RTX3090), within=SAMPLING)
+
+
+@FEW
+@given(hybrid_questions(), st.floats(1.01, 5))
+def test_wider_spreads_widen_every_interval(question: Question, factor: float) -> None:
+    sure, unsure = (answered(question, machine) for machine in (RTX3090, with_spreads(RTX3090, factor)))
+    for before, after in zip(phases(sure), phases(unsure), strict=True):
+        assert after.seconds.value == before.seconds.value
+        assert after.seconds.low <= before.seconds.low <= before.seconds.high <= after.seconds.high
+
+
+@FEW
+@given(hybrid_questions(prefix_caching=True), st.integers(0, LONGEST), st.integers(0, LONGEST))
+def test_the_first_token_comes_no_later_the_more_of_the_prompt_is_cached(
+    question: Question, one: int, other: int
+) -> None:
+    """Decoding does not notice."""
+    few, many = sorted(min(tokens, question.ctx_tokens) for tokens in (one, other))
+    cold, warm = (answered(replace(question, cached_tokens=tokens), FLAT) for tokens in (few, many))
+    assert cold.ttft_s is not None
+    assert warm.ttft_s is not None
+    assert no_less(cold.ttft_s.value, warm.ttft_s.value, within=SAMPLING)
+    assert phases(cold)[0].seconds == phases(warm)[0].seconds
+
+
+@FEW
+@given(hybrid_questions(drafters=DRAFTERS))
+def test_break_even_is_above_one_token_a_step(question: Question) -> None:
+    """A step with drafts does all that one without does, and drafts."""
+    even = answered(question, FLAT).break_even
+    assert even is not None
+    assert even >= 1
+    assert math.isfinite(even)

@@ -1,0 +1,100 @@
+"""A comparison shows every choice, why one is missing, and what is published of its answers beside its source."""
+
+import pytest
+
+from twin.comparison import Comparison, compare_all
+from twin.question import Question
+from twin.render.comparison import comparison_text
+
+LAYOUTS = Question(ctx_tokens=1 << 20)
+FORMATS = Question(ctx_tokens=100_000, model="qwen3.8-27b")
+DOCS = "docs/long-context.md of syv-ai/qwen38-27b-rtx3090"
+
+
+def rows(compared: Comparison) -> dict[str, list[str]]:
+    """The rows of a table of formats, without what stands below it."""
+    lines = comparison_text(compared).splitlines()[3:]
+    return {line.split()[0]: line.split() for line in lines[: len(compared.predictions)]}
+
+
+def test_layouts_have_a_column_each() -> None:
+    lines = comparison_text(compare_all(LAYOUTS)).splitlines()
+    assert lines[0] == "qwen3.8-flash-next on 3x-rtx3090, exllamav3, 1,048,576 tokens"
+    assert lines[2].split() == ["offload", "vram"]
+    assert [line.split()[-2:] for line in lines if line.startswith("  fits")] == [["yes", "no"]]
+
+
+def test_a_layout_that_does_not_fit_says_why_and_shows_no_speed() -> None:
+    lines = comparison_text(compare_all(LAYOUTS)).splitlines()
+    decode = next(line for line in lines if line.startswith("  decode  "))
+    assert decode.split()[-1] == "-"
+    assert "the machine has 70.68 GiB" in lines[-1]
+
+
+def test_formats_have_a_row_each_under_the_layout_that_they_are_compared_in() -> None:
+    compared = compare_all(FORMATS)
+    assert comparison_text(compared).startswith("qwen3.8-27b on rtx3090, vllm, layout vram, 100,000 tokens\n")
+    assert list(rows(compared)) == [each.case.fmt.name for each in compared.predictions]
+
+
+def test_a_row_of_a_format_repeats_its_prediction() -> None:
+    compared = compare_all(FORMATS, formats=["fp8"])
+    prediction = compared.predictions[0]
+    pool, decode = prediction.memory.kv_pool, prediction.decode
+    assert pool is not None
+    assert decode is not None
+    cells = rows(compared)["fp8"]
+    assert cells[1:5] == ["32.00", "yes", f"{prediction.memory.max_ctx_tokens():,}", f"{pool.printed_tokens:,}"]
+    assert cells[5] == f"{decode.tokens_per_s.value:.3g}"
+    assert f"{1000 / decode.tokens_per_s.value:.1f}" in cells
+
+
+def test_milliseconds_a_token_are_those_of_one_sequence() -> None:
+    alone, four = (
+        compare_all(Question(ctx_tokens=8192, model="qwen3.8-27b", batch=batch), formats=["fp8"]) for batch in (1, 4)
+    )
+    step_s = four.predictions[0].decode
+    assert step_s is not None
+    assert f"{step_s.seconds.value * 1000:.1f}" in rows(four)["fp8"]
+    assert ", 4 sequences\n" in comparison_text(four)
+    assert ", 1 sequence" not in comparison_text(alone)
+
+
+def test_published_quality_stands_beside_its_format_and_its_source_below() -> None:
+    text = comparison_text(compare_all(FORMATS, formats=["fp8", "turboquant_k8v4", "bf16"]))
+    fp8, turbo, bf16 = text.splitlines()[3:6]
+    assert fp8.endswith("8.223 / 8.235      100k, greedy")
+    assert "+1.17 % elsewhere" in turbo  # a change on another model is no perplexity of this one
+    assert bf16.split()[-2:] == ["-", "-"]
+    assert f"published, not predicted: {DOCS}\n" in text
+    assert "published, not predicted: docstring of vLLM 0.28.0 quantization/turboquant\n" in text
+
+
+def test_nothing_published_names_no_source() -> None:
+    text = comparison_text(compare_all(Question(ctx_tokens=4096), over="formats"))
+    assert "published" not in text
+
+
+def test_a_refused_format_is_named_with_the_reason() -> None:
+    text = comparison_text(compare_all(FORMATS, formats=["fp8", "fp8_per_token_head"]))
+    assert "  fp8_per_token_head is refused: " in text
+    assert "need SM 8.9 or newer, NVIDIA GeForce RTX 3090 has SM 8.6\n" in text
+
+
+def test_rates_that_are_missing_are_named_together() -> None:
+    text = comparison_text(compare_all(FORMATS, formats=["fp8", "turboquant_3bit_nc"]))
+    note = next(line for line in text.splitlines() if line.startswith("  turboquant_3bit_nc: "))
+    assert note.count("machine rtx3090 has no rate for ") == 1
+    assert "attend_decode/turboquant/turboquant_3bit_nc, append/" in note
+
+
+def test_without_a_block_pool_there_is_no_column_for_it() -> None:
+    text = comparison_text(compare_all(Question(ctx_tokens=4096, layout="vram"), formats=["fp16"]))
+    assert "pool tokens" not in text
+
+
+@pytest.mark.parametrize("question", [LAYOUTS, FORMATS], ids=["layouts", "formats"])
+def test_lines_end_where_their_text_ends(question: Question) -> None:
+    text = comparison_text(compare_all(question))
+    assert text.endswith("\n")
+    assert all(line == line.rstrip() for line in text.splitlines())

@@ -1,0 +1,232 @@
+"""Answers about an engine with a pool of blocks: steps by hand, drafts, cached prompts, and rates that are missing."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from hwprofiles import HardwareProfile, load_profile
+from tests.laws.asked import phases
+from tests.laws.drawn import with_memory
+from tests.twin.pool_worlds import BLOCK, SEQUENTIAL, dense, pool_machine
+from twin.errors import MissingRate
+from twin.prediction import Prediction, predict, tokens_per_step
+from twin.question import Question
+from twin.resolve import resolve
+from twin.units import TIB
+
+
+def seconds(answer: Prediction) -> tuple[float, float]:
+    decode, prefill = phases(answer)
+    return decode.seconds.value, prefill.seconds.value
+
+
+RTX3090 = with_memory(load_profile("rtx3090"), TIB)
+POOLED: dict[str, Any] = {"model": "qwen3.8-27b-fast", "kv_dtype": "fp8"}
+
+RECURRENT = 8 * (16 + 8 + 2 * 2) + 8 * 8 + 16 * 4
+"""Parameters of a recurrent layer of the toy: projections in and out, the convolution."""
+WEIGHTS = (2 * (768 + 384) + 2 * (RECURRENT + 384)) / 2
+"""Bytes of its layers in 4 bits: attention of 768 parameters in two of them, a feed-forward of 384 in all."""
+STATE = 2 * 16 * 2 + 3 * 16 * 2
+"""Bytes of one state with its convolution's tail, in 16 bits."""
+
+
+def without(profile: HardwareProfile, *prefixes: str) -> HardwareProfile:
+    kept = {key: rates for key, rates in profile.kernels.items() if not key.startswith(prefixes)}
+    assert len(kept) < len(profile.kernels)
+    return replace(profile, kernels=kept)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> str:
+    """The toy model of vLLM with its two drafters, in a file."""
+    path = tmp_path / "toy.json"
+    path.write_bytes(msgspec.json.encode(replace(dense(), drafters=(SEQUENTIAL, BLOCK))))
+    return str(path)
+
+
+def toy_answer(path: str, ctx_tokens: int = 1000, **asked: Any) -> Prediction:
+    return predict(Question(ctx_tokens=ctx_tokens, model=path, **asked), pool_machine(vram_bytes=TIB))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_decode_step_of_a_pooled_engine_by_hand(toy: str, batch: int) -> None:
+    """Weights once; a state read and written, 1,001 tokens of two layers and 32 logits a sequence; at 1 GB/s."""
+    decode, _ = phases(toy_answer(toy, batch=batch))
+    moved = WEIGHTS + 256 + batch * (2 * 2 * STATE + 2 * 1001 * 64 + 32 * 4)
+    assert decode.seconds.value == pytest.approx(moved / 1e9, rel=1e-9)
+    assert decode.tokens_per_s.value == pytest.approx(batch / decode.seconds.value)
+    assert {part.name for part in decode.parts} == {"weights", "state", "attention", "sampling"}
+
+
+def test_the_first_token_of_a_pooled_engine_follows_the_whole_prompt_and_one_row_of_logits(toy: str) -> None:
+    """No decode step: prefill covers the last token too."""
+    answer = toy_answer(toy, 1000)
+    _, prefill = phases(answer)
+    assert answer.ttft_s is not None
+    assert answer.ttft_s.value == pytest.approx(prefill.seconds.value + (256 + 32 * 4) / 1e9, rel=1e-9)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_prefill_is_counted_in_prompt_tokens_of_all_sequences(toy: str, batch: int) -> None:
+    _, prefill = phases(toy_answer(toy, 1000, batch=batch))
+    assert prefill.tokens_per_s.value == pytest.approx(batch * 1000 / prefill.seconds.value)
+
+
+def test_a_drafter_follows_the_prompt_in_every_chunk(toy: str) -> None:
+    """1,000 rows in one chunk at 1 TFLOP/s: 2 x 100 operations a row, 4 x 4 x 8 a pair of tokens; no logits."""
+    plain, drafting = (
+        phases(toy_answer(toy, 1000, **asked))[1].seconds.value
+        for asked in ({}, {"speculation": "toy-mtp:2", "accepted": 1.0})
+    )
+    pairs = 1000 * 1001 / 2
+    assert drafting - plain == pytest.approx((2 * 100 * 1000 + 4 * 4 * 8 * pairs) / 1e12, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "accepted"), [(1, 1.0), (2, 2.5), (4, 5.0)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_speculating_step_by_hand(toy: str, tokens: int, accepted: float, batch: int) -> None:
+    """A microsecond of overheads; a pass of 50 + 24 B and its cache a drafted token; a verify pass of k + 1 tokens."""
+    asked: dict[str, Any] = {"speculation": f"toy-mtp:{tokens}", "accepted": accepted}
+    answer = toy_answer(toy, 1000, batch=batch, **asked)
+    decode, _ = phases(answer)
+    rows = tokens + 1
+    draft = tokens * (50 + 24 + batch * 1001 * 64)
+    verify = WEIGHTS + 256 + batch * (2 * (1 + rows) * STATE + 2 * (1000 + rows) * 64 + rows * 32 * 4)
+    assert decode.seconds.value == pytest.approx(1e-6 + (draft + verify) / 1e9, rel=1e-9)
+    assert decode.tokens_per_s.value == pytest.approx(batch * accepted / decode.seconds.value)
+    assert tokens_per_step(answer.case) == batch * accepted
+
+
+@pytest.mark.parametrize(
+    ("accepted", "share"), [(1.5, 0.0), (2.0, 0.0), (4.0, 0.5), (5.0, 0.75), (6.0, 1.0), (9.0, 1.0)]
+)
+def test_a_step_of_two_kinds_takes_their_mean(toy: str, accepted: float, share: float) -> None:
+    """Own blocks of 4 yield 2 tokens, looked-up drafts of 9 yield 6; drafting costs the same before either."""
+
+    def step_s(**asked: Any) -> float:
+        return phases(toy_answer(toy, 1000, **asked))[0].seconds.value
+
+    short, long = (step_s(speculation="toy-block:8", accepted=only) for only in (1.0, 9.0))
+    assert short < long
+    mixed = step_s(speculation="toy-block:8", accepted=accepted)
+    assert mixed == pytest.approx((1 - share) * short + share * long, rel=1e-9)
+    assert short == pytest.approx(step_s(speculation="toy-block:3", accepted=1.0), rel=1e-9)
+
+
+def test_without_drafts_there_is_nothing_to_break_even(toy: str) -> None:
+    assert toy_answer(toy).break_even is None
+    assert predict(Question(ctx_tokens=1000)).break_even is None
+
+
+@pytest.mark.parametrize("speculation", ["mtp:1", "mtp:3", "mtp:7", "dflash2:7"])
+@pytest.mark.parametrize("ctx_tokens", [500, 100_000])
+def test_at_break_even_drafting_is_as_fast_as_not_drafting(speculation: str, ctx_tokens: int) -> None:
+    question = Question(ctx_tokens=ctx_tokens, **(POOLED | {"kv_dtype": "bf16"}))
+    plain, _ = phases(predict(question, RTX3090))
+    drafting = replace(question, speculation=speculation, accepted=1.0)
+    even = predict(drafting, RTX3090).break_even
+    assert even is not None
+    assert even > 1  # drafting costs something
+    most = 1 + int(speculation.split(":")[1])
+    at_even, _ = phases(predict(replace(drafting, accepted=min(even, most)), RTX3090))
+    if even <= most:
+        assert at_even.tokens_per_s.value == pytest.approx(plain.tokens_per_s.value)
+    else:
+        assert at_even.tokens_per_s.value < plain.tokens_per_s.value
+
+
+def test_break_even_is_a_step_with_drafts_over_one_without(toy: str) -> None:
+    drafting = toy_answer(toy, speculation="toy-mtp:2", accepted=1.5)
+    assert drafting.break_even == pytest.approx(seconds(drafting)[0] / seconds(toy_answer(toy))[0])
+
+
+@pytest.mark.parametrize("speculation", [None, "mtp:3"])
+def test_a_longer_cached_prefix_never_makes_the_first_token_later(speculation: str | None) -> None:
+    asked = POOLED | {"prefix_caching": True, "speculation": speculation, "accepted": 2.0 if speculation else None}
+    first = []
+    for cached in (0, 800, 20_000, 60_000, 99_000, 100_000):
+        answer = predict(Question(ctx_tokens=100_000, cached_tokens=cached, **asked), RTX3090)
+        assert answer.ttft_s is not None
+        first.append(answer.ttft_s.value)
+        assert seconds(answer)[0] == pytest.approx(seconds(predict(answer.case.question, RTX3090))[0])
+    assert first == sorted(first, reverse=True)
+    assert first[-1] < first[0] / 20
+
+
+def test_a_cached_turn_takes_the_published_seconds() -> None:
+    """1,167 of 112,655 tokens again: 2.4 s against 151.9; int8 with DFlash2 1,263: 6.1 s against 316.8."""
+    for asked, published in (
+        (POOLED | {"speculation": "mtp:3", "accepted": 3.0}, 2.4),
+        (POOLED | {"kv_dtype": "int8_per_token_head", "speculation": "dflash2:15", "accepted": 3.0}, 6.1),
+    ):
+        question = Question(ctx_tokens=112_655, cached_tokens=112_655, prefix_caching=True, **asked)
+        found = predict(question, RTX3090).ttft_s
+        assert found is not None
+        assert found.value == pytest.approx(published, rel=0.1)
+
+
+def test_what_decodes_does_not_hang_on_what_was_cached() -> None:
+    """A decode step reads every cached token, whoever computed it."""
+    asked = POOLED | {"prefix_caching": True}
+    cold, warm = (
+        predict(Question(ctx_tokens=50_000, cached_tokens=cached, **asked), RTX3090) for cached in (0, 50_000)
+    )
+    assert cold.decode == warm.decode
+
+
+def test_a_rate_that_one_phase_lacks_leaves_only_that_phase_out() -> None:
+    question = Question(ctx_tokens=5000, **POOLED)
+    whole = predict(question, RTX3090)
+    assert whole.missing == ()
+    no_prefill = predict(question, without(RTX3090, "attend_dense/"))
+    assert (no_prefill.decode, no_prefill.prefill, no_prefill.ttft_s) == (whole.decode, None, None)
+    assert no_prefill.missing == ("machine rtx3090 has no rate for attend_dense/flashinfer/fp8",)
+    assert no_prefill.fits
+    no_decode = predict(question, without(RTX3090, "attend_decode/"))
+    assert (no_decode.decode, no_decode.prefill) == (None, whole.prefill)
+    assert no_decode.ttft_s == whole.ttft_s  # vLLM samples the first token from the prompt's own logits
+    assert no_decode.missing == ("machine rtx3090 has no rate for attend_decode/flashinfer/fp8",)
+    assert no_decode.break_even is None
+
+
+@pytest.mark.parametrize("prefixes", [("attend_decode/", "attend_dense/"), ("linear/",)])
+def test_where_both_phases_lack_a_rate_the_first_is_named(prefixes: tuple[str, ...]) -> None:
+    question, poor = Question(ctx_tokens=5000, **POOLED), without(RTX3090, *prefixes)
+    with pytest.raises(MissingRate, match=f"machine rtx3090 has no rate for {prefixes[0]}") as refused:
+        predict(question, poor)
+    assert "it has" in refused.value.hint
+    partial = predict(question, poor, partial=True)
+    assert (partial.decode, partial.prefill, partial.ttft_s, partial.break_even) == (None, None, None, None)
+    assert partial.memory == predict(question, RTX3090).memory
+    assert len(partial.missing) == 2
+    assert partial.sources == {}
+
+
+@pytest.mark.parametrize("overhead", ["speculate/", "piecewise/"])
+def test_a_rate_that_only_drafting_needs_is_missed_only_there(overhead: str) -> None:
+    poor = without(RTX3090, overhead)
+    plain = predict(Question(ctx_tokens=5000, **POOLED), poor)
+    assert plain.decode is not None
+    drafting = predict(Question(ctx_tokens=5000, **POOLED, speculation="mtp:3", accepted=2.0), poor)
+    assert drafting.decode is None
+    assert drafting.prefill is not None
+    assert drafting.missing == (f"machine rtx3090 has no rate for {overhead}vllm/step",)
+
+
+def test_a_rate_is_not_missed_where_the_question_does_not_fit() -> None:
+    answer = predict(Question(ctx_tokens=10**9, **POOLED), without(RTX3090, "linear/"))
+    assert not answer.fits
+    assert answer.missing == ()
+
+
+def test_a_what_if_on_a_device_that_is_too_old_counts_memory_and_misses_rates() -> None:
+    question = Question(ctx_tokens=5000, model="qwen3.8-27b", kv_dtype="fp8_per_token_head", what_if=True)
+    answer = predict(question, load_profile("rtx3090"), partial=True)
+    assert answer.fits
+    assert answer.memory.kv_pool is not None
+    assert all("fp8_per_token_head" in what for what in answer.missing)
+    assert resolve(question).plane_bytes == 2080

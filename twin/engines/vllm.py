@@ -1,0 +1,95 @@
+"""vLLM 0.28.0 on one device, with the patches of syv-ai/qwen38-27b-rtx3090 unless asked without.
+
+Sources: `v1/worker/gpu_worker.py` (utilisation, profile), `v1/core/kv_cache_utils.py` and `platforms/interface.py`
+(blocks, see `twin/block_pool.py`), the start scripts of that repository (sequences, tokens a step, back ends).
+"""
+
+from hwprofiles.rates import Rate
+from twin.engines.rules import BlockPoolRules, EngineRules
+from twin.units import GIB
+
+DATE = "2026-11-29"
+
+TRITON = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
+KVARN = ("kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64")
+TURBOQUANT = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
+
+
+def _published(value: float, spread: float, note: str) -> Rate:
+    return Rate(value=value, unit="B", spread=spread, n=1, source="published", date=DATE, note=note)
+
+
+RULES = EngineRules(
+    name="vllm",
+    summary="vLLM 0.28 on one device: continuous batching over one pool of blocks",
+    page_tokens=16,
+    layouts=("vram",),
+    formats=("bf16", "fp8", *TRITON, *KVARN, *TURBOQUANT),
+    weight_formats=("w4a16", "bf16"),
+    machine="rtx3090",
+    chunk_tokens=2048,
+    prefilled_short_of=0,
+    state_element_bytes=2,
+    hop_element_bytes=2,
+    ngram="ram",
+    workspace=_published(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
+    compute_dtype="bf16",
+    block_pool=BlockPoolRules(
+        utilisation=0.9,
+        batched_tokens=2048,
+        max_sequences=64,
+        activations=_published(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
+        cold_activations=_published(1.96 * GIB, 0.08, "the first run compiles: syv-ai docs/gotchas.md"),
+        graphs=_published(
+            1, 0.0, "captured graphs are no part of the profile unless VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS asks"
+        ),
+        draft_graphs=_published(
+            1.4 * GIB, 0.1, "reserved for up to 7 drafted tokens: syv-ai single-user/start_qwen.sh"
+        ),
+        long_draft_graphs=_published(1.9 * GIB, 0.1, "reserved beyond 7 drafted tokens: the same script"),
+        backend_workspace={
+            "flashinfer": Rate(
+                value=0.565 * GIB,
+                unit="B",
+                spread=0.1,
+                n=1,
+                source="fitted",
+                date=DATE,
+                note="5.10 GiB of pool against 5.63 and 5.69 with Triton in the same table",
+                fitted_on=("vllm.u93.fp8.pool",),
+            )
+        },
+        dequantises_prefix={
+            "turboquant": Rate(
+                value=4,
+                unit="1",
+                spread=0.3,
+                n=2,
+                source="fitted",
+                date=DATE,
+                note="the least whole number of 16-bit copies of the prefix that explains both published failures",
+                fitted_on=("vllm.turbo.oom32k", "vllm.turbo.oom128k"),
+            )
+        },
+        untracked=_published(0.41 * GIB, 0.1, "used on the device beside weights: syv-ai docs/gotchas.md 9"),
+    ),
+    backends={
+        "bf16": ("flash_attention", "triton", "flashinfer"),
+        "fp8": ("flashinfer", "triton"),
+        **dict.fromkeys(TRITON, ("triton",)),
+        **dict.fromkeys(KVARN, ("kvarn",)),
+        **dict.fromkeys(TURBOQUANT, ("turboquant",)),
+    },
+    verify_only={"bf16": ("split_kv",), "int8_per_token_head": ("split_kv", "split_kv_unpadded")},
+    verify_backends={"bf16": "split_kv", "int8_per_token_head": "split_kv"},
+    row_tiles={"w4a16": 16},
+    samples=True,
+    piecewise_backends=("flashinfer", "kvarn"),
+    implementations={
+        "linear/w4a16": "marlin",
+        "linear/bf16": "library",
+        "elementwise/bf16": "library",
+        "sample/fp32": "library",
+    },
+    glue_apart=("bf16",),
+)

@@ -1,0 +1,106 @@
+"""A Question is what a person asks, by name: nothing is looked up here, only numbers are checked."""
+
+import math
+from typing import Literal
+
+from msgspec import Struct
+
+from hwprofiles.profile import FULL_LANES
+from twin.errors import BadValue
+from twin.units import MAX_TOKENS
+
+Prefill = Literal["auto", "staged", "naive"]
+Copies = Literal["serial", "overlapped"]
+Tier = Literal["vram", "host"]
+Ngram = Literal["ram", "disk"]
+HostPages = Literal["huge", "4KiB"]
+StateType = Literal["fp16", "fp32"]
+
+MAX_BATCH = 4096
+LANES = (16, 8, 4)
+
+CHOICES = {
+    "prefill": ("auto", "staged", "naive"),
+    "copies": ("serial", "overlapped"),
+    "pooled": ("vram", "host"),
+    "ngram": ("ram", "disk"),
+    "host_pages": ("huge", "4KiB"),
+    "state_dtype": ("fp16", "fp32"),
+}
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """What is asked. None means: as the engine does by default, and for the engine: one that loads the model."""
+
+    ctx_tokens: int
+    """Tokens in the cache when the predicted decode step begins, and length of the prompt in prefill."""
+    model: str = "qwen3.8-flash-next"
+    hw: str | None = None
+    engine: str | None = None
+    layout: str | None = None
+    kv_dtype: str | None = None
+    batch: int = 1
+    chunk_tokens: int | None = None
+    staging_bytes: int | None = None
+    prefill: Prefill | None = None
+    copies: Copies | None = None
+    pooled: Tier | None = None
+    ngram: Ngram | None = None
+    host_pages: HostPages | None = None
+    lanes: int = FULL_LANES
+    backend: str | None = None
+    """Attention backend, where the engine has several for the format."""
+    what_if: bool = False
+    """Ask for a format that the engine does not keep there: its bytes count, dequantisation is taken as free (A14)."""
+    speculation: str | None = None
+    """`<drafter>:<tokens>`, such as mtp:3."""
+    accepted: float | None = None
+    """Tokens that a verify step yields on average, 1 to k + 1."""
+    task: str | None = None
+    """In place of `accepted`: a task with a published acceptance."""
+    utilisation: float | None = None
+    """Share of VRAM that an engine with a block pool may take."""
+    pool_bytes: int | None = None
+    """Size of the block pool, in place of what utilisation leaves."""
+    max_model_tokens: int | None = None
+    """Longest request that the engine is told to expect; None: the context asked about."""
+    max_sequences: int | None = None
+    prefix_caching: bool = False
+    patched: bool = True
+    """Whether the published patches to groups and pages are in."""
+    promotes_windows: bool = True
+    """Whether the patch to the pages of sliding layers is among them."""
+    async_scheduling: bool = True
+    """Whether an engine with a block pool schedules a step while the one before it runs."""
+    cold_start: bool = False
+    """Whether the engine compiles while it profiles, which costs pool."""
+    state_dtype: StateType | None = None
+    cached_tokens: int = 0
+    """Prompt tokens that an earlier request left in the prefix cache."""
+
+
+def check_numbers(question: Question) -> None:
+    """Raise BadValue for a number or word outside its range."""
+    _in_range("context", question.ctx_tokens, 1, MAX_TOKENS, "tokens")
+    _in_range("batch", question.batch, 1, MAX_BATCH, "sequences")
+    _in_range("cached prefix", question.cached_tokens, 0, question.ctx_tokens, "tokens")
+    for name, value in (("chunk", question.chunk_tokens), ("longest request", question.max_model_tokens)):
+        if value is not None:
+            _in_range(name, value, 1, MAX_TOKENS, "tokens")
+    if question.max_sequences is not None:
+        _in_range("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences")
+    if question.lanes not in LANES or isinstance(question.lanes, bool):
+        raise BadValue(f"{question.lanes} PCIe lanes", hint=f"one of {', '.join(map(str, LANES))}")
+    for field, known in CHOICES.items():
+        value = getattr(question, field)
+        if value is not None and value not in known:
+            raise BadValue(f"{field.replace('_', ' ')} {value!r} is not known", hint=f"one of {', '.join(known)}")
+    if question.utilisation is not None and not 0 < question.utilisation <= 1:
+        raise BadValue(f"utilisation {question.utilisation:g} is outside the range above 0 and up to 1")
+    if question.accepted is not None and not math.isfinite(question.accepted):
+        raise BadValue(f"accepted tokens {question.accepted} is not a number")
+
+
+def _in_range(what: str, value: int, low: int, high: int, unit: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadValue(f"{what} {value} is outside the range of {low:,} to {high:,} {unit}")

@@ -1,0 +1,95 @@
+"""Several predictions side by side: a column a layout, or a row a format with what is published of its answers."""
+
+from collections.abc import Sequence
+
+from twin.comparison import Comparison
+from twin.prediction import Prediction
+from twin.quality import Quality
+from twin.render.text import pool_name, rate, table
+from twin.units import KIB, MS, format_bytes, format_seconds
+
+
+def comparison_text(compared: Comparison) -> str:
+    """The title, the table, and what was refused."""
+    first = compared.predictions[0]
+    case = first.case
+    layout = f"layout {case.layout.name}, " if compared.over == "formats" else ""
+    batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
+    asked = f"{layout}{case.question.ctx_tokens:,} tokens{batch}"
+    title = f"{case.model.name} on {first.machine.name}, {case.rules.name}, {asked}"
+    body = _layouts(compared.predictions) if compared.over == "layouts" else _formats(compared)
+    refused = "".join(f"  {name} is refused: {why}\n" for name, why in compared.refused.items())
+    return f"{title}\n\n{body}{refused}"
+
+
+def _layouts(predictions: Sequence[Prediction]) -> str:
+    heads = ("", *(each.case.layout.name for each in predictions))
+    rows = [
+        ("fits", *("yes" if each.fits else "no" for each in predictions)),
+        ("longest context", *(f"{each.memory.max_ctx_tokens():,}" for each in predictions)),
+        ("ended by", *(pool_name(each.memory.limit().name) for each in predictions)),
+        ("decode", *(rate(each.decode.tokens_per_s) if each.decode else "-" for each in predictions)),
+        ("prefill", *(rate(each.prefill.tokens_per_s) if each.prefill else "-" for each in predictions)),
+        ("first token", *(format_seconds(each.ttft_s.value) if each.ttft_s else "-" for each in predictions)),
+        ("decode wall", *(each.decode.bound if each.decode else "-" for each in predictions)),
+        ("prefill wall", *(each.prefill.bound if each.prefill else "-" for each in predictions)),
+        ("host reads a step", *(format_bytes(each.decode.link_bytes) if each.decode else "-" for each in predictions)),
+        *(_used_row(predictions, tier) for tier in ("VRAM", "host RAM")),
+        ("why not", *(_why_not(each) for each in predictions)),
+    ]
+    return table(heads, rows)
+
+
+def _used_row(predictions: Sequence[Prediction], tier: str) -> tuple[str, ...]:
+    cells = []
+    for each in predictions:
+        pools = each.memory.devices() if tier == "VRAM" else each.memory.host()
+        used = sum(pool.used_bytes(each.memory.pages) for pool in pools)
+        cells.append(f"{format_bytes(used)} of {format_bytes(sum(pool.capacity_bytes for pool in pools))}")
+    return (tier, *cells)
+
+
+def _formats(compared: Comparison) -> str:
+    pooled = any(each.memory.kv_pool for each in compared.predictions)
+    heads = ["format", "KiB a token", "fits", "longest context", *(["pool tokens"] if pooled else [])]
+    heads += ["decode", "ms a token", "prefill", "first token", "perplexity", "needle"]
+    rows = [_format_row(compared, each, pooled=pooled) for each in compared.predictions]
+    notes = [f"  {each.case.fmt.name}: {_why_not(each)}\n" for each in compared.predictions if _why_not(each) != "-"]
+    sources = {row.source for each in compared.predictions for row in compared.quality(each)}
+    carried = "".join(f"  perplexity and needle are published, not predicted: {source}\n" for source in sorted(sources))
+    return table(heads, rows) + "".join(notes) + carried
+
+
+def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tuple[str, ...]:
+    placed, layers = each.case.layout.placement(each.case), each.case.model.attention_layers
+    pool = each.memory.kv_pool
+    decode, prefill = each.decode, each.prefill
+    return (
+        each.case.fmt.name,
+        f"{(placed.vram_bytes + placed.host_bytes) * layers / KIB:.2f}",
+        "yes" if each.fits else "no",
+        f"{each.memory.max_ctx_tokens():,}",
+        *([f"{pool.printed_tokens:,}" if pool else "-"] if pooled else []),
+        rate(decode.tokens_per_s) if decode else "-",
+        f"{each.case.question.batch / decode.tokens_per_s.value / MS:.1f}" if decode else "-",
+        rate(prefill.tokens_per_s) if prefill else "-",
+        format_seconds(each.ttft_s.value) if each.ttft_s else "-",
+        *_quality_cells(compared.quality(each)),
+    )
+
+
+def _quality_cells(rows: Sequence[Quality]) -> tuple[str, str]:
+    """Perplexities (or their change on another model), and at which contexts a needle was found."""
+    found = sorted({row.value for row in rows if row.metric == "perplexity"})
+    changes = [f"+{row.value:g} % elsewhere" for row in rows if row.metric == "perplexity_change_percent"]
+    needles = [row.conditions.removeprefix("found at ") for row in rows if row.metric == "needle"]
+    perplexity = " / ".join(f"{value:g}" for value in found) or ", ".join(changes)
+    return perplexity or "-", "; ".join(needles) or "-"
+
+
+def _why_not(each: Prediction) -> str:
+    """What it lacks: memory, or rates; those of one machine are named together."""
+    start = f"machine {each.machine.name} has no rate for "
+    rates = [text.removeprefix(start) for text in each.missing]
+    alike = all(text.startswith(start) for text in each.missing)
+    return each.memory.shortage() or (start + ", ".join(rates) if rates and alike else "; ".join(each.missing)) or "-"
