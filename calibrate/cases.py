@@ -1,16 +1,21 @@
 """How the twin is asked for each published row, and how near it has to come: a data file a machine, read strictly."""
 
+import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from calibrate.estimates import Load
 from calibrate.figures import FIGURES
 from calibrate.published import Row, Text, check_schema, read_as, read_published, refuse_repeats
-from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.errors import BadFile, TwinError, UnknownName
 from hwprofiles.store import DATA
-from twin.case import Question
+from twin.formats import format_names
+from twin.question import Question
+from twin.resolve import resolve
 
 SCHEMA = "twin.cases/1"
 
@@ -29,6 +34,8 @@ class RecordedCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ask: Ask
     against: Ask | None = None
     """The other question, where the figure sets two against each other."""
+    workload: Load | None = None
+    """What is served, where the figure is of many requests."""
     tolerance: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Largest relative error."""
     tolerance_absolute: Annotated[float, Meta(gt=0)] | None = None
@@ -37,6 +44,10 @@ class RecordedCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Why that tolerance."""
     same_as: tuple[Text, ...] = ()
     """Rows that say the same in other words: this one is no more evidence than they are."""
+    differs: dict[str, Text] = {}
+    """Conditions of the row that the question deliberately does not share, and why."""
+    sets: str = ""
+    """What of its own question this row pins, so that it is no evidence."""
     input_of: str = ""
     """Rate of the profile, by its path, that this row is."""
     note: str = ""
@@ -48,6 +59,8 @@ class RecordedCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"{self.id}: figure {self.figure!r} is not one of {', '.join(sorted(FIGURES))}")
         if FIGURES[self.figure].paired != (self.against is not None):
             raise ValueError(f"{self.id}: 'against' goes with a figure that sets two questions against each other")
+        if FIGURES[self.figure].served != (self.workload is not None):
+            raise ValueError(f"{self.id}: 'workload' goes with a figure of many requests")
 
 
 class SkipRule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,6 +89,8 @@ class CaseFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     machine: Text
     published: Annotated[str, Meta(pattern=r"^[\w-]+\.json$")]
     """File of rows, beside the machines."""
+    systems: tuple[Text, ...]
+    """Whose rows are this machine's."""
     cases: tuple[RecordedCase, ...]
     skipped: tuple[SkipRule, ...]
 
@@ -134,7 +149,8 @@ def read_recorded(path: Path) -> Recorded:
     own = read_as(path, CaseFile)
     published = read_published(own.published)
     try:
-        return Recorded(machine=own.machine, rows=published.rows, cases=own.cases, rules=own.skipped)
+        rows = tuple(row for row in published.rows if row.system in own.systems)
+        return Recorded(machine=own.machine, rows=rows, cases=own.cases, rules=own.skipped)
     except ValueError as wrong:
         raise BadFile(f"{path}: {wrong}") from None
 
@@ -146,7 +162,7 @@ def _check_case(case: RecordedCase, recorded: Recorded) -> None:
     for other in case.same_as:
         if other not in recorded.case_of or recorded.case_of[other].same_as:
             raise ValueError(f"{case.id}: same_as {other!r} is not a case that stands for itself")
-    if isinstance(row.value, bool) or not 0 < row.low <= row.high:
+    if not isinstance(row.value, bool) and not 0 < row.low <= row.high:
         raise ValueError(f"{case.id}: the published value {row.value} is not a positive number or range")
     if row.unit != FIGURES[case.figure].unit:
         raise ValueError(f"{case.id}: published in {row.unit!r}, {case.figure} is in {FIGURES[case.figure].unit!r}")
@@ -155,18 +171,39 @@ def _check_case(case: RecordedCase, recorded: Recorded) -> None:
 
 def _check_conditions(case: RecordedCase, row: Row) -> None:
     """The question must be the one that was measured, as far as the row says."""
-    ctx_tokens = row.conditions.get("ctx", row.conditions.get("prompt", case.ask.ctx_tokens))
-    layout = _first_word(row.conditions.get("layout", case.ask.layout))
-    engine = row.conditions.get("engine", case.ask.engine)
-    model = _first_word(row.conditions.get("model", case.ask.model)).lower()
-    for key, asked, published in (
-        ("ctx_tokens", case.ask.ctx_tokens, ctx_tokens),
-        ("layout", case.ask.layout, layout),
-        ("engine", case.ask.engine, engine),
-        ("model", case.ask.model, model),
+    try:
+        asked, said = resolve(case.ask), row.conditions
+    except TwinError as refused:  # not every refusal is a ValueError
+        raise ValueError(f"{case.id}: {refused}") from None
+    formats = {"layout"} if _first_word(said.get("layout", "")) in format_names() else set()
+    for key, ours, published in (
+        ("ctx_tokens", case.ask.ctx_tokens, said.get("ctx", said.get("prompt", case.ask.ctx_tokens))),
+        ("kv_dtype" if formats else "layout", asked.fmt.name if formats else asked.layout.name, said.get("layout")),
+        ("engine", asked.rules.name, said.get("engine")),
+        ("model", asked.model.name, said.get("model")),
+        ("utilisation", case.ask.utilisation, said.get("util")),
+        ("speculation", asked.speculation.drafter.name if asked.speculation else "none", _drafter(said)),
+        ("backend", asked.backend.replace("_", ""), said.get("backend")),
     ):
-        if asked != published:
-            raise ValueError(f"{case.id}: {key} {asked!r} is asked, {published!r} was measured")
+        if published is not None and key not in case.differs and not _agree(ours, published):
+            raise ValueError(f"{case.id}: {key} {ours!r} is asked, {published!r} was measured")
+
+
+def _drafter(said: Mapping[str, object]) -> str | None:
+    """The drafter that a row names: the letters that its speculation begins with, and a 2 that belongs to one."""
+    found = re.match(r"dflash2?|mtp", str(said.get("speculation", "")).lower())
+    return found and {"dflash": "dflash2"}.get(found[0], found[0])
+
+
+def _agree(ours: object, published: object) -> bool:
+    """Numbers alike, or a name that begins as the published one does: a file's qwen3.8-27b-fast is Qwen3.8-27B."""
+    if isinstance(ours, (int, float)) or isinstance(published, (int, float)):
+        return ours == published
+    return _plain(str(ours)).startswith(_plain(_first_word(published)))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", text.lower())
 
 
 def _first_word(text: object) -> str:

@@ -130,11 +130,12 @@ def compare(
 def _relative_tolerance(case: RecordedCase, measured: float) -> float:
     if case.tolerance is not None:
         return case.tolerance
-    return (case.tolerance_absolute or 0.0) / measured
+    return (case.tolerance_absolute or 0.0) / measured if measured else case.tolerance_absolute or 0.0
 
 
 def _error(predicted: float, measured: float) -> float:
-    return (predicted - measured) / measured
+    """Relative to the measurement, or what it differs by where that is 0 (a no)."""
+    return (predicted - measured) / measured if measured else predicted - measured
 
 
 def summarise(comparisons: Sequence[Comparison]) -> Summary:

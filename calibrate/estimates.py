@@ -2,28 +2,43 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance, Rate
-from twin.case import Case, Question, resolve
+from twin.case import Case
 from twin.errors import TwinError
 from twin.memory import MemoryPlan, plan_memory
 from twin.prediction import Z90, Phase, Prediction, Quantity, predict
+from twin.question import Question
+from twin.resolve import resolve
+
+_Part = TypeVar("_Part")
 
 
 class NoAnswer(TwinError):
     """The twin says that what somebody ran does not fit: a wrong answer, shown as a row outside its tolerance."""
 
 
+class Load(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Requests that all arrive at once, alike."""
+
+    requests: Annotated[int, Meta(ge=1, le=10**6)]
+    prompt_tokens: Annotated[int, Meta(ge=1, le=2**31)]
+    output_tokens: Annotated[int, Meta(ge=1, le=2**31)]
+
+
 class Asked(Struct, frozen=True, kw_only=True):
-    """A figure's question, what it is set against (a drop needs two), and the machine."""
+    """A figure's question, what it is set against (a drop needs two), the workload of a served one, the machine."""
 
     question: Question
     against: Question | None
     profile: HardwareProfile
+    workload: Load | None = None
+    intervals: bool = True
+    """Whether an interval that costs simulations of its own is wanted."""
 
     @property
     def case(self) -> Case:
@@ -49,22 +64,38 @@ class Estimate(Struct, frozen=True, kw_only=True):
     """What else the twin says here, by a name that ends in its unit."""
 
 
-class Answer(NamedTuple):
-    """A prediction that has both phases."""
+class Answer(Struct, frozen=True, kw_only=True):
+    """A prediction whose phases are asked for one by one: NoAnswer where the twin has none."""
 
     prediction: Prediction
-    decode: Phase
-    prefill: Phase
-    ttft_s: Quantity
+
+    @property
+    def decode(self) -> Phase:
+        """The decode step."""
+        return self._there(self.prediction.decode)
+
+    @property
+    def prefill(self) -> Phase:
+        """The prefill."""
+        return self._there(self.prediction.prefill)
+
+    @property
+    def ttft_s(self) -> Quantity:
+        """Time to the first token."""
+        return self._there(self.prediction.ttft_s)
+
+    def _there(self, part: _Part | None) -> _Part:
+        if part is not None:
+            return part
+        ctx_tokens, memory = self.prediction.case.question.ctx_tokens, self.prediction.memory
+        if not self.prediction.fits:
+            raise NoAnswer(f"{ctx_tokens:,} tokens do not fit: {memory.shortage()}")
+        raise NoAnswer("; ".join(self.prediction.missing))
 
 
 def answer(question: Question, profile: HardwareProfile) -> Answer:
-    """The twin's prediction of times; NoAnswer where the question does not fit."""
-    prediction = predict(question, profile)
-    decode, prefill, ttft_s = prediction.decode, prediction.prefill, prediction.ttft_s
-    if decode is None or prefill is None or ttft_s is None:
-        raise NoAnswer(f"{question.ctx_tokens:,} tokens do not fit: {prediction.memory.shortage()}")
-    return Answer(prediction, decode, prefill, ttft_s)
+    """The twin's prediction of times."""
+    return Answer(prediction=predict(question, profile, partial=True))
 
 
 def count(value: float, *, also: Mapping[str, float] | None = None) -> Estimate:
@@ -89,7 +120,9 @@ def of_quantity(quantity: Quantity, unit: float, *, naive: float | None = None) 
     return Estimate(value=value, low=low, high=high, naive=naive)
 
 
-def of_part(phase: Phase, name: str, sources: Mapping[str, Provenance], *, unit: float, naive: float) -> Estimate:
+def of_part(
+    phase: Phase, name: str, sources: Mapping[str, Provenance], *, unit: float, naive: float | None
+) -> Estimate:
     """One part of a phase: its rates err independently, as in a whole phase. NoAnswer where the phase lacks it."""
     part = next((part for part in phase.parts if part.name == name), None)
     if part is None or not part.seconds:

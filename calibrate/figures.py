@@ -5,6 +5,8 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from calibrate import memory_figures as memory
+from calibrate import pool_figures as pool
+from calibrate import serving_figures as served
 from calibrate import time_figures as timed
 from calibrate.estimates import Asked, Estimate
 
@@ -16,6 +18,8 @@ class Figure(Struct, frozen=True, kw_only=True):
     estimate: Callable[[Asked], Estimate]
     paired: bool = False
     """Whether it sets one question against another."""
+    served: bool = False
+    """Whether it is of many requests, so that a case gives a workload."""
 
 
 FIGURES = {
@@ -28,6 +32,13 @@ FIGURES = {
     "decode_gather": Figure(unit="ms", estimate=timed.decode_gather),
     "pooled_scan": Figure(unit="ms", estimate=timed.pooled_scan),
     "prefill": Figure(unit="tok/s", estimate=timed.prefill),
+    "ttft": Figure(unit="s", estimate=timed.ttft),
+    "time_per_token": Figure(unit="ms", estimate=timed.time_per_token),
+    "attention_per_layer": Figure(unit="ms", estimate=timed.attention_per_layer),
+    "total_time": Figure(unit="s", estimate=served.total_time, served=True),
+    "throughput": Figure(unit="tok/s", estimate=served.throughput, served=True),
+    "inter_token": Figure(unit="ms", estimate=served.inter_token, served=True),
+    "residents": Figure(unit="requests", estimate=served.residents, served=True),
     "prefill_gather": Figure(unit="min", estimate=timed.prefill_gather),
     "time_to_context": Figure(unit="min", estimate=timed.time_to_context),
     "vram_total": Figure(unit="GiB", estimate=memory.vram_total),
@@ -45,5 +56,17 @@ FIGURES = {
     "staging_that_fits": Figure(unit="MiB", estimate=memory.staging_that_fits),
     "pooled_scan_bytes": Figure(unit="MiB", estimate=memory.pooled_scan_bytes),
     "naive_chunk_bytes": Figure(unit="GiB", estimate=memory.naive_chunk_bytes),
+    "kv_bytes_per_token_per_layer": Figure(unit="B", estimate=pool.kv_bytes_per_token_per_layer),
+    "kv_bytes_of_token": Figure(unit="B", estimate=pool.kv_bytes_of_token),
+    "kv_pool": Figure(unit="tokens", estimate=pool.kv_pool),
+    "concurrency": Figure(unit="x", estimate=pool.concurrency),
+    "block_tokens": Figure(unit="tokens", estimate=pool.block_tokens),
+    "page": Figure(unit="MiB", estimate=pool.page_mib),
+    "window_blocks": Figure(unit="blocks", estimate=pool.window_blocks),
+    "window_page_use": Figure(unit="%", estimate=pool.window_page_use),
+    "window_block_tokens": Figure(unit="tokens", estimate=pool.window_block_tokens),
+    "kv_memory": Figure(unit="GiB", estimate=pool.kv_memory),
+    "runs_out_of_memory": Figure(unit="", estimate=pool.runs_out_of_memory),
+    "starts": Figure(unit="", estimate=pool.starts),
     "staged_ratio": Figure(unit="x", estimate=memory.staged_ratio),
 }

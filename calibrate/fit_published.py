@@ -14,9 +14,10 @@ from scipy.optimize import root
 
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import Kernel
-from twin.case import Question, resolve
 from twin.counts import layer_parameters, parameters, state_bytes, weight_bytes
 from twin.prediction import decode_tally, prefill_tally
+from twin.question import Question
+from twin.resolve import resolve
 from twin.roofline import Roofs
 from twin.units import GIB
 
@@ -59,6 +60,18 @@ TARGETS = (
            predict=_prefill(32_768)),
     Target(row="blog.prefill_1M", parameter=f"{SPARSE} efficiency", published=592.0, predict=_prefill(1_048_320)),
 )  # fmt: skip
+
+
+def shipped(profile: HardwareProfile) -> tuple[float, ...]:
+    """The four fitted parameters as the profile holds them, in the order of TARGETS."""
+    linear, sparse, latency = (
+        profile.kernels[LINEAR].efficiency,
+        profile.kernels[SPARSE].efficiency,
+        profile.kernels[GATHER].latency,
+    )
+    if linear is None or sparse is None or latency is None:
+        raise ValueError("the profile lacks a fitted rate")
+    return linear.efficiency[0], latency.value, linear.efficiency[1], sparse.efficiency[0]
 
 
 def with_parameters(profile: HardwareProfile, values: NDArray[Any]) -> HardwareProfile:

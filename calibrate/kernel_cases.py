@@ -5,19 +5,27 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from twin.case import Case, Question, resolve
+from twin.case import Case
+from twin.format_ops import decode_op, format_case, heads_of
 from twin.layouts.layout import Pass
 from twin.ops import Block, Engine, Op, Program
+from twin.question import Question
+from twin.resolve import resolve
 
 MODEL = "qwen3.8-flash-next"
 """The shape of all kernel cases: 24 query heads, 2 KV heads x 256, 4 index heads x 128, budget 2,048 in blocks of 4."""
 
-Metric = Literal["decode_step", "decode_select", "decode_gather", "prefill_attention", "prefill_select"]
+Metric = Literal[
+    "decode_step", "decode_select", "decode_gather", "prefill_attention", "prefill_select", "decode_format"
+]
 DECODE: tuple[Metric, ...] = ("decode_step", "decode_select", "decode_gather")
 
 
 class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing to time. Decode cases run all `layers` in order; prefill cases run one layer's chunk of `rows`."""
+    """One thing to time. Decode cases run all `layers` in order; prefill cases run one layer's chunk of `rows`.
+
+    A `decode_format` case is attention of one layer over whole caches in `format`; `rows` are its query tokens.
+    """
 
     metric: Metric
     tier: Literal["vram", "host"]
@@ -32,7 +40,17 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backbone_bytes: int = 0
     """decode_step only: bytes of a bf16 matrix that a stand-in backbone multiplies with a vector before each layer."""
 
+    format: str = ""
+    """decode_format only."""
+    inline: bool = False
+    """Whether K and V lie as published, where the default arrangement is another."""
+    batch: int = 1
+    heads: str = ""
+    """decode_format only: query heads x KV heads x elements of a head; empty: the model's."""
+
     def __post_init__(self) -> None:
+        if (self.metric == "decode_format") != bool(self.format):
+            raise ValueError("a format belongs to a decode_format case, and only to one")
         if not 0 < self.rows <= self.ctx_tokens:
             raise ValueError(f"{self.rows} rows do not end a context of {self.ctx_tokens} tokens")
         if self.metric in DECODE and (self.rows != 1 or self.mode == "staged"):
@@ -43,6 +61,10 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def id(self) -> str:
         """Readable and unique."""
+        if self.format:
+            arrangement = ".inline" if self.inline else ""
+            heads = f".h{self.heads}" if self.heads else ""
+            return f"{self.metric}.{self.format}{arrangement}.{self.ctx_tokens}.b{self.batch}.q{self.rows}{heads}"
         where = self.tier if self.tier == "vram" or self.huge_pages else "host4k"
         name = f"{self.metric}.{where}.{self.ctx_tokens}"
         if self.metric in DECODE:
@@ -56,7 +78,7 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def question_of(case: KernelCase, *, kv_dtype: str) -> Question:
-    """The question that the case answers by measurement."""
+    """The question that a case without a format of its own answers by measurement."""
     offload: dict[str, Any] = {}
     if case.tier == "host":
         offload = {
@@ -72,7 +94,14 @@ def question_of(case: KernelCase, *, kv_dtype: str) -> Question:
 
 
 def program_of(case: KernelCase, *, kv_dtype: str) -> Program:
-    """The ops that the case times, from the same layouts that whole predictions are made of."""
+    """The ops that the case times, from the same layouts that whole predictions are made of.
+
+    `kv_dtype` is that of a case without a format of its own.
+    """
+    if case.format:
+        of_format = format_case(case.format, inline=case.inline, heads=heads_of(case.heads))
+        op = decode_op(of_format, ctx_tokens=case.ctx_tokens, batch=case.batch, query_tokens=case.rows)
+        return (Block(ops=(op,)),)
     resolved = resolve(question_of(case, kv_dtype=kv_dtype))
     if case.metric in DECODE:
         return (_decode_block(case, resolved),)

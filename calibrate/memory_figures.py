@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from calibrate.estimates import Asked, Estimate, count, of_rate
 from calibrate.staging_statistics import staging_statistics
-from twin.case import resolve
 from twin.counts import complete_blocks, padded_selection, sparse_threshold
 from twin.layouts.layout import Pass
 from twin.layouts.offload import naive_read_bytes
 from twin.memory import MemoryPlan, plan_memory
 from twin.prediction import Z90
+from twin.resolve import resolve
 from twin.units import GIB, KIB, MIB
 
 
@@ -131,7 +131,7 @@ def naive_chunk_bytes(asked: Asked) -> Estimate:
     case, rows = asked.case, asked.case.chunk_tokens
     chunk = Pass(past=(asked.question.ctx_tokens // rows - 1) * rows, rows=rows)
     layers = case.model.attention_layers
-    padded = rows * padded_selection(case.model, case.rules.selection_alignment) * case.plane_bytes
+    padded = rows * padded_selection(case.model, case.rules.sparse.selection_alignment) * case.plane_bytes
     return count(naive_read_bytes(case, chunk) * layers / GIB, also={"padded_selections_bytes": padded * layers})
 
 

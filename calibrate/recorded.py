@@ -13,8 +13,9 @@ from calibrate.published import Row
 from calibrate.validation import Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Provenance, Rate
-from twin.engines import engine_names, load_engine
+from twin.engines import engine_names
 from twin.errors import BadFile
+from twin.resolve import resolve
 
 
 def validate_recorded(machine: str = "3x-rtx3090", *, profile: HardwareProfile | None = None) -> Validation:
@@ -43,11 +44,13 @@ def validate(recorded: Recorded, profile: HardwareProfile) -> Validation:
 def role_reasons(recorded: Recorded, profile: HardwareProfile) -> dict[str, str]:
     """Why rows are `fit`, by id: they set a rate, are one, or repeat such a row. Whatever is not here is held out."""
     reasons = {id_: f"sets {place}" for id_, place in _fitted_rows(profile, "profile")}
-    for engine in sorted({case.ask.engine for case in recorded.cases}):
-        reasons |= {id_: f"sets {place}" for id_, place in _fitted_rows(load_engine(engine), f"engine {engine}")}
+    for rules in {resolve(case.ask).rules.name: resolve(case.ask).rules for case in recorded.cases}.values():
+        reasons |= {id_: f"sets {place}" for id_, place in _fitted_rows(rules, f"engine {rules.name}")}
     for case in recorded.cases:
         if case.input_of and _rate_at(case, profile).source == "published":
             reasons.setdefault(case.id, f"is {case.input_of} of the profile")
+        if case.sets:
+            reasons.setdefault(case.id, f"sets {case.sets}")
     for case in recorded.cases:
         if case.same_as and all(other in reasons for other in case.same_as):
             reasons.setdefault(case.id, f"says the same as {' and '.join(case.same_as)}")
@@ -92,7 +95,7 @@ def _compared(case: RecordedCase, row: Row, profile: HardwareProfile, role_reaso
 def _estimate(case: RecordedCase, profile: HardwareProfile) -> Estimate | str:
     """The prediction of a case, or why there is none."""
     against = replace(case.against, hw=profile.name) if case.against else None
-    asked = Asked(question=replace(case.ask, hw=profile.name), against=against, profile=profile)
+    asked = Asked(question=replace(case.ask, hw=profile.name), against=against, profile=profile, workload=case.workload)
     try:
         return FIGURES[case.figure].estimate(asked)
     except NoAnswer as none:

@@ -54,6 +54,6 @@ def staging_statistics(case: Case, *, prompt_tokens: int, cache_tokens: int) -> 
         pages=sum(rules.pages(chunk.end) for chunk in staged),
         probe_rows=case.chunk_tokens,
         probe_pages=rules.pages(cache_tokens),
-        selection_bytes=padded_selection(case.model, rules.selection_alignment) * case.plane_bytes,
+        selection_bytes=padded_selection(case.model, rules.sparse.selection_alignment) * case.plane_bytes,
         page_bytes=rules.page_tokens * case.plane_bytes,
     )

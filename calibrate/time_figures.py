@@ -1,5 +1,7 @@
 """How each recorded figure of time, speed or transfer is predicted."""
 
+import math
+
 from msgspec.structs import replace
 
 from calibrate.estimates import (
@@ -14,10 +16,13 @@ from calibrate.estimates import (
     of_quantity,
     of_rate,
     scaled,
+    within_spread,
 )
 from calibrate.memory_figures import scanned_bytes
-from twin.case import Question
 from twin.counts import sparse_threshold
+from twin.prediction import decode_tally_of
+from twin.question import Question
+from twin.roofline import Roofs
 from twin.units import GB, MIB, MINUTE, MS
 
 
@@ -100,3 +105,27 @@ def prefill_gather(asked: Asked) -> Estimate:
     found = answer(asked.question, asked.profile)
     naive = found.prefill.link_bytes / asked.profile.gpu.h2d.datasheet.value
     return of_part(found.prefill, "kv_gather", found.prediction.sources, unit=MINUTE, naive=naive / MINUTE)
+
+
+def ttft(asked: Asked) -> Estimate:
+    """Seconds from nothing, or from what the prefix cache holds, to the first token."""
+    found = answer(asked.question, asked.profile)
+    return of_quantity(found.ttft_s, 1, naive=found.prefill.naive_s)
+
+
+def time_per_token(asked: Asked) -> Estimate:
+    """Milliseconds of decode a token; under speculation a step over what it yields."""
+    rate = answer(asked.question, asked.profile).decode.tokens_per_s
+    return Estimate(value=1 / rate.value / MS, low=1 / rate.high / MS, high=1 / rate.low / MS)
+
+
+def attention_per_layer(asked: Asked) -> Estimate:
+    """Milliseconds of one attention layer in a pass of the drafted tokens and one more: a kernel timed alone."""
+    case, question, roofs = asked.case, asked.question, Roofs(asked.profile)
+    tally = decode_tally_of(case, roofs, question.ctx_tokens, question.batch)
+    part = next((part for part in tally.parts() if part.name == "attention"), None)
+    if part is None:
+        raise NoAnswer("the prediction has no part 'attention'")
+    spread = math.sqrt(sum(roofs.rates[rate].spread ** 2 for rate in part.rates))
+    naive = question.ctx_tokens * case.plane_bytes / asked.profile.gpu.vram_read.datasheet.value
+    return within_spread(part.seconds / case.model.attention_layers / MS, spread, naive=naive / MS)

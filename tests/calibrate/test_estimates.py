@@ -2,14 +2,15 @@
 
 import math
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from calibrate.estimates import Asked, Estimate, NoAnswer, answer, count, drop, of_part, scaled, within_spread
+from calibrate.estimates import Asked, Estimate, Load, NoAnswer, answer, count, drop, of_part, scaled, within_spread
 from calibrate.figures import FIGURES
 from hwprofiles import HardwareProfile, load_profile
-from twin.case import Question
 from twin.prediction import Z90
+from twin.question import Question
 from twin.units import GIB, KIB, MS
 
 PROFILE = load_profile("3x-rtx3090")
@@ -53,7 +54,34 @@ def test_a_part_that_is_not_there_is_no_answer() -> None:
 
 def test_a_context_that_does_not_fit_is_no_answer() -> None:
     with pytest.raises(NoAnswer, match=r"300,000 tokens do not fit: needs .* of VRAM"):
-        answer(Question(ctx_tokens=300_000, layout="vram"), PROFILE)
+        _ = answer(Question(ctx_tokens=300_000, layout="vram"), PROFILE).decode
+
+
+def without(operation: str) -> HardwareProfile:
+    """The machine without its kernels of one operation."""
+    kernels = {key: kernel for key, kernel in PROFILE.kernels.items() if not key.startswith(f"{operation}/")}
+    return replace(PROFILE, kernels=kernels)
+
+
+def test_a_phase_without_a_rate_is_no_answer_and_the_other_still_is_one() -> None:
+    found = answer(Question(ctx_tokens=4096), without("attend_sparse"))
+    assert found.decode.seconds.value > 0
+    for phase in ("prefill", "ttft_s"):
+        with pytest.raises(NoAnswer, match="no rate for attend_sparse/exllamav3/fp16"):
+            getattr(found, phase)
+
+
+def test_no_phase_with_a_rate_is_no_answer_either() -> None:
+    found = answer(Question(ctx_tokens=4096), without("linear"))
+    for phase in ("decode", "prefill", "ttft_s"):
+        with pytest.raises(NoAnswer, match="no rate for linear/exllamav3/exl3"):
+            getattr(found, phase)
+
+
+def test_an_answer_gives_the_phases_of_its_prediction() -> None:
+    found = answer(Question(ctx_tokens=4096), PROFILE)
+    assert (found.decode, found.prefill) == (found.prediction.decode, found.prediction.prefill)
+    assert found.ttft_s == found.prediction.ttft_s
 
 
 def test_a_drop_to_the_same_is_nothing_without_doubt() -> None:
@@ -105,6 +133,12 @@ def test_a_context_that_does_not_fit_is_answered_by_the_longest_that_does() -> N
 
 def test_staging_that_does_not_fit_is_none() -> None:
     assert figure("staging_that_fits", Question(ctx_tokens=5_000_000)).value == 0
+
+
+@pytest.mark.parametrize("requests", [0, 10**6 + 1])
+def test_a_load_is_of_some_requests(requests: int) -> None:
+    with pytest.raises(msgspec.ValidationError, match="requests"):
+        msgspec.convert({"requests": requests, "prompt_tokens": 1, "output_tokens": 1}, Load)
 
 
 def test_what_vram_is_left_is_told_in_bytes_and_in_tokens() -> None:
