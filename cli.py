@@ -11,6 +11,7 @@ try:
     from twin import options as ask
     from twin.commandline import FILE, INPUT, JSON, OUT, OUTPUT, Name, options, progress_bar
     from twin.commandline import question as question_of
+    from twin.completion import completion
     from twin.delivery import EXIT_CODES, deliver, dump, end
     from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
 except KeyboardInterrupt:  # before `main` is there to catch it
@@ -37,9 +38,9 @@ def twin(context: click.Context) -> None:
       twin predict --ctx 200k --layout vram --explain
       twin compare --ctx 200k                    all layouts side by side
       twin simulate --requests 500 --rate 0.5    many requests: throughput, time to first token
-      twin formats --hw rtx3090                  from where on each is faster than bf16
       twin formats                               what the names of cache formats stand for
       twin validate --recorded                   predictions against published measurements
+      twin quality                               what each cache format does to attention
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -192,6 +193,28 @@ def validate(
 
 
 @twin.command(epilog=EXIT_CODES)
+@options(ask.QUALITY_OPTIONS)
+@JSON
+@OUT
+def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) -> int:
+    """Measure what cache formats do to attention. On made-up heads or your own, beside what is published.
+
+    \b
+    Examples:
+      twin quality
+      twin quality --kv-dtype int4_per_token_head,fp8 --explain
+      twin quality --tensors dumped.safetensors --model qwen3.8-27b --device cuda
+    """
+    from calibrate.quality import measure_quality  # noqa: PLC0415
+    from calibrate.quality_report import quality_json, quality_text  # noqa: PLC0415
+
+    with progress_bar("measuring") as progress:
+        measured = measure_quality(**asked, output=output, progress=progress)
+    deliver(dump(quality_json(measured)) if as_json else quality_text(measured, explain=explain), output)
+    return 0
+
+
+@twin.command(epilog=EXIT_CODES)
 @click.option("--device", default="cuda:0", show_default=True, help="What to measure: cuda:0, cuda:1 or cpu.")
 @click.option("--quick", is_flag=True, help="Under three minutes instead of under ten; wider intervals.")
 @click.option("--name", default=None, help="What the profile calls the machine [default: the file's name].")
@@ -245,14 +268,7 @@ def models(*, name: str | None, as_json: bool) -> int:
 @JSON
 def formats(*, name: str | None, hw: str | None, as_json: bool) -> int:
     """List the cache formats, or all about one. With their bytes and the engines that keep them."""
-    if hw is None:
-        return _show("format", name, as_json=as_json)
-    from twin.crossover import crossover, kept  # noqa: PLC0415
-    from twin.render.crossover import crossover_json, crossover_text  # noqa: PLC0415
-
-    found = crossover(hw, formats=kept(name))
-    deliver(dump(crossover_json(found)) if as_json else crossover_text(found), None)
-    return 0
+    return _show("format", name, as_json=as_json, hw=hw)
 
 
 @twin.command()
@@ -262,30 +278,14 @@ def layouts(*, as_json: bool) -> int:
     return _show("layout", None, as_json=as_json)
 
 
-def _show(kind: str, name: str | None, *, as_json: bool) -> int:
+def _show(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> int:
     from twin.render import catalogue  # noqa: PLC0415
 
-    deliver(catalogue.listed(kind, name, as_json=as_json), None)
+    deliver(catalogue.listed(kind, name, as_json=as_json, hw=hw), None)
     return 0
 
 
-@twin.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(*, shell: str) -> int:
-    """Print the script that teaches a shell to complete `twin`.
-
-    \b
-    Examples:
-      twin completion bash > ~/.local/share/bash-completion/completions/twin
-      twin completion zsh > ~/.zfunc/_twin
-      twin completion fish > ~/.config/fish/completions/twin.fish
-    """
-    from click.shell_completion import get_completion_class  # noqa: PLC0415
-
-    kind = get_completion_class(shell)
-    if kind is not None:
-        deliver(kind(twin, {}, "twin", "_TWIN_COMPLETE").source(), None)
-    return 0
+twin.add_command(completion)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from calibrate.fits import Line, queue_fit
+from calibrate.format_fits import format_rates
 from calibrate.kernel_fits import kernel_rates
+from calibrate.library_fits import library_rates
 from calibrate.peaks import peak
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
@@ -22,6 +24,9 @@ median (0.1 % for long kernels, 3 % for selection)."""
 
 CACHED_BYTES = 64 * MIB
 """Copies on the CPU that move less than this are served by its caches."""
+
+UNITS = {"tensor": "FLOP/s", "instructions": "op/s"}
+"""Of roofs of operations; those of all others are bytes a second."""
 
 NEEDED = ("vram_read", "host_to_device_copy", "device_to_host_copy", "host_to_device_gather", "host_read", "disk_read")
 
@@ -68,10 +73,13 @@ def build(
         "host": _host(evidence),
         "kernels": {},
     }
-    kernels, fitted = kernel_rates(evidence.machine, evidence.records, checked(base), evidence.provenance)
-    profile = base | {"kernels": kernels}
+    bare = checked(base)
+    kernels, fitted = kernel_rates(evidence.machine, evidence.records, bare, evidence.provenance)
+    library, parts = library_rates(evidence.records, bare, evidence.provenance)
+    formats, coded = format_rates(evidence.records, bare, evidence.provenance)
+    profile = base | {"kernels": kernels | library | formats}
     checked(profile)
-    return profile, _record(evidence, name=name, command=command, fitted=fitted)
+    return profile, _record(evidence, name=name, command=command, fitted=fitted | parts | coded)
 
 
 def checked(profile: dict[str, Any]) -> HardwareProfile:
@@ -95,7 +103,14 @@ def _gpu(evidence: Evidence) -> dict[str, Any]:
         "tensor": _tensor(evidence),
         "h2d": _copy_link(evidence, "host_to_device_copy", _run_lengths(evidence)),
         "d2h": _copy_link(evidence, "device_to_host_copy", None),
+        **instructions_roof(evidence),
     }
+
+
+def instructions_roof(evidence: Evidence) -> dict[str, Any]:
+    """Under its key; nothing where the device was not asked for it."""
+    samples = evidence.samples("instructions")
+    return {"instructions": _roof(evidence, "instructions", samples)} if samples else {}
 
 
 def _vram_note(machine: Machine) -> str:
@@ -108,7 +123,7 @@ def _stated(value: float, date: str, note: str) -> dict[str, Any]:
 
 def _roof(evidence: Evidence, kind: str, samples: Sequence[Sample], *, note: str = "") -> dict[str, Any]:
     """The best median over sizes and shapes: what the others fall short of is theirs to explain."""
-    unit = "FLOP/s" if kind == "tensor" else "B/s"
+    unit = UNITS.get(kind, "B/s")
     best = max(samples, key=lambda sample: _per_second(sample, kind))
     value = _per_second(best, kind)
     rate = {"value": value, "unit": unit, **evidence.provenance([best], note=note or _at(best))}
@@ -116,7 +131,7 @@ def _roof(evidence: Evidence, kind: str, samples: Sequence[Sample], *, note: str
 
 
 def _per_second(sample: Sample, kind: str) -> float:
-    return (sample.flops if kind == "tensor" else sample.moved_bytes) / sample.median_s
+    return (sample.flops if kind in UNITS else sample.moved_bytes) / sample.median_s
 
 
 def _at(sample: Sample) -> str:

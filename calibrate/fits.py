@@ -13,6 +13,9 @@ Array = NDArray[np.float64]
 HUBER = 0.03
 """Relative residuals beyond this count by their size, not by their square."""
 
+EVERY = 1e9
+"""As a limit in place of HUBER: plain least squares, where residuals are a misfit of the law and not a disturbance."""
+
 PASSES = 8
 LEAST_LATENCY_S = 1e-8
 """The smallest latency that a profile may hold."""
@@ -49,10 +52,11 @@ def solve(
     *,
     least: Sequence[float],
     most: Sequence[float] | None = None,
+    huber: float = HUBER,
 ) -> Solution:
     """Coefficients least <= c <= most of seconds = sum of c[i] x columns[i], by least squares of relative residuals.
 
-    Residuals beyond HUBER are weighed down: one disturbed sample does not bend a rate. ValueError for no samples.
+    Residuals beyond `huber` are weighed down: one disturbed sample does not bend a rate. ValueError for no samples.
     """
     if not seconds:
         raise ValueError("no samples to fit")
@@ -70,7 +74,7 @@ def solve(
         answer = lsq_linear(relative / size * root[:, None], root, bounds=(low * size, high * size))
         found = np.where(touched, np.clip(answer.x / size, low, high), low)
         residuals = np.abs(relative @ found - 1.0)
-        weights = np.where(residuals > HUBER, HUBER / np.maximum(residuals, HUBER), 1.0)
+        weights = np.where(residuals > huber, huber / np.maximum(residuals, huber), 1.0)
     return Solution(
         coefficients=tuple(float(value) for value in found),
         residuals=tuple(float(value) for value in relative @ found - 1.0),

@@ -21,6 +21,10 @@ TOLERANCES = {
         "up to 20 % apart, and the median of some rows fell on the slower one",
     ),
     "library": (0.16, "a library's matrix product and top-k, whose choice of kernel changes with the shape"),
+    "format": (
+        0.16,
+        "four numbers a format stand for all contexts, batches and query tokens; a program's last round is seldom full",
+    ),
     "long_curve": (0.06, "decode of one machine from 8k to 3.1M: what a reader of the curve would notice"),
     "cpu": (0.40, "a processor shared with others: a run a minute later differs by as much; the median is what counts"),
 }
@@ -47,8 +51,8 @@ def compare_rows(rows: Sequence[MeasuredRow], profile: HardwareProfile, *, kv_dt
 def _kind(row: MeasuredRow, profile: HardwareProfile) -> str:
     if profile.gpu.compute_capability == CPU_CAPABILITY:
         return "cpu"
-    if row.group == "long_curve":
-        return "long_curve"
+    if row.group != "grid":
+        return "long_curve" if row.group == "long_curve" else "format"
     if row.case.metric == "prefill_select":
         return "library"
     return "host_prefill" if row.case.metric == "prefill_attention" and row.case.tier == "host" else "cuda"

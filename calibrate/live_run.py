@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calibrate.format_grid import format_grid
 from calibrate.grid import long_curve, validation_grid
 from calibrate.kernel_cases import KernelCase
 from calibrate.live import compare_rows
 from calibrate.measure import LeftOut, WrongResult, measure
+from calibrate.measure_formats import measure_formats
 from calibrate.measurements import (
     NAME,
     SCHEMA,
+    Group,
     LeftOutRow,
     MeasuredRow,
     Measurements,
@@ -37,9 +40,9 @@ Progress = Callable[[int, int, str], None]
 
 
 def validate_live(
-    hw: str, device: str, *, quick: bool, curve: bool, progress: Progress
+    hw: str, device: str, *, quick: bool, curve: bool, formats: bool = False, progress: Progress
 ) -> tuple[Validation, Measurements]:
-    """Measure the grid (and the long curve) on `device` and compare with the profile `hw`.
+    """Measure the grid (and the long curve), or the grid of cache formats, on `device` and compare with `hw`.
 
     Raises Impossible where the device is not there, is another machine than the profile's, or computes wrong results.
     """
@@ -47,19 +50,17 @@ def validate_live(
     backend = _backend(device)
     check_same_machine(profile, backend)
     kind = "cpu" if device == "cpu" else "cuda"
-    cases = [("grid", case) for case in validation_grid(quick=quick, device=kind)]
-    if curve and kind == "cuda":
-        cases += [("long_curve", case) for tier in ("vram", "host") for case in long_curve(tier, most_tokens=2**31)]
+    cases = _cases(kind, quick=quick, curve=curve, formats=formats)
     rows: list[MeasuredRow] = []
     left: list[LeftOutRow] = []
     try:
-        for group in ("grid", "long_curve"):
-            own = [case for name, case in cases if name == group]
-            for outcome in measure(own, backend, progress=_counted(progress, rows, left, len(cases))):
+        for group, own in cases.items():
+            run = measure_formats if group == "formats" else measure
+            for outcome in run(own, backend, progress=_counted(progress, rows, left, sum(map(len, cases.values())))):
                 if isinstance(outcome, LeftOut):
                     left.append(LeftOutRow(case=outcome.case, reason=outcome.reason))
                 else:
-                    rows.append(row_of(outcome, "grid" if group == "grid" else "long_curve"))
+                    rows.append(row_of(outcome, group))
     except WrongResult as wrong:
         raise Impossible(str(wrong)) from None
     if not rows:
@@ -70,11 +71,22 @@ def validate_live(
         schema=SCHEMA,
         machine=profile.name,
         kv_dtype=kv_dtype,
-        made=provenance(device),
+        made={} if formats else provenance(device),
+        made_formats=provenance(device, " --formats") if formats else {},
         rows=tuple(rows),
         left_out=tuple(left),
     )
     return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype)), made
+
+
+def _cases(kind: str, *, quick: bool, curve: bool, formats: bool) -> dict[Group, list[KernelCase]]:
+    """What is measured, by the group that its rows belong to."""
+    if formats:
+        return {"formats": format_grid(quick=quick, device=kind)}
+    cases: dict[Group, list[KernelCase]] = {"grid": validation_grid(quick=quick, device=kind)}
+    if curve and kind == "cuda":
+        cases["long_curve"] = [case for tier in ("vram", "host") for case in long_curve(tier, most_tokens=2**31)]
+    return cases
 
 
 def _counted(
@@ -122,7 +134,7 @@ def device_name(backend: "Backend") -> str:
     return str(torch.cuda.get_device_name(backend.device))
 
 
-def provenance(device: str) -> dict[str, str]:
+def provenance(device: str, options: str = "") -> dict[str, str]:
     """What the figures were made by: versions, driver, clocks, commit, date, command."""
     import torch  # noqa: PLC0415
 
@@ -132,7 +144,7 @@ def provenance(device: str) -> dict[str, str]:
         "python": platform.python_version(),
         "commit": commit() or "unknown",
         "code": code_hash(),
-        "command": f"twin validate --device {device} --record",
+        "command": f"twin validate --device {device}{options} --record",
     }
     if device != "cpu":
         query = "name,driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current"

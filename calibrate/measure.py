@@ -99,11 +99,11 @@ def _measure_decode(case: KernelCase, backend: "Backend", cache: "QsaCache") -> 
         "decode_select": step.select,
         "decode_gather": step.gather,
     }[case.metric]
-    samples = _samples(backend, backend.capture(work), refresh)
+    samples = samples_of(backend, backend.capture(work), refresh)
     if case.metric == "decode_select":
         step.gather()  # over what the timed selection left
     exact, error = _checked(case, step.verify)
-    return _measurement(case, samples, error if exact else math.inf, 0)
+    return measurement_of(case, samples, error if exact else math.inf, 0)
 
 
 def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
@@ -120,11 +120,11 @@ def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") ->
     selects = case.metric == "prefill_select"
     poisoned, poison = (chunk.selection, 0) if selects else (chunk.output, float("nan"))
     work = backend.capture(chunk.select if selects else chunk.run)
-    samples = _samples(backend, work, lambda _index: poisoned.fill_(poison))
+    samples = samples_of(backend, work, lambda _index: poisoned.fill_(poison))
     if not selects:
-        return _measurement(case, samples, _checked(case, chunk.verify), chunk.link_bytes)
+        return measurement_of(case, samples, _checked(case, chunk.verify), chunk.link_bytes)
     best = _checked(case, chunk.verify_selection)
-    return _measurement(case, samples, 0.0 if best else math.inf, chunk.link_bytes)
+    return measurement_of(case, samples, 0.0 if best else math.inf, chunk.link_bytes)
 
 
 def _checked(case: KernelCase, verify: Callable[[], Result]) -> Result:
@@ -135,9 +135,10 @@ def _checked(case: KernelCase, verify: Callable[[], Result]) -> Result:
         raise WrongResult(f"{case.id}: {wrong}") from None
 
 
-def _samples(
+def samples_of(
     backend: "Backend", work: Callable[[], object], before: Callable[[int], object] | None
 ) -> tuple[float, ...]:
+    """Seconds of each of up to 30 repeats, fewer where they are long."""
     once = backend.seconds(work, repeats=1, warm_up=2, before=before)[0]
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(LEAST_MEASURED_S / max(once, 1e-6))))
     return tuple(backend.seconds(work, repeats=repeats, warm_up=0, before=before))
@@ -157,7 +158,8 @@ def _backbone(case: KernelCase, backend: "Backend") -> Callable[[int], object] |
     return lambda layer: torch.mv(matrices[layer], vector, out=output)
 
 
-def _measurement(case: KernelCase, samples: tuple[float, ...], error: float, link_bytes: int) -> Measurement:
+def measurement_of(case: KernelCase, samples: tuple[float, ...], error: float, link_bytes: int) -> Measurement:
+    """Median and spread; WrongResult where the error says that something else was computed."""
     if not error <= WORST_ERROR:
         raise WrongResult(f"{case.id}: relative error {error:.3g} against float64, at most {WORST_ERROR:g} is right")
     median = statistics.median(samples)

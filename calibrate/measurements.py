@@ -14,6 +14,7 @@ from hwprofiles.store import DATA, read_json
 
 SCHEMA = "twin.measurements/1"
 NAME = "measurements.json"
+Group = Literal["grid", "long_curve", "formats"]
 
 
 class MeasuredRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,7 +26,7 @@ class MeasuredRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     samples_s: tuple[Annotated[float, Meta(gt=0)], ...]
     error: Annotated[float, Meta(ge=0)]
     link_bytes: Annotated[int, Meta(ge=0)]
-    group: Literal["grid", "long_curve"] = "grid"
+    group: Group = "grid"
 
 
 class LeftOutRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,7 +43,9 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     machine: str
     kv_dtype: str
     made: dict[str, str]
-    """Driver, versions, clocks, commit, date and the command."""
+    """Driver, versions, clocks, commit, date and the command: of the grid and the long curve."""
+    made_formats: dict[str, str] = {}
+    """The same of the formats' cases, which are measured on their own."""
     rows: tuple[MeasuredRow, ...]
     left_out: tuple[LeftOutRow, ...] = ()
 
@@ -73,7 +76,7 @@ def shipped_measurements(machine: str) -> Measurements:
     return read_measurements(DATA / machine / NAME)
 
 
-def row_of(measurement: Measurement, group: Literal["grid", "long_curve"] = "grid") -> MeasuredRow:
+def row_of(measurement: Measurement, group: Group = "grid") -> MeasuredRow:
     """A fresh measurement as a row."""
     return MeasuredRow(
         case=measurement.case,
@@ -89,19 +92,31 @@ def row_of(measurement: Measurement, group: Literal["grid", "long_curve"] = "gri
 def merged(old: Measurements | None, new: Measurements) -> Measurements:
     """`new` over `old`: a case measured again replaces its row, the others stay.
 
-    Rows of another machine, cache format or other kernels' code are not mixed with new ones: they go.
+    Rows of another machine, cache format or other kernels' code are not mixed with new ones: they go. Cases of formats
+    and all others are two kinds, each with its own code: what measures one kind leaves the other as it is.
     """
-    if old is None or _origin(old) != _origin(new):
+    if old is None or (old.machine, old.kv_dtype) != (new.machine, new.kv_dtype):
         return new
     fresh = {(row.group, row.case.id) for row in new.rows}
-    kept = tuple(row for row in old.rows if (row.group, row.case.id) not in fresh)
     tried = {row.case.id for row in new.rows} | {row.case.id for row in new.left_out}
-    left_out = tuple(row for row in old.left_out if row.case.id not in tried)
-    return msgspec.structs.replace(new, rows=(*kept, *new.rows), left_out=(*left_out, *new.left_out))
+    replaced = {of_formats for of_formats in (False, True) if _outdated(old, new, of_formats=of_formats)}
+    kept = tuple(
+        row for row in old.rows if (row.group, row.case.id) not in fresh and bool(row.case.format) not in replaced
+    )
+    left_out = tuple(row for row in old.left_out if row.case.id not in tried and bool(row.case.format) not in replaced)
+    return msgspec.structs.replace(
+        new,
+        made=new.made or old.made,
+        made_formats=new.made_formats or old.made_formats,
+        rows=(*kept, *new.rows),
+        left_out=(*left_out, *new.left_out),
+    )
 
 
-def _origin(measurements: Measurements) -> tuple[str, str, str]:
-    return measurements.machine, measurements.kv_dtype, measurements.made.get("code", "")
+def _outdated(old: Measurements, new: Measurements, *, of_formats: bool) -> bool:
+    """Whether `new` measured this kind of case with other code than `old`."""
+    before, now = (old.made_formats, new.made_formats) if of_formats else (old.made, new.made)
+    return bool(now) and bool(before) and before.get("code", "") != now.get("code", "")
 
 
 def to_text(measurements: Measurements) -> str:

@@ -31,8 +31,12 @@ LANE_BYTES_PER_S = {"1": 0.25e9, "2": 0.5e9, "3": 0.985e9, "4": 1.969e9, "5": 3.
 """One lane of PCI Express, one direction, after line coding."""
 
 
+INTEGER_LANES = 64
+"""32-bit integer and logic operations that a multiprocessor of compute capability 7.0 to 9.0 begins each clock."""
+
+
 def peak(kind: str, measured: float, unit: str, machine: Machine, *, date: str) -> dict[str, Any]:
-    """The peak of `kind` (vram, tensor, link, dram, disk) as a rate; never below what was measured."""
+    """The peak of `kind` (vram, tensor, instructions, link, dram, disk) as a rate; never below what was measured."""
     known = _known(kind, machine)
     if known is not None and known[0] >= measured:
         value, note = known
@@ -58,6 +62,10 @@ def _known(kind: str, machine: Machine) -> tuple[float, str] | None:
     if sheet is not None and kind in ("vram", "tensor", "link"):
         values = {"vram": sheet.vram_bytes_per_s, "tensor": sheet.tensor_flop_per_s, "link": sheet.link_bytes_per_s}
         return values[kind], sheet.note
+    clock = machine.smi.get("clocks.max.sm", "")
+    if kind == "instructions" and clock.isdigit():
+        note = f"{machine.sm_count} multiprocessors x {INTEGER_LANES} lanes x {clock} MHz"
+        return machine.sm_count * INTEGER_LANES * int(clock) * 1e6, note
     lane = LANE_BYTES_PER_S.get(machine.smi.get("pcie.link.gen.max", ""))
     lanes = machine.smi.get("pcie.link.width.max", "")
     if kind == "link" and lane is not None and lanes.isdigit():

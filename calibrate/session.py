@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
-from calibrate.probes import Context, Machine, Probe, ProbeRecord, WrongData, all_probes
+from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.probes.machine import describe
 from twin.errors import CannotWrite
 from twin.render.output import write_atomic
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float, float], None]
 """(probe that begins or "", seconds of work done, seconds of work in all), by the probes' own estimates."""
 
-QUICK_S, FULL_S = 110.0, 450.0
-"""Time after which probes are cut short, so that the whole stays below 2 and 8 minutes."""
+QUICK_S, FULL_S = 160.0, 570.0
+"""Time after which probes are cut short, so that the whole stays below 3 and 10 minutes."""
 
 LEAST_FREE_BYTES = 2 * GIB
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -217,6 +217,8 @@ class Run:
         begin = time.monotonic()
         try:
             samples = probe.run(context)
+        except CannotRun as missing:
+            return ProbeRecord(skipped=_first_line(missing), took_s=time.monotonic() - begin)
         except WrongData as wrong:
             raise CannotCalibrate(str(wrong), hint="the finished probes are kept") from None
         except MemoryError:

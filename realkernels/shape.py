@@ -1,4 +1,4 @@
-"""The numbers that a sparse-attention cache is made of, in plain integers."""
+"""The numbers that a sparse-attention cache and a dense layer are made of, in plain integers."""
 
 from dataclasses import dataclass
 
@@ -43,3 +43,88 @@ class QsaShape:
     def blocks(self, tokens: int) -> int:
         """Complete blocks of a context, each with a pooled key."""
         return tokens // self.ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseShape:
+    """One layer of a dense transformer with grouped-query attention and a gated feed-forward; Llama 3.1 8B's here.
+
+    Counts are elements and operations: whoever knows the type makes bytes of them.
+    """
+
+    hidden: int = 4096
+    query_heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    intermediate: int = 14336
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}, which is below 1")
+        if self.query_heads % self.kv_heads:
+            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+
+    @property
+    def query_width(self) -> int:
+        """Elements of all query heads of a token."""
+        return self.query_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of a token's K, and of its V."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Elements of queries, keys and values of a token, which one product makes."""
+        return self.query_width + 2 * self.kv_width
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the four products: qkv, output, gate and up, down."""
+        return self.hidden * (self.qkv_width + self.query_width + 3 * self.intermediate)
+
+    @property
+    def activations(self) -> int:
+        """Elements of a token that a layer's products and what lies between them read and write."""
+        return 3 * self.hidden + self.qkv_width + self.query_width + 3 * self.intermediate
+
+    @property
+    def elementwise(self) -> int:
+        """Elements a token read and written by two residual adds with norms, rotation of q and k, and gating."""
+        norms = 2 * 4 * self.hidden  # branch and residual read, residual and norm written
+        rotation = 2 * (self.query_width + self.kv_width)
+        gating = 3 * self.intermediate
+        return norms + rotation + gating
+
+    @property
+    def appended(self) -> int:
+        """Elements a token read and written when its K and V go to the cache."""
+        return 2 * 2 * self.kv_width
+
+    def attend_flops(self, *, batch: int, rows: int, past: int, causal: bool = True) -> float:
+        """Operations of q k and p v, 2 each per pair of tokens and element; `causal` leaves the future out."""
+        pairs = rows * past + (rows * (rows + 1) // 2 if causal else rows * rows)
+        return 4.0 * batch * self.query_width * pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """Heads of one layer of decode attention that reads its whole cache; Qwen3.8 27B's here."""
+
+    query_heads: int = 24
+    kv_heads: int = 4
+    head_dim: int = 256
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}, which is below 1")
+        if self.query_heads % self.kv_heads:
+            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.query_heads // self.kv_heads

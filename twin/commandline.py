@@ -113,12 +113,16 @@ def question(asked: dict[str, Any]) -> "Question":
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar with the time left on standard error: update(done, total, what)."""
+    """A progress bar with the time left on standard error: update(done, total, what). Nothing where nobody looks."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    if not console.is_terminal:  # an empty line would be all that is left
+        yield lambda *_: None
+        return
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title)
         yield lambda done, total, what: progress.update(
             task, completed=done, total=total, description=f"{title} {what}"

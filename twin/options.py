@@ -1,6 +1,7 @@
 """The options of the commands, in groups: what is asked, how it is placed, pooled, drafted, loaded and measured."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -122,4 +123,20 @@ MEASURED_OPTIONS = (
     click.option("--curve", is_flag=True, help="With --device: the long decode curve too, up to 3M tokens."),
     click.option("--formats", is_flag=True, help="With --device: attention over every cache format, not the grid."),
     click.option("--record", "keep", is_flag=True, help="With --device: add the rows to the profile's measurements."),
+)  # fmt: skip
+
+QUALITY_OPTIONS = (
+    click.option("--kv-dtype", default=None, metavar="A,B,...",
+                 help="Which formats [default: all; of exl3_* k8v8, k6v6, k4v4, k3v3 and k2v2]."),
+    click.option("--tensors", type=click.Path(path_type=Path), default=None,
+                 help="K, V and Q dumped from a model, a safetensors file: k, v, q or layers.N.k and so on."),
+    click.option("--heads", type=click.Choice(["outliers", "gaussian", "tails", "sinks"]), default=None,
+                 help="Which made-up heads to show in full [default: outliers]."),
+    click.option("--model", type=Name("model"), default=None,
+                 help="Whose shape is made up, and whose published figures are shown [default: qwen3.8-27b]."),
+    click.option("--tokens", type=TOKENS, default=None,
+                 help="Tokens in the cache [default: 4096, of a file all]."),
+    click.option("--seed", type=int, default=None, help="Of what is made up; the same gives the same [default: 0]."),
+    click.option("--device", default="cpu", show_default=True, help="Where to measure: cpu, cuda or cuda:1."),
+    click.option("--explain", is_flag=True, help="Show all heads, or all layers of a file, in full."),
 )  # fmt: skip

@@ -18,16 +18,17 @@ INDEX_BYTES = 4
 def dense_read(case: Case, step: Pass, device: int, *, after: tuple[int, ...]) -> Op:
     """Attention of a step's query tokens over every cached token: the cache is read once, whatever their number."""
     attention = case.model.attention
+    group = attention.query_heads // attention.kv_heads
+    programs, rows = case.rules.programs_and_rows(case.fmt.name, step.rows * group)
+    elements = step.end * step.batch * attention.kv_heads * attention.head_dim
     return Op(
         part="attention",
         engine=Engine.SM,
         device=device,
         kernel=case.attention_kernel("attend_decode", step.rows),
         vram_bytes=step.end * case.plane_bytes * step.batch,
-        flops=4.0 * attention.query_heads * attention.head_dim * step.rows * step.end * step.batch,
-        decoded=2.0 * step.end * step.batch * attention.kv_heads * attention.head_dim
-        if case.fmt.kind != "plain"
-        else 0,
+        flops=4.0 * elements * rows,
+        decoded=2.0 * elements * programs if case.fmt.kind != "plain" else 0,
         dtype=case.operand_dtype,
         grain=step.rows,
         after=after,

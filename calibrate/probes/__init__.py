@@ -6,11 +6,14 @@ The probes themselves need torch and are loaded by `all_probes` only; what they 
 from importlib import import_module
 
 from calibrate.probes.machine import Machine
-from calibrate.probes.probe import Context, Probe, ProbeRecord, Sample, WrongData
+from calibrate.probes.probe import CannotRun, Context, Probe, ProbeRecord, Sample, WrongData
 
-__all__ = ["Context", "Machine", "Probe", "ProbeRecord", "Sample", "WrongData", "all_probes"]
+__all__ = ["CannotRun", "Context", "Machine", "Probe", "ProbeRecord", "Sample", "WrongData", "all_probes"]
 
-_MODULES = ("memory", "link", "mapped", "launches", "products", "host", "decode", "prefill")
+_MODULES = (
+    "memory", "link", "mapped", "launches", "products", "host", "decode", "prefill", "library", "instructions",
+    "formats",
+)  # fmt: skip
 """In the order of measuring: what is cheap and what later sizes depend on comes first."""
 
 

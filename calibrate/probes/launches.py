@@ -33,6 +33,6 @@ def _additions(context: Context, *, graph: bool) -> Sample:
 
 
 PROBES = (
-    Probe(name="launch", run=launch, supported=cuda_only),
-    Probe(name="graph_node", run=graph_node, supported=cuda_only),
+    Probe(name="launch", run=launch, supported=cuda_only, quick_s=1, full_s=3),
+    Probe(name="graph_node", run=graph_node, supported=cuda_only, quick_s=1, full_s=3),
 )

@@ -31,6 +31,10 @@ class WrongData(RuntimeError):
     """What was timed computed or copied something else than it should; its time is worth nothing."""
 
 
+class CannotRun(RuntimeError):
+    """What a probe finds out only by trying: this machine or its software cannot do it. It is skipped, in one line."""
+
+
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One point of a probe: where it was taken and the seconds of each repeat."""
 

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from calibrate.fits import (
+    EVERY,
     LEAST_LATENCY_S,
     AttendSample,
     attend_fit,
@@ -135,3 +136,11 @@ def test_one_sample_of_attention_is_no_latency_of_its_own() -> None:
     fit = attend_fit([attend_world(64.0, 1, per_row={64.0: 0.4})])
     assert 0 < fit.efficiency[0] <= 1
     assert fit.latency_s <= 64e-6 / 0.4 + 10e-6
+
+
+def test_a_law_that_misses_is_spread_over_all_samples_where_that_is_asked_for() -> None:
+    columns = [[1.0] * 3]
+    robust = solve(columns, [1.0, 1.0, 2.0], least=[0.0])
+    plain = solve(columns, [1.0, 1.0, 2.0], least=[0.0], huber=EVERY)
+    assert robust.coefficients[0] == pytest.approx(1.0, abs=0.03)
+    assert plain.coefficients[0] == pytest.approx((1 + 1 + 0.5) / (1 + 1 + 0.25))

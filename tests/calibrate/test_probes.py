@@ -103,12 +103,12 @@ def test_every_probe_has_a_name_of_its_own_and_a_reason_or_none() -> None:
 
 
 @needs_torch
-def test_the_estimates_keep_quick_below_2_and_full_below_8_minutes() -> None:
+def test_the_estimates_keep_quick_below_3_and_full_below_10_minutes() -> None:
     for device in ("cuda:0", "cpu"):
         machine = worlds.machine(device=device)
         running = [probe for probe in all_probes() if not probe.supported(machine)]
-        assert sum(probe.estimate_s(quick=True) for probe in running) < 120
-        assert sum(probe.estimate_s(quick=False) for probe in running) < 480
+        assert sum(probe.estimate_s(quick=True) for probe in running) < 170
+        assert sum(probe.estimate_s(quick=False) for probe in running) < 600
 
 
 @needs_torch

@@ -15,7 +15,7 @@ import pytest
 from calibrate import cautions
 from calibrate.build import CannotCalibrate
 from calibrate.journal import journal_path
-from calibrate.probes import Context, Machine, Probe, ProbeRecord, Sample, WrongData
+from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, Sample, WrongData
 from calibrate.session import Run, check_output, check_room, run_calibration
 from hwprofiles import load_profile
 from tests.calibrate import probe_worlds as worlds
@@ -223,6 +223,18 @@ def test_an_unsupported_probe_says_why_and_does_not_run(tmp_path: Path) -> None:
     extra = Probe(name="launch", run=lambda _context: pytest.fail("ran"), supported=lambda _machine: "no GPU here")
     outcome = run_of(tmp_path, (*worlds.fake_probes(), extra)).finish(quiet)
     assert outcome.skipped == {"launch": "no GPU here"}
+
+
+def test_what_a_probe_finds_missing_is_a_reason_that_is_kept_and_told(tmp_path: Path) -> None:
+    missing = CannotRun("no flash attention here: sm75\nmore")
+    probes = (*worlds.fake_probes(), worlds.fake_probe("attend", []))
+    ran: list[str] = []
+    failing: dict[str, BaseException] = {"attend": missing, "vram_read@end": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, counted(probes, ran, failing=failing | {"vram_copy": KeyboardInterrupt()})).finish(quiet)
+    outcome = run_of(tmp_path, counted(probes, ran, failing={"attend": missing})).finish(quiet)
+    assert outcome.skipped == {"attend": "no flash attention here: sm75"}
+    assert outcome.record["probes"]["attend"]["skipped"] == "no flash attention here: sm75"
 
 
 def test_an_output_that_cannot_be_written_is_told_before_measuring(tmp_path: Path) -> None:

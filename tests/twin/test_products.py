@@ -173,3 +173,25 @@ def test_a_prompt_in_two_chunks_pairs_as_many_tokens_as_in_one(past: int, one: i
         assert whole[op].flops == sum(part[op].flops for part in parts)
     assert whole[0].vram_bytes == sum(part[0].vram_bytes for part in parts)
     assert whole[1].vram_bytes <= sum(part[1].vram_bytes for part in parts)
+
+
+def test_more_query_rows_than_a_program_holds_take_the_codes_apart_again() -> None:
+    rules = replace(pooled().rules, attend_rows={"fp8": (16, 32)})
+    of_case = replace(pooled(kv_dtype="fp8"), rules=rules)
+    attention = of_case.model.attention
+    group = attention.query_heads // attention.kv_heads
+    elements = 2 * 100 * attention.kv_heads * attention.head_dim
+    for count in (1, 2, 4, 8):
+        read = dense_read(of_case, Pass(past=100 - count, rows=count), 0, after=())
+        programs = -(-count * group // 32)
+        tile = 16 if count * group <= 16 * programs else 32
+        assert read.decoded == elements * programs
+        assert read.flops == 2 * elements * programs * tile
+        assert read.vram_bytes == 100 * of_case.plane_bytes
+
+
+def test_equal_programs_share_the_rows() -> None:
+    rules = replace(pooled().rules, attend_rows={"fp8": (16, 32, 48)})
+    found = {rows: rules.programs_and_rows("fp8", rows) for rows in (1, 16, 17, 48, 49, 72, 192)}
+    assert found == {1: (1, 16), 16: (1, 16), 17: (1, 32), 48: (1, 48), 49: (2, 64), 72: (2, 96), 192: (4, 192)}
+    assert rules.programs_and_rows("bf16", 7) == (1, 7)

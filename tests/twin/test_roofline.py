@@ -180,3 +180,12 @@ def test_nothing_is_faster_than_its_roofs(
     assert cost.floor_s <= cost.sol_s <= cost.bound_s * (1 + 1e-12)
     assert cost.seconds == pytest.approx(cost.latency_s + cost.bound_s)
     assert best.seconds <= cost.seconds * (1 + 1e-12)
+
+
+def test_a_latency_may_grow_with_the_grain() -> None:
+    """0.5 s, and a quarter of a second for each of 6 query tokens, beside 1 s of bytes."""
+    growing = replace(kernel(efficiency=curve(), latency_s=0.5), latency_each=rate(0.25, "s"))
+    work = op(kernel=KEY, vram_bytes=1e9, grain=6)
+    cost = Roofs(machine(kernels={KEY: growing})).cost(work)
+    assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.0, 1.0, 3.0)
+    assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#latency_each")

@@ -95,6 +95,10 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Backends that run a format in steps of several query tokens only, beside those of `backends`."""
     verify_backends: dict[str, str] = {}
     """Backend of a pass of several query tokens by format, where it differs."""
+    attend_rows: dict[str, tuple[int, ...]] = {}
+    """Query rows (query heads of a KV head x query tokens) that a program of its decode kernel over a format multiplies
+    with what it has read, smallest first. More rows than the last take several equal programs, each of which takes the
+    codes apart anew. Not named: all rows at once, none of them padding."""
     row_tiles: dict[str, int] = {}
     """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
     glue_apart: tuple[str, ...] = ()
@@ -124,6 +128,14 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     def all_backends(self) -> set[str]:
         """Attention backends that run any format."""
         return {name for fmt in self.formats for name in self.backends_of(fmt)}
+
+    def programs_and_rows(self, fmt: str, rows: int) -> tuple[int, int]:
+        """(programs that share a tile of the cache for `rows` query rows, rows that they multiply in all)."""
+        tiles = self.attend_rows.get(fmt)
+        if tiles is None:
+            return 1, rows
+        programs = -(-rows // tiles[-1])
+        return programs, programs * next(tile for tile in tiles if tile * programs >= rows)
 
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

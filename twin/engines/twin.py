@@ -22,6 +22,16 @@ QUANTISED = (
 )
 """Formats with a fused kernel in `realkernels/attend/`."""
 
+_ROWS = {
+    **dict.fromkeys(("fp16", "bf16"), (16, 64)),
+    **dict.fromkeys(("fp8", "int8_per_token_head", "fp8_per_token_head"), (16, 32, 48)),
+    **dict.fromkeys(("int4_per_token_head", "q8_0", "exl3_k8v8"), (8, 16, 24)),
+    **dict.fromkeys(("q4_0", "exl3_k4v4", "turboquant_4bit_nc"), (8, 16, 32, 48)),
+    "kvarn_k4v2_g128": (8,),
+}
+"""Rows of a program by the kernels' own plans (`realkernels/attend/`): 8 queries as columns or 16 as rows, and a few
+sets of them. Plans for multiprocessors with 228 KiB of shared memory; smaller ones hold fewer sets."""
+
 INLINE = ("int8_per_token_head",)
 """Formats whose published arrangement, scales between the codes, has a backend of its own: `twin_inline`."""
 
@@ -40,6 +50,7 @@ RULES = EngineRules(
     hop_element_bytes=2,
     needs={"fp8": "8.9"},
     backends=dict.fromkeys((*PLAIN, *QUANTISED), ("twin",)) | dict.fromkeys(INLINE, ("twin", "twin_inline")),
+    attend_rows=_ROWS,
     ngram="disk",
     workspace=Rate(
         value=1_500_000_000,

@@ -18,8 +18,13 @@ from twin.roofline import Roofs
 from twin.units import GB, format_rate
 
 
-def listed(kind: str, name: str | None, *, as_json: bool) -> str:
-    """All of a kind (`profile`, `model`, `layout` or `format`), or one by its name; UnknownName where there is none."""
+def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> str:
+    """All of a kind (`profile`, `model`, `layout` or `format`), or one by its name; UnknownName where there is none.
+
+    `hw`: formats on that machine, and from where on each is faster than 16 bits.
+    """
+    if hw is not None:
+        return _crossover(name, hw, as_json=as_json)
     shown: dict[str, tuple[Callable[[str | None], str], Callable[[str | None], str]]] = {
         "profile": (_profile_text, _profile_json),
         "model": (_model_text, _model_json),
@@ -27,6 +32,14 @@ def listed(kind: str, name: str | None, *, as_json: bool) -> str:
         "format": (format_text, lambda named: _dump(format_json(named))),
     }
     return shown[kind][as_json](name)
+
+
+def _crossover(name: str | None, hw: str, *, as_json: bool) -> str:
+    from twin.crossover import crossover, kept  # noqa: PLC0415
+    from twin.render.crossover import crossover_json, crossover_text  # noqa: PLC0415
+
+    found = crossover(hw, formats=kept(name))
+    return _dump(crossover_json(found)) if as_json else crossover_text(found)
 
 
 def _profile_text(name: str | None) -> str:

@@ -74,11 +74,11 @@ def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tupl
         f"{each.case.question.batch / decode.tokens_per_s.value / MS:.1f}" if decode else "-",
         rate(prefill.tokens_per_s) if prefill else "-",
         format_seconds(each.ttft_s.value) if each.ttft_s else "-",
-        *_quality_cells(compared.quality(each)),
+        *quality_cells(compared.quality(each)),
     )
 
 
-def _quality_cells(rows: Sequence[Quality]) -> tuple[str, str]:
+def quality_cells(rows: Sequence[Quality]) -> tuple[str, str]:
     """Perplexities (or their change on another model), and at which contexts a needle was found."""
     found = sorted({row.value for row in rows if row.metric == "perplexity"})
     changes = [f"+{row.value:g} % elsewhere" for row in rows if row.metric == "perplexity_change_percent"]

@@ -1,0 +1,89 @@
+"""Runs format cases on a device: a cache for each, fresh queries before every repeat, the result checked at the end."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from calibrate.kernel_cases import KernelCase
+from calibrate.measure import LeftOut, Measurement, measurement_of, samples_of
+from twin.format_ops import heads_of
+
+if TYPE_CHECKING:
+    from realkernels.backend import Backend
+    from realkernels.format_decode import FormatDecode
+
+
+def measure_formats(
+    cases: Iterable[KernelCase], backend: "Backend", *, progress: Callable[[KernelCase], None] | None = None
+) -> Iterator[Measurement | LeftOut]:
+    """Measure the cases one by one; what the device has no kernel or no room for is left out with the reason.
+
+    Raises WrongResult where a kernel computes something else than attention over the unpacked cache.
+    """
+    waiting = list(cases)
+    if backend.device.type == "cuda":
+        _compile(waiting, backend)
+    for case in waiting:
+        if progress is not None:
+            progress(case)
+        try:
+            timed = _opened(case, backend)
+        except (MemoryError, RuntimeError) as refused:
+            yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
+        else:
+            yield measure_format(case, backend, timed)
+            del timed
+        _release()
+
+
+def _compile(cases: list[KernelCase], backend: "Backend") -> None:
+    """All kernels side by side; one that does not compile says so when its case is run."""
+    from realkernels.format_pool import default_arrangement  # noqa: PLC0415
+    from realkernels.format_warm import Wanted, compile_ahead  # noqa: PLC0415
+
+    compile_ahead(
+        [
+            Wanted(case.format, "inline" if case.inline else default_arrangement(case.format), case.rows)
+            for case in cases
+        ],
+        device=str(backend.device),
+    )
+
+
+def _opened(case: KernelCase, backend: "Backend") -> "FormatDecode":
+    """Caches of the case, filled, and its first run: that is where memory runs out or a kernel does not start."""
+    from realkernels.format_decode import FormatDecode  # noqa: PLC0415
+    from realkernels.shape import AttentionShape  # noqa: PLC0415
+
+    timed = FormatDecode(
+        case.format,
+        arrangement="inline" if case.inline else None,
+        shape=AttentionShape(**heads_of(case.heads)._asdict()),
+        batch=case.batch,
+        ctx_tokens=case.ctx_tokens,
+        query_tokens=case.rows,
+        device=backend.device,
+    )
+    timed.run()
+    return timed
+
+
+def measure_format(case: KernelCase, backend: "Backend", timed: "FormatDecode") -> Measurement:
+    """Seconds of one call, its rotations included. WrongResult where the last one was wrong."""
+    work = backend.capture(timed.run)
+    samples = samples_of(backend, work, partial(_renew, timed))
+    return measurement_of(case, tuple(sample / timed.caches for sample in samples), timed.error(), 0)
+
+
+def _renew(timed: "FormatDecode", _index: int) -> None:
+    timed.poison()
+
+
+def _release() -> None:
+    """The next case's caches may be as large as all that is free."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

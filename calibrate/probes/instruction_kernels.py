@@ -1,0 +1,73 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+"""Chains of 32-bit logic operations in registers: as many operations as can be counted, next to no memory."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+CHAINS = (4, 8, 16)
+"""Independent chains of a thread."""
+
+WARPS, LANES = 8, 32
+PROGRAMS_PER_SM = 8
+STEPS = 2048
+ROUNDS, OPERATIONS_A_ROUND = 8, 2
+"""lop3 and shf, one after the other, of a step."""
+
+_ROUND = "lop3.b32 $0, $0, $2, $3, 0x6a; shf.l.wrap.b32 $0, $0, $0, 7;"
+_ASSEMBLY = "mov.b32 $0, $1; " + " ".join([_ROUND] * ROUNDS)
+
+
+@triton.jit
+def _chains(data, masks, out, steps, ELEMENTS: tl.constexpr, ASSEMBLY: tl.constexpr):  # noqa: N803, PLR0917
+    at = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
+    x = tl.load(data + at)
+    first = tl.load(masks)
+    second = tl.load(masks + 1)
+    for _ in range(steps):
+        x = tl.inline_asm_elementwise(ASSEMBLY, "=&r,r,r,r", [x, first, second], dtype=tl.int32, is_pure=True, pack=1)
+    tl.store(out + at, x)
+
+
+class Chains:
+    """x = rotate((x & a) ^ b, 7), again and again, over every lane of the device."""
+
+    def __init__(self, *, chains: int, device: Any, steps: int = STEPS, programs: int | None = None) -> None:
+        self.elements = chains * WARPS * LANES
+        if programs is None:
+            programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+        self.programs, self.steps = programs, steps
+        size = (programs * self.elements,)
+        self.data = torch.randint(-(2**31), 2**31, size, dtype=torch.int64, device=device).int()
+        self.masks = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int64, device=device).int()
+        self.out = torch.zeros_like(self.data)
+
+    @property
+    def operations(self) -> float:
+        """Of one run."""
+        return float(self.programs) * self.elements * self.steps * ROUNDS * OPERATIONS_A_ROUND
+
+    def run(self) -> None:
+        """All programs, all steps."""
+        _chains[(self.programs,)](
+            self.data, self.masks, self.out, self.steps, ELEMENTS=self.elements, ASSEMBLY=_ASSEMBLY, num_warps=WARPS
+        )
+
+    def right(self, some: int = 16) -> bool:
+        """Whether some chains hold what the host computes."""
+        first, second = (int(mask) & 0xFFFFFFFF for mask in self.masks.tolist())
+        for start, end in zip(self.data[:some].tolist(), self.out[:some].tolist(), strict=True):
+            if chained(start & 0xFFFFFFFF, (first, second), self.steps * ROUNDS) != end & 0xFFFFFFFF:
+                return False
+        return True
+
+
+def chained(start: int, masks: tuple[int, int], rounds: int) -> int:
+    """`rounds` rounds of one chain, in unsigned 32 bits."""
+    x = start
+    for _ in range(rounds):
+        x = (x & masks[0]) ^ masks[1]
+        x = (x << 7 | x >> 25) & 0xFFFFFFFF
+    return x

@@ -1,0 +1,159 @@
+"""Paged planes of a format with random tokens in them: shuffled pages, outlier channels, and float64 attention.
+
+A pool holds the caches of several calls one after the other, so that a device's own cache is of no help. Its tokens are
+appended, a few thousand of them, and copied page by page until the pool is full: what a page holds repeats, where it
+lies does not. Of KVarN a sequence's first tile and its open one are appended on their own, as they stay in float16.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from realkernels.formats import Arrangement, Format, KVarN, Planes, arrangements
+from realkernels.formats.kvarn_sidecar import EMPTY, QUANTISED
+from realkernels.shape import AttentionShape
+
+PAGE_TOKENS = 256
+APPENDED_PAGES = {"cuda": 64, "cpu": 8}
+"""Pages whose tokens are appended; the others repeat them."""
+
+TABLE_PAGES = 16
+"""A sequence's row of the page table is as long as a multiple of this: Triton compiles a kernel anew for other rows."""
+
+APPENDED_ROWS = 4096
+"""Tokens of one append, so that what it needs beside the planes stays small."""
+
+OUTLIERS = (3, 0.4, 0.7)
+"""Channels of K that are much larger than the others: by number, or as a share of the head size."""
+
+OUTLIER_SIZE = 6.0
+LAYER_SCALES = {"key": 0.125, "value": 0.0625}
+"""Of a format with one scale a layer; powers of two lose nothing."""
+
+READ_TOKENS = 4096
+"""Tokens that the reference reads at once."""
+
+
+class NoKernel(RuntimeError):
+    """The device has no kernel that reads the format; the message says why, in one line."""
+
+
+def default_arrangement(name: str) -> Arrangement:
+    """That of this project's own kernels: aligned where the format can be kept so."""
+    kept = arrangements(name)
+    return "aligned" if "aligned" in kept else kept[0]
+
+
+def random_rows(
+    tokens: int, shape: AttentionShape, device: torch.device, source: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [tokens, kv_heads, head_dim] float32: normal, some channels of K six times as large."""
+    size = (tokens, shape.kv_heads, shape.head_dim)
+    keys = torch.randn(size, device=device, generator=source)
+    for place in OUTLIERS:
+        channel = place if isinstance(place, int) else int(place * shape.head_dim)
+        keys[..., channel % shape.head_dim] *= OUTLIER_SIZE
+    return keys, torch.randn(size, device=device, generator=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Sequences of `tokens` tokens each in pages of one format."""
+
+    format: Format
+    shape: AttentionShape
+    planes: Planes
+    table: torch.Tensor
+    """int32 [sequences, pages of one or more]; what is more is 0."""
+    tokens: int
+
+    @staticmethod
+    def fill(
+        fmt: Format, shape: AttentionShape, *, sequences: int, tokens: int, device: torch.device, seed: int = 0
+    ) -> "Pool":
+        """A pool whose every page belongs to a sequence; ValueError for sizes that the format does not take."""
+        each = -(-tokens // PAGE_TOKENS)
+        pages = sequences * each
+        source = torch.Generator(device).manual_seed(seed)
+        table = torch.zeros(sequences, -(-each // TABLE_PAGES) * TABLE_PAGES, dtype=torch.int32, device=device)
+        table[:, :each] = torch.randperm(pages, device=device, generator=source).view(sequences, each)
+        if isinstance(fmt, KVarN):
+            side = 2 * sequences + 1
+            planes = fmt.allocate(
+                pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device, side_tiles=side, sinks=()
+            )  # fmt: skip
+        else:
+            planes = fmt.allocate(pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device)
+        pool = Pool(format=fmt, shape=shape, planes=planes, table=table, tokens=tokens)
+        _repeat(planes, _appended(fmt, shape, min(pages, APPENDED_PAGES[device.type]), device, source))
+        if isinstance(fmt, KVarN):
+            pool._keep_aside(fmt, source)
+        return pool
+
+    def slots(self, sequence: int, first: int, last: int) -> torch.Tensor:
+        """int64: where the tokens `first` to `last` - 1 of a sequence lie."""
+        token = torch.arange(first, last, device=self.table.device)
+        page = self.table[sequence, token // PAGE_TOKENS].long()
+        return page * PAGE_TOKENS + token % PAGE_TOKENS
+
+    def _keep_aside(self, fmt: KVarN, source: torch.Generator) -> None:
+        """Every tile is quantised but for each sequence's first and its open one, which go to the sidecar."""
+        self.planes.sidecar["side_of_tile"].fill_(QUANTISED)
+        size = fmt.tile_tokens
+        for sequence in range(self.table.shape[0]):
+            opened = self.tokens // size * size
+            spans = [(0, min(size, self.tokens))] + ([(opened, self.tokens)] if size <= opened < self.tokens else [])
+            for number, (first, last) in enumerate(spans):
+                slots = self.slots(sequence, first, last)
+                tile = int(slots[0]) // size
+                self.planes.sidecar["side_of_tile"][tile] = EMPTY
+                if number == 0:
+                    fmt.pin(self.planes, [tile])
+                fmt.append(self.planes, slots, *random_rows(last - first, self.shape, slots.device, source))
+
+    def attend(
+        self, query: torch.Tensor, sequence: int, kv_head: int, *, seen: int, chunk: int = READ_TOKENS
+    ) -> torch.Tensor:
+        """float64 [heads, head_dim]: attention of query [heads, head_dim] over the first `seen` tokens, unpacked."""
+        wanted = query.double() * query.shape[-1] ** -0.5
+        top = torch.full((query.shape[0], 1), float("-inf"), dtype=torch.float64, device=query.device)
+        mass, total = torch.zeros_like(top), torch.zeros_like(wanted)
+        for first in range(0, seen, chunk):
+            slots = self.slots(sequence, first, min(first + chunk, seen))
+            keys, values = self.format.unpack(self.planes, slots, checked=False)
+            scores = wanted @ keys[:, kv_head].double().mT
+            best = torch.maximum(top, scores.amax(dim=1, keepdim=True))
+            weights, decay = (scores - best).exp(), (top - best).exp()
+            mass = mass * decay + weights.sum(dim=1, keepdim=True)
+            total = total * decay + weights @ values[:, kv_head].double()
+            top = best
+        return total / mass
+
+
+def _appended(
+    fmt: Format, shape: AttentionShape, pages: int, device: torch.device, source: torch.Generator
+) -> Planes:  # fmt: skip
+    """Planes of `pages` pages, every slot written."""
+    if isinstance(fmt, KVarN):
+        planes = fmt.allocate(pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device, side_tiles=2, sinks=())
+    else:
+        planes = fmt.allocate(pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device)
+    set_scales = getattr(fmt, "set_scales", None)
+    if set_scales is not None:
+        set_scales(planes, **LAYER_SCALES)
+    for first in range(0, planes.slots, APPENDED_ROWS):
+        slots = range(first, min(first + APPENDED_ROWS, planes.slots))
+        fmt.append(planes, torch.tensor(slots), *random_rows(len(slots), shape, device, source))
+    return planes
+
+
+def _repeat(planes: Planes, appended: Planes) -> None:
+    """Fill `planes` with the pages of `appended`, again and again."""
+    for name, tensor in planes.tensors.items():
+        target, pages = tensor.view(planes.pages, -1), appended.tensors[name].view(appended.pages, -1)
+        for first in range(0, planes.pages, appended.pages):
+            part = target[first : first + appended.pages]
+            part.copy_(pages[: part.shape[0]])
+    for name in ("key_scale", "value_scale"):  # of the layer
+        if name in planes.sidecar:
+            planes.sidecar[name].copy_(appended.sidecar[name])

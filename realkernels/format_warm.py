@@ -1,0 +1,117 @@
+"""Compiling the kernels of many formats at once, in processes of their own: one after the other they take minutes.
+
+Triton keeps what it has compiled in a folder, where the process that times it finds it. As a program it compiles what
+the lines of its standard input name: a format, an arrangement and query tokens.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+MOST_PROCESSES = 14
+CTX_TOKENS = 512
+MERGED_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""The merging kernel is compiled anew for each power of two up to this."""
+
+MERGE = "merge"
+
+
+class Wanted(NamedTuple):
+    """One kernel: of a format, or the one that merges its splits (format `merge`, the queries' type)."""
+
+    format: str
+    arrangement: str
+    query_tokens: int
+
+
+def compile_ahead(wanted: Iterable[Wanted], *, device: str) -> list[str]:
+    """Compile what is wanted on `device` ("cuda:0") and the merging kernels with it; why some could not be, in lines.
+
+    A kernel that cannot be compiled here is met again, with its error, by whoever wants to run it.
+    """
+    kernels = list(dict.fromkeys(wanted))
+    dtypes = {"float16" if kernel.format == "fp16" else "bfloat16" for kernel in kernels}
+    counts = sorted({kernel.query_tokens for kernel in kernels})
+    kernels += [Wanted(MERGE, dtype, tokens) for dtype in sorted(dtypes) for tokens in counts]
+    count = max(1, min(MOST_PROCESSES, (os.cpu_count() or 2) - 1, len(kernels)))
+    shares = [kernels[first::count] for first in range(count)]
+    with ExitStack() as stack:
+        begun = [_begun(share, device, stack) for share in shares]
+        failed = [told for process, told in begun if process.wait() != 0]
+        return [_last_line(told) for told in failed]
+
+
+def _begun(share: list[Wanted], device: str, stack: ExitStack) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """(a process that compiles the share, what it says); both are done with when `stack` is left."""
+    asked, told = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))  # noqa: SIM115
+    asked.write("".join(f"{' '.join(str(part) for part in kernel)}\n" for kernel in share).encode())
+    asked.seek(0)
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    process = stack.enter_context(
+        subprocess.Popen(  # noqa: S603 - this file itself
+            [sys.executable, "-m", "realkernels.format_warm", device],
+            stdin=asked, stderr=told, env=os.environ | {"PYTHONPATH": path},
+        )
+    )  # fmt: skip
+    return process, told
+
+
+def _last_line(told: IO[bytes]) -> str:
+    told.seek(0)
+    words = told.read().decode(errors="replace").strip()
+    return words.splitlines()[-1] if words else "a compiling process ended without a word"
+
+
+def main() -> None:
+    """Compile what standard input names on the device that the first argument names."""
+    import torch  # noqa: PLC0415
+
+    device = torch.device(sys.argv[1])
+    torch.cuda.set_device(device)
+    failed = []
+    for line in sys.stdin:
+        name, arrangement, tokens = line.split()
+        try:
+            _compile(Wanted(name, arrangement, int(tokens)), device)
+        except Exception as wrong:  # noqa: BLE001 - whatever it is, the others are still to be compiled
+            failed.append(f"{name} {arrangement} {tokens}: {type(wrong).__name__}: {str(wrong).splitlines()[0]}")
+    if failed:
+        sys.stderr.write("; ".join(failed) + "\n")
+        sys.exit(1)
+
+
+def _compile(wanted: Wanted, device: object) -> None:
+    import torch  # noqa: PLC0415
+
+    if wanted.format != MERGE:
+        from realkernels.format_decode import FormatDecode  # noqa: PLC0415
+
+        FormatDecode(
+            wanted.format, arrangement=wanted.arrangement, ctx_tokens=CTX_TOKENS, query_tokens=wanted.query_tokens,
+            caches=1, device=device,
+        ).run()  # fmt: skip
+    else:
+        from realkernels.attend.merge import merge  # noqa: PLC0415
+        from realkernels.attend.splits import Workspace  # noqa: PLC0415
+        from realkernels.shape import AttentionShape  # noqa: PLC0415
+
+        heads, dim = AttentionShape().query_heads, AttentionShape().head_dim
+        for splits in MERGED_SPLITS:
+            space = Workspace.allocate(
+                batch=1, q_tokens=wanted.query_tokens, query_heads=heads, head_dim=dim, splits=splits, device=device
+            )  # fmt: skip
+            out = torch.empty(
+                1, wanted.query_tokens, heads, dim, dtype=getattr(torch, wanted.arrangement), device=device
+            )  # fmt: skip
+            merge(space, out)
+    torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()

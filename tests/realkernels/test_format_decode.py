@@ -1,0 +1,198 @@
+"""Attention over quantised caches as it is timed: right for every format and processor; wrong results are noticed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from realkernels import format_decode, format_kernels, format_pool
+from realkernels.format_decode import FormatAppend, FormatDecode, caches_beyond
+from realkernels.format_pool import NoKernel, Pool, default_arrangement
+from realkernels.formats import KVarN, arrangements, format_named
+from realkernels.shape import AttentionShape
+
+CPU = torch.device("cpu")
+SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=64)
+FORMATS = (
+    "bf16", "fp16", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "q8_0", "q4_0",
+    "exl3_k4v4", "exl3_k8v8", "kvarn_k4v2_g128", "turboquant_4bit_nc",
+)  # fmt: skip
+RIGHT = 1e-5
+"""Largest relative error of float32 attention against float64."""
+
+INTERPRETED = 2e-2
+
+
+def decode(name: str, ctx: int, *, batch: int = 1, tokens: int = 1, caches: int = 1, **given: object) -> FormatDecode:
+    return FormatDecode(
+        name, shape=SHAPE, batch=batch, ctx_tokens=ctx, query_tokens=tokens, caches=caches, device=CPU, **given
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("ctx", "batch", "tokens"), [(1, 1, 1), (127, 1, 2), (128, 2, 1), (257, 1, 5), (300, 3, 1)])
+def test_attention_is_that_over_the_unpacked_cache(name: str, ctx: int, batch: int, tokens: int) -> None:
+    assert decode(name, ctx, batch=batch, tokens=tokens, caches=2).verify() < RIGHT
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if len(arrangements(name)) > 1])
+def test_both_arrangements_give_the_same(name: str) -> None:
+    outputs = []
+    for arrangement in arrangements(name):
+        timed = decode(name, 270, tokens=2, arrangement=arrangement)
+        timed.query.copy_(torch.linspace(-1, 1, timed.query.numel()).view_as(timed.query))
+        timed.run()
+        outputs.append(timed.output.clone())
+    assert torch.equal(outputs[0], outputs[1])
+
+
+def test_rotations_are_part_of_a_call_and_of_no_other_format() -> None:
+    rotated = {name: decode(name, 16).rotates for name in FORMATS}
+    both = {"int4_per_token_head", "exl3_k4v4", "exl3_k8v8", "kvarn_k4v2_g128"}
+    assert {name for name, sides in rotated.items() if sides == "queries and outputs"} == both
+    assert {name for name, sides in rotated.items() if sides == "queries"} == {"turboquant_4bit_nc"}
+
+
+def test_own_kernels_read_the_aligned_arrangement_where_there_is_one() -> None:
+    assert default_arrangement("int8_per_token_head") == "aligned"
+    assert decode("int8_per_token_head", 16).format.arrangement == "aligned"
+
+
+def test_a_stale_output_is_wrong() -> None:
+    timed = decode("q8_0", 130)
+    assert timed.verify() < RIGHT
+    timed.query.normal_()
+    assert timed.error() > INTERPRETED
+    timed.poison()
+    assert timed.error() == float("inf")
+    assert not timed.finite()
+
+
+def test_a_call_that_reads_other_pages_is_wrong() -> None:
+    timed = decode("bf16", 3 * format_pool.PAGE_TOKENS)
+    timed.poison()
+    timed.run()
+    timed.pool.table.copy_(timed.pool.table.roll(1, dims=1))
+    assert timed.error() > INTERPRETED
+
+
+def test_a_run_reads_every_cache_and_is_checked_on_the_last() -> None:
+    timed = decode("bf16", 40, batch=2, caches=3)
+    assert timed.pool.table.shape[0] == 6
+    last = timed.pool.slots(5, 0, 40)
+    timed.poison()
+    timed.run()
+    assert timed.error() < RIGHT
+    page, offset = last // format_pool.PAGE_TOKENS, last % format_pool.PAGE_TOKENS
+    timed.pool.planes.parts["value_data"].transpose(1, 2)[page, offset] = 7.0
+    timed.run()
+    assert torch.allclose(timed.output[1], torch.full_like(timed.output[1], 7.0))
+
+
+def test_caches_go_beyond_what_a_device_keeps() -> None:
+    cuda = torch.device("cuda")
+    assert caches_beyond(2**30, cuda) == 1
+    assert caches_beyond(2**26, cuda) == 8
+    assert caches_beyond(2**20, cuda) == format_decode.MOST_CACHES["cuda"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_slot_of_a_pool_holds_finite_tokens_on_shuffled_pages(name: str) -> None:
+    pool = Pool.fill(format_named(name), SHAPE, sequences=3, tokens=600, device=CPU)
+    used = pool.table[:, : -(-600 // format_pool.PAGE_TOKENS)].flatten()
+    assert sorted(used.tolist()) == list(range(used.numel()))
+    assert used.tolist() != list(range(used.numel()))
+    for sequence in range(3):
+        for part in pool.format.unpack(pool.planes, pool.slots(sequence, 0, 600)):
+            assert bool(part.isfinite().all())
+
+
+def test_rows_of_a_page_table_are_padded_so_that_kernels_are_compiled_once() -> None:
+    for tokens in (1, 6_000):
+        pool = Pool.fill(format_named("bf16"), SHAPE, sequences=2, tokens=tokens, device=CPU)
+        assert pool.table.shape[1] % format_pool.TABLE_PAGES == 0
+
+
+def test_some_channels_of_k_are_much_larger() -> None:
+    pool = Pool.fill(format_named("bf16"), SHAPE, sequences=1, tokens=256, device=CPU)
+    keys, values = pool.format.unpack(pool.planes, pool.slots(0, 0, 256))
+    large = keys.std(dim=(0, 1)) > 4
+    assert int(large.sum()) == len(format_pool.OUTLIERS)
+    assert float(values.std(dim=(0, 1)).max()) < 2
+
+
+def test_a_kvarn_pool_keeps_first_and_open_tiles_aside() -> None:
+    fmt = format_named("kvarn_k4v2_g128")
+    assert isinstance(fmt, KVarN)
+    pool = Pool.fill(fmt, SHAPE, sequences=2, tokens=300, device=CPU)
+    for sequence in range(2):
+        tiles = pool.slots(sequence, 0, 300)[::128] // 128
+        held = pool.planes.sidecar["side_of_tile"][tiles]
+        assert [bool(side >= 0) for side in held.tolist()] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+def test_what_is_appended_at_once_is_what_is_appended_in_pieces(name: str, tokens: int) -> None:
+    timed = FormatAppend(name, shape=SHAPE, tokens=tokens, layers=2, device=CPU)
+    assert timed.verify() == 0
+    assert timed.finite()
+
+
+@pytest.mark.parametrize("name", ["int8_per_token_head", "bf16", "kvarn_k4v2_g128"])
+def test_an_append_that_writes_nothing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = FormatAppend(name, shape=SHAPE, tokens=2, layers=2, device=CPU)
+    monkeypatch.setattr(type(timed.format), "append", lambda *_given, **_named: None)
+    assert timed.verify() == float("inf")
+
+
+def test_bytes_of_an_append_are_those_in_16_bits_and_as_they_are_kept() -> None:
+    timed = FormatAppend("q8_0", shape=SHAPE, tokens=10, layers=1, device=CPU)
+    assert timed.moved_bytes == 10 * (2 * 2 * 64 * 2 + 2 * 2 * 2 * 34)
+
+
+def test_query_tokens_end_the_context() -> None:
+    with pytest.raises(ValueError, match="9 query tokens do not end a context of 8"):
+        decode("bf16", 8, tokens=9)
+
+
+# The fused kernels, through Triton's interpreter
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_the_fused_kernel_of_a_format_agrees(name: str, tokens: int) -> None:
+    """4 query rows of a KV head, and 18, which not every kernel takes at once."""
+    timed = decode(name, 150, batch=2, tokens=tokens, caches=2)
+    reason = format_kernels.missing(timed.format, CPU)
+    if reason:
+        pytest.skip(reason)
+    timed._calls = format_kernels.attentions(timed.pool, [range(2), range(2, 4)], query_tokens=tokens)
+    assert timed.verify() < INTERPRETED
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_has_a_kernel(name: str) -> None:
+    assert name in format_kernels.KERNELS
+    path = Path(format_kernels.__file__).parent / "attend" / f"{format_kernels.KERNELS[name].module}.py"
+    assert path.exists()
+
+
+def test_a_format_without_a_kernel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = format_named("exl3_k2v2")
+    assert "no fused kernel reads exl3_k2v2" in format_kernels.missing(other, CPU)
+    absent = format_kernels.Fused(module="decode_nowhere", function="attend")
+    monkeypatch.setitem(format_kernels.KERNELS, "bf16", absent)
+    assert "decode_nowhere" in format_kernels.missing(format_named("bf16"), CPU)
+    with pytest.raises(NoKernel, match="decode_nowhere"):
+        format_decode._refuse(format_named("bf16"), torch.device("meta"))
+
+
+@pytest.mark.parametrize("pairs", [1, 4, 12, 32, 48, 96, 144])
+@pytest.mark.parametrize("tiles", [1, 7, 97, 769, 3_072])
+def test_splits_leave_little_of_a_device_idle(pairs: int, tiles: int) -> None:
+    splits = format_kernels.even_splits(pairs=pairs, tiles=tiles, slots=264)
+    assert 1 <= splits <= min(tiles, 256)
+    rounds = -(-pairs * splits // 264)
+    if pairs * tiles >= 264 * 4:
+        assert pairs * tiles / (264 * rounds * -(-tiles // splits)) > 0.7

@@ -1,0 +1,48 @@
+"""Kernels are compiled in processes of their own; one that cannot be says why and stops nobody."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from realkernels import format_warm
+from realkernels.format_warm import MERGE, Wanted, compile_ahead
+
+
+def test_what_cannot_be_compiled_is_told_and_not_raised() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine would compile it")
+    failed = compile_ahead([Wanted("bf16", "aligned", 1)] * 3, device="cuda:0")
+    assert failed
+    assert all(words and "\n" not in words for words in failed)
+
+
+def test_each_kernel_is_compiled_once_and_the_merging_one_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    class Process:
+        def __init__(self, _command: list[str], **options: Any) -> None:
+            given.append(options["stdin"].read().decode())
+
+        def __enter__(self) -> "Process":
+            return self
+
+        def __exit__(self, *_left: object) -> None:
+            pass
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(format_warm.subprocess, "Popen", Process)
+    wanted = [Wanted("fp16", "aligned", 1), Wanted("q8_0", "aligned", 4), Wanted("q8_0", "aligned", 4)]
+    assert compile_ahead(wanted, device="cuda:0") == []
+    lines = sorted(line for text in given for line in text.splitlines())
+    merged = [f"{MERGE} {dtype} {tokens}" for dtype in ("bfloat16", "float16") for tokens in (1, 4)]
+    assert lines == sorted(["fp16 aligned 1", "q8_0 aligned 4", *merged])
+
+
+def test_a_process_that_ends_without_a_word_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format_warm.sys, "executable", "/bin/false")
+    assert compile_ahead([Wanted("bf16", "aligned", 1)], device="cuda:0") == [
+        "a compiling process ended without a word"
+    ]
