@@ -1,6 +1,16 @@
 """The numbers that a sparse-attention cache and a dense layer are made of, in plain integers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+def _check(sizes: Mapping[str, int]) -> None:
+    """Raise ValueError for a size below 1, or query heads that do not share their KV heads evenly."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}, which is below 1")
+    if sizes["query_heads"] % sizes["kv_heads"]:
+        raise ValueError(f"{sizes['query_heads']} query heads are not a multiple of {sizes['kv_heads']} kv heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +27,7 @@ class QsaShape:
     ratio: int = 4
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, which is below 1")
-        if self.query_heads % self.kv_heads:
-            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+        _check(vars(self))
         if self.budget % self.ratio:
             raise ValueError(f"budget {self.budget} is not a multiple of ratio {self.ratio}")
 
@@ -59,11 +65,7 @@ class DenseShape:
     intermediate: int = 14336
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, which is below 1")
-        if self.query_heads % self.kv_heads:
-            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+        _check(vars(self))
 
     @property
     def query_width(self) -> int:
@@ -118,11 +120,7 @@ class AttentionShape:
     head_dim: int = 256
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, which is below 1")
-        if self.query_heads % self.kv_heads:
-            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+        _check(vars(self))
 
     @property
     def group(self) -> int:
