@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from calibrate.format_forms import Form, OpAt, Sampled, decoding_form, efficiency_form, shares_form
+from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.library_fits import streamed_shape
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile, Kernel
@@ -161,15 +162,8 @@ class _FormatFits:
             ops = [append_op(_case_of(sample), tokens=int(sample.at["tokens"])) for sample in samples]
             shape = streamed_shape(samples, [self.roofs.cost(replace(op, kernel="")).bound_s for op in ops])
             provenance = self.provenance(samples, shape.spread, "quantised by torch, one kernel an operation")
-            curve = {"over": "tokens", "at": list(shape.at), "efficiency": list(shape.efficiency), **provenance}
-            entry: dict[str, Any] = {"efficiency": curve}
-            if shape.latency_s > 0:
-                entry["latency"] = {"value": shape.latency_s, "unit": "s", **provenance}
-            self.kernels[ops[0].kernel] = entry
-            self.fitted[ops[0].kernel] = [
-                {"at": sample.at, "measured_s": sample.median_s, "residual": residual}
-                for sample, residual in zip(samples, shape.residuals, strict=True)
-            ]
+            self.kernels[ops[0].kernel] = kernel_entry(shape, provenance, over="tokens")
+            self.fitted[ops[0].kernel] = residual_rows(samples, shape)
 
 
 def _kernel(form: Form) -> Kernel:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from calibrate.fits import AttendSample, Shape, attend_fit, latency_and_efficiency, latency_and_rate
 from calibrate.kernel_cases import KernelCase, program_of
+from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile
@@ -50,15 +51,8 @@ class _Fits:
 
     def add(self, key: str, shape: Shape, samples: Sequence[Sample], note: str, *, over: str) -> None:
         """An entry with efficiency, and with a latency where the shape has one."""
-        provenance = self.provenance(samples, shape.spread, note)
-        curve = {"over": over, "at": list(shape.at), "efficiency": list(shape.efficiency), **provenance}
-        self.kernels[key] = {"efficiency": curve}
-        if shape.latency_s > 0:
-            self.kernels[key]["latency"] = {"value": shape.latency_s, "unit": "s", **provenance}
-        self.fitted[key] = [
-            {"at": sample.at, "measured_s": sample.median_s, "residual": residual}
-            for sample, residual in zip(samples, shape.residuals, strict=True)
-        ]
+        self.kernels[key] = kernel_entry(shape, self.provenance(samples, shape.spread, note), over=over)
+        self.fitted[key] = residual_rows(samples, shape)
 
     # The fits, in the order in which later ones need earlier ones
 

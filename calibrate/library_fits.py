@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from calibrate.fits import EVERY, LATENCY_SHARE, LEAST_EFFICIENCY, LEAST_LATENCY_S, Shape, latency_and_efficiency, solve
+from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile, Kernel
 from realkernels.shape import DenseShape
@@ -48,15 +49,8 @@ class _LibraryFits:
     def add(self, operation: str, shape: Shape, samples: Sequence[Sample], note: str, *, over: str) -> None:
         """An entry with an efficiency, and with a latency where the shape has one."""
         key = library_key(operation, "fp32" if operation == "sample" else str(samples[0].at["dtype"]))
-        provenance = self.provenance(samples, shape.spread, note)
-        curve = {"over": over, "at": list(shape.at), "efficiency": list(shape.efficiency), **provenance}
-        self.kernels[key] = {"efficiency": curve}
-        if shape.latency_s > 0:
-            self.kernels[key]["latency"] = {"value": shape.latency_s, "unit": "s", **provenance}
-        self.fitted[key] = [
-            {"at": sample.at, "measured_s": sample.median_s, "residual": residual}
-            for sample, residual in zip(samples, shape.residuals, strict=True)
-        ]
+        self.kernels[key] = kernel_entry(shape, self.provenance(samples, shape.spread, note), over=over)
+        self.fitted[key] = residual_rows(samples, shape)
 
     def linear(self) -> None:
         """The four products of a layer: all of their time is efficiency."""

@@ -10,7 +10,7 @@ from twin.case import Case
 from twin.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
 from twin.errors import Impossible
 from twin.lower import split_layers
-from twin.pool_memory import KVPool, plan_pool, pool_rules, scratch_token_bytes
+from twin.pool_memory import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
 from twin.units import MAX_TOKENS, format_bytes
 
 PAGE_TABLE_SHARE = 8 / 4096
@@ -141,7 +141,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     held = plan.blocks_per_request(MAX_TOKENS) - attention * -(-MAX_TOKENS // plan.block_tokens)
     null_block = plan.block_bytes
     fixed = parts | {"null block": float(null_block), "state and windows": float(held * plan.block_bytes * batch)}
-    capacity = profile.gpu.vram.value * (case.question.utilisation or pool_rules(case).utilisation)
+    capacity = share_bytes(case, profile)
     if case.question.pool_bytes is not None:
         capacity = min(sum(parts.values()) + kv_pool.pool_bytes, profile.gpu.vram.value)
     device = Pool(

@@ -134,7 +134,7 @@ def _specs(case: Case) -> list[CacheSpec]:
 def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, float], float]:
     """The pool, the bytes by part that are taken before it, and the standard deviation of what is left, in bytes."""
     rules = pool_rules(case)
-    share = profile.gpu.vram.value * (case.question.utilisation or rules.utilisation)
+    share = share_bytes(case, profile)
     parts = fixed_parts(case, rules)
     given = case.question.pool_bytes
     pool_bytes = int(share - sum(parts.values())) if given is None else given
@@ -147,6 +147,11 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
     )
     spread = 0.0 if given is not None else _spread(case, rules, profile)
     return pool, parts, spread
+
+
+def share_bytes(case: Case, profile: HardwareProfile) -> float:
+    """Bytes of the device that the engine may take."""
+    return profile.gpu.vram.value * (case.question.utilisation or pool_rules(case).utilisation)
 
 
 def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
@@ -193,14 +198,13 @@ def _decoded_bytes(case: Case) -> int:
 def _sidecar_bytes(case: Case, sequences: int, batched_tokens: int) -> int:
     """Tiles that wait for their last token, and every sequence's first: 2 a sequence, a step's tokens, 8 free."""
     tile = case.fmt.tile_tokens
-    slots = max(2 * sequences + -(-batched_tokens // tile) + KVARN_SLOTS_FREE, KVARN_SLOTS_FREE)
+    slots = 2 * sequences + -(-batched_tokens // tile) + KVARN_SLOTS_FREE
     return slots * tile * _decoded_bytes(case) * case.model.attention_layers
 
 
 def _rebuilt_bytes(case: Case, sequences: int) -> int:
     """Scratch in which a prefill chunk finds its history in 16 bits, one for all layers."""
-    longest = _longest(case)
-    tokens = max(min(sequences * longest, SCRATCH_TOKENS), min(longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
+    tokens = max(min(sequences * _longest(case), SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
     return tokens * _decoded_bytes(case)
 
 

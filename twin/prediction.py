@@ -6,8 +6,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hwprofiles import HardwareProfile, load_profile
-from hwprofiles.profile import FULL_LANES
+from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance
 from twin.assumptions import assumptions_of
 from twin.case import Case
@@ -18,7 +17,7 @@ from twin.lower import decode_program, head_program, prefetch_program, prefill_p
 from twin.memory import MemoryPlan, plan_memory
 from twin.prefill import Weights, chunk_at, sample
 from twin.question import Question
-from twin.resolve import check_capability, resolve
+from twin.resolve import machine_of, resolve
 from twin.roofline import Roofs
 from twin.tally import Part, Tally
 
@@ -88,10 +87,7 @@ def predict(question: Question, profile: HardwareProfile | None = None, *, parti
     that one phase lacks leaves that phase out; where both lack one, MissingRate is raised unless `partial`.
     """
     case = resolve(question)
-    machine = profile or load_profile(case.hw)
-    if question.lanes != FULL_LANES:
-        machine = machine.with_lanes(question.lanes)
-    check_capability(case, machine)
+    machine = machine_of(case, profile)
     plan = plan_memory(case, machine)
     roofs = Roofs(machine)
     decode, prefill, missing = _tallies(case, roofs) if plan.fits else (None, None, ())

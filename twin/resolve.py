@@ -1,6 +1,7 @@
 """From a Question to a Case: every name looked up, every default filled in, every combination checked."""
 
-from hwprofiles import HardwareProfile
+from hwprofiles import HardwareProfile, load_profile
+from hwprofiles.profile import FULL_LANES
 from twin.case import Case
 from twin.counts import HALF_BYTES
 from twin.engines import EngineRules, engine_names, load_engine
@@ -169,6 +170,15 @@ def _check_case(case: Case) -> None:
     longest = case.question.max_model_tokens
     if longest is not None and longest < case.question.ctx_tokens:
         raise BadValue(f"context {case.question.ctx_tokens:,} is above the longest request of {longest:,} tokens")
+
+
+def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
+    """`profile` or the machine that the question names, with the lanes asked about; refused where it cannot run it."""
+    machine = profile or load_profile(case.hw)
+    if case.question.lanes != FULL_LANES:
+        machine = machine.with_lanes(case.question.lanes)
+    check_capability(case, machine)
+    return machine
 
 
 def check_capability(case: Case, machine: HardwareProfile) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from hwprofiles import HardwareProfile, load_profile
-from hwprofiles.profile import FULL_LANES
+from hwprofiles import HardwareProfile
 from twin.case import Case
 from twin.errors import Impossible
 from twin.layouts.layout import Pass
@@ -15,7 +14,7 @@ from twin.memory import MemoryPlan, plan_memory
 from twin.pool_memory import KVPool, pool_rules
 from twin.prediction import Z90, chunk_tally, decode_tally_of
 from twin.question import Question
-from twin.resolve import check_capability, resolve
+from twin.resolve import machine_of, resolve
 from twin.roofline import Roofs
 from twin.serving.limits import Limits
 from twin.serving.protocols import StepCosts
@@ -79,10 +78,7 @@ def serve(
     does, and what reading a workload raises.
     """
     case = resolve(question)
-    machine = profile or load_profile(case.hw)
-    if question.lanes != FULL_LANES:
-        machine = machine.with_lanes(question.lanes)
-    check_capability(case, machine)
+    machine = machine_of(case, profile)
     plan = plan_memory(case, machine)
     if plan.kv_pool is None:
         raise Impossible(
