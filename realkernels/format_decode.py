@@ -1,4 +1,4 @@
-"""Decode attention over a paged cache of any format, as it is timed and checked; appending to such a cache.
+"""Decode attention over a paged cache of any format, as it is timed and checked.
 
 One call is what a layer of a model does with its new tokens' queries: rotate them where the format is rotated, attend
 over every cached token, rotate the result back. The rotations are small matrix products and part of the time.
@@ -10,8 +10,8 @@ from functools import partial
 import torch
 
 from realkernels.format_cpu import attend_blocks
-from realkernels.format_pool import NoKernel, Pool, default_arrangement, random_rows
-from realkernels.formats import Arrangement, Format, KVarN, format_named
+from realkernels.format_pool import NoKernel, Pool, default_arrangement
+from realkernels.formats import Arrangement, Format, format_named
 from realkernels.library import relative_error
 from realkernels.shape import AttentionShape
 
@@ -149,92 +149,3 @@ def _refuse(fmt: Format, device: torch.device) -> None:
     reason = missing(fmt, device)
     if reason:
         raise NoKernel(reason)
-
-
-LEAST_BITS_ERROR = {8: 0.05, 4: 0.25, 3: 0.45, 2: 0.8}
-"""Relative error of a plane beyond which it cannot have been quantised right, by its bits; 16 bits and more: 0.01."""
-
-
-class FormatAppend:
-    """New tokens quantised into a cache, over several layers in turn."""
-
-    def __init__(
-        self, name: str, *, arrangement: Arrangement | None = None, shape: AttentionShape | None = None,
-        tokens: int, layers: int = 8, device: torch.device, seed: int = 0,
-    ) -> None:  # fmt: skip
-        self.shape = shape or AttentionShape()
-        self.format = format_named(name, arrangement=arrangement or default_arrangement(name))
-        self.tokens, self.layers = tokens, layers
-        source = torch.Generator(device).manual_seed(seed)
-        self.keys, self.values = random_rows(tokens, self.shape, device, source)
-        dtype = query_dtype(name, device)
-        self.keys, self.values = self.keys.to(dtype), self.values.to(dtype)
-        self.page_tokens = 256
-        pages = -(-tokens // self.page_tokens)
-        if isinstance(self.format, KVarN):
-            room = pages * self.page_tokens // self.format.tile_tokens
-            kept: dict[str, object] = {"side_tiles": room, "sinks": ()}
-        else:
-            kept = {}
-        self.planes = [
-            self.format.allocate(pages, self.page_tokens, self.shape.kv_heads, self.shape.head_dim, device, **kept)
-            for _ in range(layers)
-        ]
-        self.slots = torch.arange(tokens, device=device)
-
-    @property
-    def moved_bytes(self) -> float:
-        """K and V of a layer's tokens in 16 bits, read, and as they are stored, written."""
-        computed = 2 * self.shape.kv_heads * self.shape.head_dim * 2
-        return self.tokens * (computed + self.format.token_bytes(self.shape.kv_heads, self.shape.head_dim))
-
-    def run(self) -> None:
-        """Every layer."""
-        for planes in self.planes:
-            self.format.append(planes, self.slots, self.keys, self.values, checked=False)
-
-    def poison(self) -> None:
-        """Forget what was appended: 0xFF in every byte, no tile held."""
-        for planes in self.planes:
-            for tensor in planes.tensors.values():
-                tensor.view(torch.uint8).fill_(255)
-            if isinstance(self.format, KVarN):
-                self.format.release(planes, range(planes.slots // self.format.tile_tokens))
-
-    def finite(self) -> bool:
-        """Whether every layer's tokens can be read."""
-        return all(
-            bool(part.isfinite().all())
-            for planes in self.planes
-            for part in self.format.unpack(planes, self.slots, checked=False)
-        )
-
-    def verify(self) -> float:
-        """Run on forgotten planes; relative difference of what the last layer holds from tokens appended one by one.
-
-        Infinite where it is no quantisation of the tokens at all.
-        """
-        self.poison()
-        self.run()
-        found = self.format.unpack(self.planes[-1], self.slots, checked=False)
-        self.poison()
-        alone, step = self.planes[0], max(1, self.tokens // 16)
-        for first in range(0, self.tokens, step):
-            part = slice(first, first + step)
-            self.format.append(alone, self.slots[part], self.keys[part], self.values[part])
-        truth = self.format.unpack(alone, self.slots, checked=False)
-        self.poison()
-        self.run()
-        worst = 0.0
-        for made, one_by_one, given, bits in zip(found, truth, (self.keys, self.values), self._bits(), strict=True):
-            if not relative_error(made, given.double()) < LEAST_BITS_ERROR.get(bits, 0.01):
-                return float("inf")
-            worst = max(worst, relative_error(made, one_by_one.double()))
-        return worst
-
-    def _bits(self) -> tuple[int, int]:
-        """Bits of a number of K and of V, scales included, rounded down."""
-        names = self.planes[0].parts
-        each = self.planes[0].slots * self.shape.kv_heads * self.shape.head_dim
-        key, value = (8 * names[f"{plane}_data"].nbytes // each for plane in ("key", "value"))
-        return int(key), int(value)

@@ -95,7 +95,7 @@ def test_a_format_without_a_kernel_is_skipped_with_the_reason(tmp_path: Path, mo
     [
         ("format_decode_q8_0", "realkernels.format_decode.attend_blocks"),
         ("format_decode_int4_per_token_head", "realkernels.format_decode.rotate"),
-        ("format_append", "realkernels.format_decode.FormatAppend.run"),
+        ("format_append", "realkernels.format_append.FormatAppend.run"),
     ],
 )
 def test_a_wrong_result_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, broken: str) -> None:

@@ -22,7 +22,8 @@ from calibrate.probes.device_kernels import Sum
 from calibrate.probes.formats import KEPT, TOLERANCE
 from calibrate.probes.machine import describe
 from realkernels.backend import open_backend
-from realkernels.format_decode import FormatAppend, FormatDecode
+from realkernels.format_append import FormatAppend
+from realkernels.format_decode import FormatDecode
 from realkernels.format_pool import NoKernel
 from realkernels.format_warm import Wanted, compile_ahead
 from tests.gpu.torch_attention import ENOUGH_S, torch_attentions
@@ -105,7 +106,7 @@ def appended(backend: Any) -> Iterator[Row]:
     """One token of one layer into every format's cache, of 16 layers in a graph."""
     for name, arrangement in KEPT:
         timed = FormatAppend(name, arrangement=arrangement, tokens=1, layers=APPEND_LAYERS, device=backend.device)
-        right = timed.verify() == 0
+        right = timed.verify() <= timed.tolerance
         seconds = median_s(backend, timed.run, per=APPEND_LAYERS)
         yield {"format": name, "arrangement": arrangement, "seconds": seconds, "right": right and timed.finite()}
 

@@ -1,0 +1,133 @@
+"""Appending new tokens to paged caches of any format, as it is timed and checked.
+
+On a GPU the fused kernels of `realkernels/append/` quantise them, on a CPU the format itself, in torch, which is also
+what either is checked against.
+"""
+
+from functools import partial
+
+import torch
+
+from realkernels.format_decode import query_dtype
+from realkernels.format_pool import default_arrangement, random_rows
+from realkernels.formats import Arrangement, KVarN, Planes, format_named
+from realkernels.library import relative_error
+from realkernels.shape import AttentionShape
+
+LEAST_BITS_ERROR = {8: 0.05, 4: 0.25, 3: 0.45, 2: 0.8}
+"""Relative error of a plane beyond which it cannot have been quantised right, by its bits; 16 bits and more: 0.01."""
+
+ANOTHER_ORDER = 0.02
+"""Relative difference of KVarN's tiles whose sums were taken in another order: some codes move by one."""
+
+PAGE_TOKENS = 256
+
+
+class FormatAppend:
+    """New tokens quantised into a cache that holds `past`, over several layers in turn.
+
+    `fused`: by the kernels, by torch, or (None) by the kernels where there is a GPU.
+    """
+
+    def __init__(
+        self, name: str, *, arrangement: Arrangement | None = None, shape: AttentionShape | None = None,
+        tokens: int, past: int = 0, layers: int = 8, fused: bool | None = None, device: torch.device, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.shape = shape or AttentionShape()
+        self.format = format_named(name, arrangement=arrangement or default_arrangement(name))
+        self.tokens, self.layers = tokens, layers
+        self.fused = device.type == "cuda" if fused is None else fused
+        source = torch.Generator(device).manual_seed(seed)
+        dtype = query_dtype(name, device)
+        self.keys, self.values = (rows.to(dtype) for rows in random_rows(tokens, self.shape, device, source))
+        self.planes = [self._allocated(past + tokens, device) for _ in range(layers)]
+        self.slots = torch.arange(past, past + tokens, device=device)
+        if past:
+            rows = random_rows(past, self.shape, device, source)
+            for planes in self.planes:
+                self.format.append(planes, torch.arange(past), *rows)
+        self._beside = [{name: part.clone() for name, part in planes.sidecar.items()} for planes in self.planes]
+
+    def _allocated(self, tokens: int, device: torch.device) -> Planes:
+        pages, sizes = -(-tokens // PAGE_TOKENS), (PAGE_TOKENS, self.shape.kv_heads, self.shape.head_dim, device)
+        if isinstance(self.format, KVarN):
+            room = pages * PAGE_TOKENS // self.format.tile_tokens
+            return self.format.allocate(pages, *sizes, side_tiles=room, sinks=())
+        return self.format.allocate(pages, *sizes)
+
+    @property
+    def moved_bytes(self) -> float:
+        """K and V of a layer's tokens in 16 bits, read, and as they are stored, written."""
+        computed = 2 * self.shape.kv_heads * self.shape.head_dim * 2
+        return self.tokens * (computed + self.format.token_bytes(self.shape.kv_heads, self.shape.head_dim))
+
+    @property
+    def tolerance(self) -> float:
+        """What `verify` may give: nothing, but for tiles that kernels quantise."""
+        return ANOTHER_ORDER if self.fused and isinstance(self.format, KVarN) else 0.0
+
+    def run(self) -> None:
+        """Every layer."""
+        append = self.format.append
+        if self.fused:
+            from realkernels import append_kernels  # noqa: PLC0415 - needs triton
+
+            append = partial(append_kernels.append, self.format)
+        for planes in self.planes:
+            append(planes, self.slots, self.keys, self.values, checked=False)
+
+    def poison(self) -> None:
+        """Forget what was appended: 0xFF in every byte of the planes, what lies beside as it was."""
+        for planes, beside in zip(self.planes, self._beside, strict=True):
+            for tensor in planes.tensors.values():
+                tensor.view(torch.uint8).fill_(255)
+            for name, part in beside.items():
+                planes.sidecar[name].copy_(part)
+
+    def finite(self) -> bool:
+        """Whether every layer's tokens can be read."""
+        return all(
+            bool(part.isfinite().all())
+            for planes in self.planes
+            for part in self.format.unpack(planes, self.slots, checked=False)
+        )
+
+    def verify(self) -> float:
+        """Run on forgotten planes; relative difference of what the last layer holds from tokens appended by torch.
+
+        Those come one by one, or in 16 pieces. Infinite where it is no quantisation of the tokens at all, and where
+        bytes differ although they must not (see `tolerance`).
+        """
+        self.poison()
+        self.run()
+        last = self.planes[-1]
+        found = self.format.unpack(last, self.slots, checked=False)
+        bytes_found = [tensor.clone() for tensor in last.tensors.values()]
+        self.poison()
+        step = max(1, self.tokens // 16)
+        for first in range(0, self.tokens, step):
+            part = slice(first, first + step)
+            self.format.append(last, self.slots[part], self.keys[part], self.values[part])
+        truth = self.format.unpack(last, self.slots, checked=False)
+        same = all(map(_same_bytes, bytes_found, last.tensors.values()))
+        self.poison()
+        self.run()
+        if not same and self.tolerance == 0:
+            return float("inf")
+        worst = 0.0
+        for made, one_by_one, given, bits in zip(found, truth, (self.keys, self.values), self._bits(), strict=True):
+            if not relative_error(made, given.double()) < LEAST_BITS_ERROR.get(bits, 0.01):
+                return float("inf")
+            worst = max(worst, relative_error(made, one_by_one.double()))
+        return worst
+
+    def _bits(self) -> tuple[int, int]:
+        """Bits of a number of K and of V, scales included, rounded down."""
+        names = self.planes[0].parts
+        each = self.planes[0].slots * self.shape.kv_heads * self.shape.head_dim
+        key, value = (8 * names[f"{plane}_data"].nbytes // each for plane in ("key", "value"))
+        return int(key), int(value)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
