@@ -1,4 +1,4 @@
-"""Checks of selections on the host: kernels trust their indices, so whoever makes them up has them checked first.
+"""Checks of selections and page tables on the host: kernels trust indices, so whoever makes them up checks them first.
 
 None of this belongs into a timed path: each check waits for the device.
 """
@@ -32,3 +32,23 @@ def check_rows(selection: torch.Tensor, *, past: int, shape: QsaShape) -> None:
         raise IndexError(f"a row selects a block before 0 or beyond its own, for rows at {past} to {past + rows - 1}")
     if bool(((selection[:, 1:] <= selection[:, :-1]) & ~fill[:, 1:]).any()):
         raise IndexError("a row's selection does not ascend, or holds a block twice")
+
+
+def check_pages(page_table: torch.Tensor, lengths: torch.Tensor, *, pages: int, page_tokens: int) -> None:
+    """Page tables [batch, max_pages] and lengths [batch] of caches of `pages` pages.
+
+    Each length fits its row of the table, and the pages that it reaches into exist; entries beyond may hold anything.
+    IndexError otherwise.
+    """
+    most = page_table.shape[1] * page_tokens
+    wrong = (lengths < 0) | (lengths > most)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise IndexError(f"sequence {row} has {int(lengths[row])} tokens: its row of the page table holds 0 to {most}")
+    used = torch.arange(page_table.shape[1], device=page_table.device)[None, :] * page_tokens < lengths[:, None]
+    wrong = used & ((page_table < 0) | (page_table >= pages))
+    if bool(wrong.any()):
+        row, place = (int(number) for number in wrong.nonzero()[0])
+        raise IndexError(
+            f"page {int(page_table[row, place])} of sequence {row} is out of range: there are pages 0 to {pages - 1}"
+        )

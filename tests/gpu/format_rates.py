@@ -8,8 +8,6 @@ that nothing else is measured; `--into` puts the kernels and the rate of instruc
 import argparse
 import json
 import sys
-import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,42 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.build import Evidence, checked, instructions_roof
 from calibrate.format_fits import format_rates
-from calibrate.probes import CannotRun, Context, Machine, ProbeRecord
-from calibrate.probes.machine import describe
+from calibrate.probes import Machine, ProbeRecord
 from hwprofiles.profile import HardwareProfile, Roof
 from hwprofiles.store import DATA, read_json
-
-DTYPES = {"torch.float16": "fp16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
-
-
-def measured(device: str, *, quick: bool) -> tuple[Any, dict[str, ProbeRecord]]:
-    """(machine, a record a probe). A probe that fails is told and left out: the others go on."""
-    from calibrate.probes import formats, instructions
-    from realkernels.backend import open_backend
-
-    records = {}
-    with tempfile.TemporaryDirectory() as folder:
-        backend = open_backend(device, folder=folder)
-        machine = describe(str(backend.device), dtype=DTYPES[str(backend.dtype)])
-        for probe in (*instructions.PROBES, *formats.PROBES):
-            reason = probe.supported(machine)
-            context = Context(
-                machine=machine, backend=backend, folder=Path(folder), quick=quick,
-                estimate_s=2 * probe.estimate_s(quick=quick),
-            )  # fmt: skip
-            begin, samples = time.monotonic(), []
-            try:
-                samples = probe.run(context) if not reason else []
-            except (CannotRun, RuntimeError) as missing:
-                reason = f"{type(missing).__name__}: {missing}"
-            took = time.monotonic() - begin
-            records[probe.name] = ProbeRecord(
-                samples=tuple(samples), skipped=reason, left_out=context.left_out, took_s=took
-            )
-            print(
-                f"{probe.name}: {took:.1f} s, {len(samples)} points, {context.left_out} left out {reason}", flush=True
-            )
-    return machine, records
+from tests.gpu.probing import probed, reported
 
 
 def roofed(raw: dict[str, Any], evidence: Evidence) -> HardwareProfile:
@@ -84,10 +50,12 @@ def tell(records: dict[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[
     for key, kernel in kernels.items():
         curve = kernel["efficiency"]
         points = ", ".join(f"{at:g}: {share:.3f}" for at, share in zip(curve["at"], curve["efficiency"], strict=True))
-        parts = [
-            f"{1e6 * kernel[name]['value']:.2f} us ({name})" for name in ("latency", "latency_each") if name in kernel
-        ]
-        parts += [f"{kernel['decoding']['value']:.2f} operations an element"] if "decoding" in kernel else []
+        parts = [f"{1e6 * kernel['latency']['value']:.2f} us"] if "latency" in kernel else []
+        parts += [f"merging {kernel['merging']['value']:.2f}"] if "merging" in kernel else []
+        if "operations" in kernel:
+            counts = kernel["operations"]
+            told = (f"{rows:g}: {count:.2f}" for rows, count in zip(counts["at"], counts["counts"], strict=True))
+            parts.append(f"operations an element by rows {', '.join(told)}")
         print(f"{key}: {', '.join(parts)}; {points} (spread {curve['spread']:.3f}; {curve['note']})")
     for name in ("instructions",):
         for sample in records[name].samples:
@@ -107,7 +75,9 @@ def main() -> None:
     asked = parser.parse_args()
     raw = read_json(DATA / asked.hw / "profile.json")
     if asked.again is None:
-        machine, records = measured(asked.device, quick=asked.quick)
+        from calibrate.probes import formats, instructions  # need torch
+
+        machine, records = probed((*instructions.PROBES, *formats.PROBES), asked.device, quick=asked.quick)
         date = datetime.now(UTC).date().isoformat()
     else:
         earlier = read_json(asked.again)
@@ -117,10 +87,8 @@ def main() -> None:
     kernels, fitted = format_rates(records, roofed(raw, evidence), evidence.provenance)
     tell(records, kernels, fitted)
     if asked.report is not None:
-        made = {
-            "machine": msgspec.to_builtins(machine) | {"device_id": ""}, "date": evidence.date, "kernels": kernels,
-            "gpu": instructions_roof(evidence), "fitted": fitted, "probes": msgspec.to_builtins(records),
-        }  # fmt: skip
+        rates = {"date": evidence.date, "kernels": kernels, "gpu": instructions_roof(evidence), "fitted": fitted}
+        made = reported(machine, records) | rates
         asked.report.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if asked.into is not None:
         raw["gpu"] |= instructions_roof(evidence)

@@ -6,8 +6,6 @@ Run as `python tests/gpu/library_suite.py [report.json]`. Roofs are those of `--
 import argparse
 import json
 import sys
-import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,38 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.build import Evidence
 from calibrate.library_fits import library_rates
-from calibrate.probes import CannotRun, Context, ProbeRecord
+from calibrate.probes import ProbeRecord
 from calibrate.probes.library import PROBES
-from calibrate.probes.machine import describe
 from hwprofiles import load_profile
-from realkernels.backend import open_backend
-
-DTYPES = {"torch.float16": "fp16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
-
-
-def measured(device: str, *, quick: bool) -> tuple[Any, dict[str, ProbeRecord]]:
-    """(machine, a record a probe)."""
-    records = {}
-    with tempfile.TemporaryDirectory() as folder:
-        backend = open_backend(device, folder=folder)
-        machine = describe(str(backend.device), dtype=DTYPES[str(backend.dtype)])
-        for probe in PROBES:
-            reason = probe.supported(machine)
-            context = Context(
-                machine=machine, backend=backend, folder=Path(folder), quick=quick,
-                estimate_s=probe.estimate_s(quick=quick),
-            )  # fmt: skip
-            begin, samples = time.monotonic(), []
-            try:
-                samples = probe.run(context) if not reason else []
-            except CannotRun as missing:
-                reason = str(missing)
-            took = time.monotonic() - begin
-            records[probe.name] = ProbeRecord(
-                samples=tuple(samples), skipped=reason, left_out=context.left_out, took_s=took
-            )
-            print(f"{probe.name}: {took:.1f} s, {len(samples)} points, {context.left_out} left out {reason}")
-    return machine, records
+from tests.gpu.probing import probed, reported
 
 
 def tell(records: dict[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[str, Any]) -> None:
@@ -79,13 +49,13 @@ def main() -> None:
     parser.add_argument("--hw", default="h200", help="the profile whose roofs the efficiencies are shares of")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    machine, records = measured(asked.device, quick=asked.quick)
+    machine, records = probed(PROBES, asked.device, quick=asked.quick)
     evidence = Evidence(machine=machine, records=records, date=datetime.now(UTC).date().isoformat())
     kernels, fitted = library_rates(records, load_profile(asked.hw), evidence.provenance)
     tell(records, kernels, fitted)
     if asked.report is not None:
-        made = {"machine": machine, "kernels": kernels, "fitted": fitted, "probes": records}
-        asked.report.write_text(json.dumps(msgspec.to_builtins(made), indent=1) + "\n", encoding="utf-8")
+        made = reported(machine, records) | msgspec.to_builtins({"kernels": kernels, "fitted": fitted})
+        asked.report.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
