@@ -138,7 +138,12 @@ def gather_attend(
         KV_HEADS=shape.kv_heads, DIM=shape.head_dim, TILE=plan.blocks_per_split * shape.ratio, UPCAST=upcast,
         num_warps=plan.num_warps, num_stages=1,
     )  # fmt: skip
-    piece = min(plan.piece, shape.head_dim)
+    merge_splits(buffers, output, shape, plan)
+
+
+def merge_splits(buffers: GatherBuffers, output: torch.Tensor, shape: QsaShape, plan: GatherPlan) -> None:
+    """Attention from the parts in `buffers`, into `output` [query_heads, head_dim]; one launch."""
+    splits, piece = plan.splits(shape), min(plan.piece, shape.head_dim)
     _merge_splits[(shape.query_heads, shape.head_dim // piece)](
         buffers.partial, buffers.statistics, output,
         SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), HEADS=shape.query_heads, DIM=shape.head_dim,

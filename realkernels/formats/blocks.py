@@ -1,0 +1,67 @@
+"""Whole blocks of tokens as one record each: what a sparse gather over a link reads in one run.
+
+| bytes of a record, in this order | content |
+|---|---|
+| H x B x C | K codes [head, token, codes] |
+| H x B x S | K scales [head, token, scales] |
+| H x B x C | V codes |
+| H x B x S | V scales |
+| up to a multiple of 64 | nothing: zeros, never read |
+
+B tokens a block, H KV heads, C and S bytes of codes and scales of a token and head, as the format has them. At 4 tokens
+and 2 heads of 256 no format needs padding: int4_per_token_head 1,024 + 32 + 1,024 + 32 = 2,112 B, int8_per_token_head
+4,160 B, q4_0 and exl3_k4v4 2,304 B, q8_0 4,352 B. A format's own append, read and unpack work on such planes as they
+are: a page is a block, slot = token.
+"""
+
+from math import prod
+
+import torch
+
+from realkernels.formats.format import Format, RowFormat, check_sizes
+from realkernels.formats.planes import Part, Planes, Record, cut
+
+RECORD_ALIGNMENT = 64
+"""Bytes that records begin on: two of the 32 B pieces in which a device asks for host memory."""
+
+BLOCK_FORMATS = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
+"""Formats that a gather kernel reads in records."""
+
+_ORDER = ("key_data", "key_scale", "value_data", "value_scale")
+
+
+def record_of(fmt: Format, *, block_tokens: int, kv_heads: int, head_dim: int) -> Record:
+    """One block's record; ValueError for a format that is not kept so, and for sizes that do not fit it."""
+    check_sizes(block_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim)
+    if fmt.name not in BLOCK_FORMATS or not isinstance(fmt, RowFormat):
+        raise ValueError(f"{fmt.name} is not kept in blocks: there are {', '.join(BLOCK_FORMATS)}")
+    found = {part.name: (record, part) for record in fmt.records(head_dim) for part in record.parts}
+    parts = []
+    for name in _ORDER:
+        record, part = found[name]
+        parts.append(Part(name, part.dtype, (kv_heads, block_tokens, *record.inner, *part.shape)))
+    return Record("blocks", tuple(parts), pad_to=RECORD_ALIGNMENT)
+
+
+def block_planes(
+    fmt: Format, *, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, memory: torch.Tensor
+) -> Planes:  # fmt: skip
+    """Planes over `memory`, uint8 [blocks, record bytes] anywhere, as it is; ValueError for other sizes."""
+    record = record_of(fmt, block_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim)
+    if memory.dtype != torch.uint8 or tuple(memory.shape) != (blocks, record.stride):
+        raise ValueError(
+            f"memory is {memory.dtype} {tuple(memory.shape)}: {blocks} records of {fmt.name} are uint8 "
+            f"[{blocks}, {record.stride}]"
+        )
+    parts = cut(memory, record.parts)
+    fmt.warm(head_dim, memory.device)
+    return Planes(
+        pages=blocks, page_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim,
+        tensors={"blocks": memory}, parts=parts,
+    )  # fmt: skip
+
+
+def row_bytes(record: Record, name: str) -> int:
+    """Bytes of one token and head of a part."""
+    part = next(part for part in record.parts if part.name == name)
+    return int(part.dtype.itemsize) * prod(part.shape[2:])

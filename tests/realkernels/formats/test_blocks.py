@@ -1,0 +1,67 @@
+"""Blocks in records: bytes of each part, and formats' own append and read on them."""
+
+import pytest
+import torch
+
+from realkernels.formats import format_named
+from realkernels.formats.blocks import BLOCK_FORMATS, RECORD_ALIGNMENT, block_planes, record_of, row_bytes
+
+BYTES = {"int4_per_token_head": 2_112, "int8_per_token_head": 4_160, "q4_0": 2_304, "q8_0": 4_352, "exl3_k4v4": 2_304}
+
+
+def memory_of(name: str, blocks: int, *, head_dim: int = 64) -> torch.Tensor:
+    record = record_of(format_named(name), block_tokens=4, kv_heads=2, head_dim=head_dim)
+    return torch.full((blocks, record.stride), 0xFF, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_a_record_of_the_models_heads_needs_no_padding(name: str) -> None:
+    fmt = format_named(name)
+    record = record_of(fmt, block_tokens=4, kv_heads=2, head_dim=256)
+    assert record.stride == BYTES[name] == sum(part.nbytes for part in record.parts)
+    assert record.stride == 4 * fmt.token_bytes(2, 256)
+    assert record.stride % RECORD_ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_append_and_unpack_of_the_format_work_on_records(name: str) -> None:
+    fmt, slots = format_named(name), [5, 0, 11, 6]
+    memory = memory_of(name, 3)
+    planes = block_planes(fmt, blocks=3, block_tokens=4, kv_heads=2, head_dim=64, memory=memory)
+    paged = fmt.allocate(3, 4, 2, 64, torch.device("cpu"))
+    rows = torch.randn(2, 4, 2, 64)
+    for target in (planes, paged):
+        fmt.append(target, slots, rows[0], rows[1])
+    for found, wanted in zip(fmt.unpack(planes, slots), fmt.unpack(paged, slots), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_a_token_is_written_to_its_own_bytes(name: str) -> None:
+    """Codes of K, scales of K, codes of V, scales of V; each [head, token, ...]."""
+    fmt = format_named(name)
+    memory = memory_of(name, 2)
+    planes = block_planes(fmt, blocks=2, block_tokens=4, kv_heads=2, head_dim=64, memory=memory)
+    memory.zero_()
+    fmt.append(planes, [6], torch.randn(1, 2, 64), torch.randn(1, 2, 64))
+    record = record_of(fmt, block_tokens=4, kv_heads=2, head_dim=64)
+    assert not bool(memory[0].any())
+    at = 0
+    for name_of, part in zip(("key_data", "key_scale", "value_data", "value_scale"), record.parts, strict=True):
+        assert part.name == name_of
+        rows = memory[1, at : at + part.nbytes].view(2, 4, row_bytes(record, name_of))
+        assert bool(rows[:, 2].any(dim=-1).all())
+        assert not bool(rows[:, [0, 1, 3]].any())
+        at += part.nbytes
+    assert not bool(memory[1, at:].any())
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    fmt = format_named("int4_per_token_head")
+    with pytest.raises(ValueError, match="bf16 is not kept in blocks"):
+        record_of(format_named("bf16"), block_tokens=4, kv_heads=2, head_dim=64)
+    with pytest.raises(ValueError, match="block_tokens is 0"):
+        record_of(fmt, block_tokens=0, kv_heads=2, head_dim=64)
+    for wrong in (torch.zeros(3, 64, dtype=torch.uint8), memory_of("int4_per_token_head", 3).view(torch.int8)):
+        with pytest.raises(ValueError, match="3 records of int4_per_token_head are uint8"):
+            block_planes(fmt, blocks=3, block_tokens=4, kv_heads=2, head_dim=64, memory=wrong)
