@@ -16,6 +16,7 @@ from triton.errors import TritonError
 
 from realkernels.attend.plan import TilePlan, alignment
 from realkernels.attend.splits import MAX_SPLITS, Workspace, resident_programs
+from realkernels.bounds import check_pages
 from realkernels.format_pool import PAGE_TOKENS, NoKernel, Pool
 from realkernels.formats import Format
 
@@ -117,7 +118,10 @@ def _function(fused: Fused) -> tuple[ModuleType, Callable[..., object]]:
 def attentions(
     pool: Pool, parts: Sequence[range], *, query_tokens: int
 ) -> list[Callable[[torch.Tensor, torch.Tensor], object]]:
-    """A call for each part of the pool's sequences, all of one size; each takes (query, out) in the stored basis."""
+    """A call for each part of the pool's sequences, all of one size; each takes (query, out) in the stored basis.
+
+    IndexError, before anything is launched, for a page table that leaves the planes.
+    """
     fused, shape, device = KERNELS[pool.format.name], pool.shape, pool.table.device
     module, function = _function(fused)
     rows, batch = shape.group * query_tokens, len(parts[0])
@@ -134,6 +138,10 @@ def attentions(
     views = pool.format.views(pool.planes)
     planes = [views[name] for name in fused.views] or [views]
     lengths = torch.full((batch,), pool.tokens, dtype=torch.int32, device=device)
+    for part in parts:
+        check_pages(
+            pool.table[part.start : part.stop], lengths, pages=pool.planes.pages, page_tokens=pool.planes.page_tokens
+        )
     options = {"softmax_scale": shape.head_dim**-0.5, "plan": plan, **fused.options(module)}
 
     def call(table: torch.Tensor, query: torch.Tensor, out: torch.Tensor) -> None:
@@ -168,6 +176,7 @@ def plan_for(pool: Pool, query_rows: int) -> TilePlan:
     views = pool.format.views(pool.planes)
     given = {
         "query_rows": query_rows, "head_dim": pool.shape.head_dim, "device": pool.table.device,
-        "aligned": alignment(views["key_data"], views["value_data"]), **fused.options(module),
+        "aligned": alignment(views["key_data"], views["value_data"]),
+        "per_token": "key_scale" in views and views["key_scale"].dim() > 1, **fused.options(module),
     }  # fmt: skip
     return chooser(**{name: value for name, value in given.items() if name in signature(chooser).parameters})

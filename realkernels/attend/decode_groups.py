@@ -7,7 +7,16 @@ rotated within groups: the caller rotates the query before and the output after.
 
 import torch
 
-from realkernels.attend.launch_words import Codes, launch_words, plan_columns, plan_rows, plan_small
+from realkernels.attend.launch_words import (
+    LEAST_ASYNCHRONOUS,
+    Codes,
+    launch_words,
+    plan_columns,
+    plan_rows,
+    plan_small,
+    plan_wide,
+    wide_is_less,
+)
 from realkernels.attend.plan import TilePlan, checked_call, is_large, tile_tokens
 from realkernels.attend.splits import Workspace
 from realkernels.attend.word_tiles import GROUPS
@@ -22,22 +31,26 @@ CODES = {
 
 
 def plan_words(
-    *, query_rows: int, head_dim: int, device: torch.device,
+    *, query_rows: int, head_dim: int, device: torch.device, aligned: int = 16,
     key_codes: Codes = CODES["q4_0"], value_codes: Codes = CODES["q4_0"],
 ) -> TilePlan:  # fmt: skip
     """The fastest plan measured on an H200 (head_dim 256), and one that fits where shared memory is 100 KiB.
 
-    `query_rows` is query tokens x query heads of a KV head; more than 48 are cut into blocks.
+    `query_rows` is query tokens x query heads of a KV head; more than 24 or 32 are cut into blocks. Rows `aligned` to
+    2 bytes cannot be copied asynchronously: they pass through registers, which a wide plan has none left for.
     """
     wide_codes = 2 in {key_codes.per_word, value_codes.per_word}
     if not is_large(device):
         return plan_small(query_rows=query_rows, head_dim=head_dim, wide_codes=wide_codes)
-    if query_rows <= 8 or wide_codes:
-        return plan_columns(
-            query_rows=query_rows, tile=tile_tokens(head_dim, of_256=64), num_warps=4 if wide_codes else 2,
-            per_multiprocessor=2 if wide_codes else 4,
-        )  # fmt: skip
-    return plan_rows(query_rows=query_rows, head_dim=head_dim)
+    alone = query_rows <= 8 and not wide_codes
+    if aligned < LEAST_ASYNCHRONOUS and not alone and not wide_codes:
+        return plan_rows(query_rows=query_rows, head_dim=head_dim)
+    if aligned >= LEAST_ASYNCHRONOUS and wide_is_less(query_rows, sets=3 if wide_codes else 2):
+        return plan_wide(head_dim=head_dim)
+    return plan_columns(
+        query_rows=query_rows, tile=tile_tokens(head_dim, of_256=64), num_warps=2 if alone else 4,
+        per_multiprocessor=4 if alone else 2,
+    )  # fmt: skip
 
 
 def attend_groups(

@@ -1,13 +1,13 @@
 """Fused decode attention over int4 caches with a scale and a zero point per token and head.
 
 Scores: k = (code - zero) scale, so that s = scale (q . code - zero sum(q)), with the query in fp16 below 2^10 by one
-power of two a KV head. Values: sum(p v_scale zero) is taken off at the end. No element is multiplied: a code costs a
-mask, and half a shift.
+power of two a KV head. Values: codes less 7.5, since a large sum would drown a small output, and sum(p v_scale (zero
+- 7.5)) is taken off at the end. No element is multiplied: a code costs a mask, half a shift, of V a subtraction.
 """
 
 import torch
 
-from realkernels.attend.launch_words import Codes, launch_words, plan_columns, plan_small
+from realkernels.attend.launch_words import Codes, launch_words, plan_columns, plan_small, plan_wide, wide_is_less
 from realkernels.attend.plan import TilePlan, checked_call, is_large, tile_tokens
 from realkernels.attend.splits import Workspace
 from realkernels.attend.word_tiles import INT4
@@ -16,10 +16,12 @@ from realkernels.attend.word_tiles import INT4
 def plan_words(*, query_rows: int, head_dim: int, device: torch.device) -> TilePlan:
     """The fastest plan measured on an H200 (head_dim 256), and one that fits where shared memory is 100 KiB.
 
-    `query_rows` is query tokens x query heads of a KV head; more than 24 are cut into blocks.
+    `query_rows` is query tokens x query heads of a KV head; more than 24 are cut into blocks, of 24 or of 32.
     """
     if not is_large(device):
         return plan_small(query_rows=query_rows, head_dim=head_dim)
+    if wide_is_less(query_rows, sets=3):
+        return plan_wide(head_dim=head_dim)
     return plan_columns(
         query_rows=query_rows, tile=tile_tokens(head_dim, of_256=128), num_warps=4, per_multiprocessor=2
     )

@@ -12,14 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
+from realkernels.attend.decode_scaled_wide import attend_columns, chunks_of
 from realkernels.attend.merge import merge
-from realkernels.attend.plan import TilePlan, alignment, checked_call, is_large, tile_tokens
+from realkernels.attend.plan import TilePlan, alignment, checked_call, is_large, multiplies_registers, tile_tokens
 from realkernels.attend.splits import Workspace, store_part, tiles_of_split
 from realkernels.attend.tiles import exp2, log2, page_of_tile, row_maxima
 from realkernels.attend.words import fp8_halves, int8_halves
 
 LOG2E = 1.4426950408889634
 Kind = Literal["int8", "fp8"]
+ACROSS_DIM = 256
+"""Elements of a head at which rows have been measured as columns."""
 
 
 @triton.jit
@@ -212,17 +215,25 @@ def _attend_scaled(  # noqa: C901
         )  # fmt: skip
 
 
-def plan_scaled(*, query_rows: int, head_dim: int, device: torch.device, aligned: int = 16) -> TilePlan:
+def plan_scaled(
+    *, query_rows: int, head_dim: int, device: torch.device, aligned: int = 16, per_token: bool = True
+) -> TilePlan:
     """The fastest plan measured on an H200 (head_dim 256); it fits where shared memory is 100 KiB, too.
 
     `query_rows` is query tokens x query heads of a KV head; more than 48 are cut into blocks that read and convert a
-    tile each. `aligned` is the planes' `alignment`: copies of 4 and 8 bytes want registers for their addresses.
+    tile each. `aligned` is the planes' `alignment`: copies of 4 and 8 bytes want registers for their addresses. Of
+    Hopper's matrix units rows that are columns (`decode_scaled_wide.py`) make more: 32 of them, and 48 where no scales
+    per token take the registers.
     """
     blocks = -(-query_rows // 48)
     rows, sets = {1: (16, 1), 2: (32, 1), 3: (16, 3)}[-(-query_rows // (16 * blocks))]
+    across = aligned == 16 and head_dim == ACROSS_DIM and multiplies_registers(device) and rows * sets > 16
+    if across and sets > 1:
+        across = not per_token
+        rows, sets = (48, 1) if across else (rows, sets)
     return TilePlan(
         tile=tile_tokens(head_dim, of_256=64), rows=rows, sets=sets, num_warps=4, stages=3 if aligned == 16 else 2,
-        per_multiprocessor=2 if is_large(device) else 1, wide=True,
+        per_multiprocessor=2 if is_large(device) else 1, wide=True, across=across,
     )  # fmt: skip
 
 
@@ -245,7 +256,10 @@ def attend_scaled(
     per_token = key_scale.dim() == 3
     aligned = alignment(words_k, words_v)
     if plan is None:
-        plan = plan_scaled(query_rows=call.query_rows, head_dim=call.head_dim, device=query.device, aligned=aligned)
+        plan = plan_scaled(
+            query_rows=call.query_rows, head_dim=call.head_dim, device=query.device, aligned=aligned,
+            per_token=per_token,
+        )  # fmt: skip
     if kind == "int8" and not per_token:
         raise ValueError("int8 caches have a scale per token and head")
     if per_token and (key_scale.stride() != value_scale.stride() or key_scale.shape != keys.shape[:3]):
@@ -253,7 +267,11 @@ def attend_scaled(
     if kind == "fp8" and query.device.type == "cuda" and torch.cuda.get_device_capability(query.device) < (8, 9):
         raise ValueError("fp8 caches need compute capability 8.9 or later")
     s_page, s_head, s_token = key_scale.stride() if per_token else (0, 0, 0)
-    _attend_scaled[(call.kv_heads * plan.blocks(call.query_rows), workspace.splits, call.batch)](
+    if plan.across:
+        kernel, form = attend_columns, {"COLUMNS": plan.rows, "CHUNKS": chunks_of(call.head_dim)}
+    else:
+        kernel, form = _attend_scaled, {"ROWS": plan.rows, "SETS": plan.sets, "WIDE": plan.wide}
+    kernel[(call.kv_heads * plan.blocks(call.query_rows), workspace.splits, call.batch)](
         query, words_k, words_v, key_scale, value_scale, page_table, lengths, workspace.partial, workspace.statistics,
         softmax_scale * LOG2E, query.stride(0), query.stride(1), query.stride(2), page_table.stride(0),
         workspace.splits,
@@ -261,8 +279,7 @@ def attend_scaled(
         V_PAGE=words_v.stride(0), V_HEAD=words_v.stride(1), V_TOKEN=words_v.stride(2),
         S_PAGE=s_page, S_HEAD=s_head, S_TOKEN=s_token,
         ALIGN=aligned, PAGE=call.page_tokens, Q_TOKENS=call.q_tokens, HEADS=call.query_heads,
-        GROUP=call.group, DIM=call.head_dim, ROWS=plan.rows, SETS=plan.sets, TILE=plan.tile,
-        FP8=kind == "fp8", PER_TOKEN=per_token, ASM=query.device.type == "cuda", WIDE=plan.wide, STAGES=plan.stages,
-        EVICT=plan.evict, num_warps=plan.num_warps,
+        GROUP=call.group, DIM=call.head_dim, TILE=plan.tile, FP8=kind == "fp8", PER_TOKEN=per_token,
+        ASM=query.device.type == "cuda", STAGES=plan.stages, EVICT=plan.evict, num_warps=plan.num_warps, **form,
     )  # fmt: skip
     return merge(workspace, out)

@@ -3,15 +3,23 @@
 Centroids of a normal variable are nearly an odd polynomial of (code - 7.5): x (a + b x^2 + x^6) in fp16, found for the
 16 numbers, misses them by 1.9e-3 of a standard deviation (root of the mean square; 5.2e-3 at most), against 9.7e-2 by
 which centroids miss what they stand for: it adds 4e-4 of that to the squared error. key_norm holds norm / |centroids|,
-so that norms multiply scores. Values: sum(p zero) is added at the end. K is rotated, V is not: the caller rotates the
-query.
+so that norms multiply scores. Values: codes less 7.5; sum(p (zero + 7.5 scale)) is added at the end. K is rotated, V is
+not: the caller rotates the query.
 """
 
 from math import sqrt
 
 import torch
 
-from realkernels.attend.launch_words import Codes, launch_words, plan_columns, plan_rows, plan_small
+from realkernels.attend.launch_words import (
+    LEAST_ASYNCHRONOUS,
+    Codes,
+    launch_words,
+    plan_columns,
+    plan_rows,
+    plan_small,
+    plan_wide,
+)
 from realkernels.attend.plan import TilePlan, checked_call, is_large, tile_tokens
 from realkernels.attend.splits import Workspace
 from realkernels.attend.word_tiles import TURBOQUANT
@@ -20,16 +28,20 @@ UNIT = 82.2174035
 """The polynomial gives centroids for N(0, 1) over this."""
 
 
-def plan_words(*, query_rows: int, head_dim: int, device: torch.device) -> TilePlan:
+def plan_words(*, query_rows: int, head_dim: int, device: torch.device, aligned: int = 16) -> TilePlan:
     """The fastest plan measured on an H200 (head_dim 256), and one that fits where shared memory is 100 KiB.
 
-    `query_rows` is query tokens x query heads of a KV head; more than 48 are cut into blocks.
+    `query_rows` is query tokens x query heads of a KV head; more than 48 are cut into blocks. Rows `aligned`
+    to 2 bytes cannot be copied asynchronously: they pass through registers.
     """
     if not is_large(device):
         return plan_small(query_rows=query_rows, head_dim=head_dim)
-    if query_rows <= 8:
-        tile = tile_tokens(head_dim, of_256=64)
-        return plan_columns(query_rows=query_rows, tile=tile, num_warps=4, per_multiprocessor=3)
+    blocks = -(-query_rows // 48)
+    if query_rows <= 24 * blocks:
+        tile, programs = tile_tokens(head_dim, of_256=64), 3 if query_rows <= 8 else 2
+        return plan_columns(query_rows=query_rows, tile=tile, num_warps=4, per_multiprocessor=programs)
+    if query_rows <= 32 * blocks and aligned >= LEAST_ASYNCHRONOUS:
+        return plan_wide(head_dim=head_dim)
     return plan_rows(query_rows=query_rows, head_dim=head_dim)
 
 

@@ -21,10 +21,7 @@ from realkernels.attend.columns import (
 )
 from realkernels.attend.nibbles import tiny_unit
 from realkernels.attend.splits import tiles_of_split
-from realkernels.attend.word_tiles import GROUPS, INT4, TURBOQUANT, element, query_unit, tile_step
-
-QUERY_TOP: tl.constexpr = tl.constexpr(512.0)
-"""Queries are brought to fp16 with their largest magnitude in [512, 1024)."""
+from realkernels.attend.word_tiles import GROUPS, INT4, QUERY_TOP, TURBOQUANT, element, query_unit, tile_step
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -142,9 +139,9 @@ def attend_words(  # noqa: C901, PLR0912
             if FORMAT == GROUPS:
                 o *= v_unit
             elif FORMAT == INT4:
-                o = o * tiny_unit(number, 4) - low
+                o -= low
             else:
-                o = o * tiny_unit(number, 4) + low
+                o += low
             store_set(
                 partial, statistics, o, top, mass, batch, split, kv_head, set_rows(block, i, SETS, AXIS),
                 element(v_word, number, VW, GGML), Q_TOKENS, HEADS, GROUP, splits, DIM, AXIS,

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from realkernels.attend.decode_words import attend_words
+from realkernels.attend.decode_words_wide import attend_words_wide
 from realkernels.attend.merge import merge
 from realkernels.attend.plan import Call, TilePlan, alignment, tile_tokens
 from realkernels.attend.splits import Workspace
 
 LOG2E = 1.4426950408889634
+LEAST_ASYNCHRONOUS = 4
+"""Bytes that an asynchronous copy takes at least, aligned to as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,18 @@ def plan_columns(*, query_rows: int, tile: int, num_warps: int, per_multiprocess
         tile=tile, rows=8, sets=-(-query_rows // (8 * blocks)), num_warps=num_warps, stages=stages,
         per_multiprocessor=per_multiprocessor, wide=True,
     )  # fmt: skip
+
+
+def plan_wide(*, head_dim: int) -> TilePlan:
+    """32 queries as columns of one set, all the registers that two programs of a multiprocessor may have."""
+    return TilePlan(
+        tile=tile_tokens(head_dim, of_256=64), rows=32, sets=1, num_warps=4, stages=3, per_multiprocessor=2, wide=True
+    )
+
+
+def wide_is_less(query_rows: int, *, sets: int) -> bool:
+    """Whether blocks of 32 rows are fewer than blocks of `sets` sets of 8: those cost less where equally many do."""
+    return -(-query_rows // 32) * 8 * sets < query_rows
 
 
 def plan_small(*, query_rows: int, head_dim: int, wide_codes: bool = False) -> TilePlan:
@@ -63,14 +78,20 @@ def launch_words(
     int32, each two neighbouring tokens'.
     """
     tile = min(plan.tile, call.page_tokens)
-    if plan.rows not in {8, 16}:
-        raise ValueError(f"sets have 8 or 16 rows, not {plan.rows}")
+    wide = plan.sets == 1 and plan.rows > 16
+    if plan.rows % 8 or plan.rows > (64 if wide else 16):
+        raise ValueError(f"sets have 8 or 16 rows, a single one any multiple of 8 up to 64, not {plan.rows}")
     if call.head_dim % 32:
         raise ValueError(f"head_dim is {call.head_dim}: words are read in groups of 32 elements")
-    axis = plan.rows // 8 - 1
     one = 2 if pairs else 1
     page, head, token, group = (*scales[0].stride(), 0)[:4]
-    attend_words[(call.kv_heads * plan.blocks(call.query_rows), workspace.splits, call.batch)](
+    if wide:
+        kernel, sizes = attend_words_wide, {"ROWS": plan.rows, "WARPS": min(plan.num_warps, tile // 16)}
+    else:
+        axis = plan.rows // 8 - 1
+        keep = min(tile, (16, 8)[axis] * plan.num_warps)
+        kernel, sizes = attend_words, {"SETS": plan.sets, "KEEP": keep, "AXIS": axis}
+    kernel[(call.kv_heads * plan.blocks(call.query_rows), workspace.splits, call.batch)](
         query, *words, *scales, page_table, lengths, workspace.partial, workspace.statistics,
         softmax_scale * LOG2E * key_codes.unit, value_codes.unit,
         query.stride(0), query.stride(1), query.stride(2), page_table.stride(0), workspace.splits,
@@ -78,8 +99,7 @@ def launch_words(
         FORMAT=form, KW=key_codes.per_word, KZ=key_codes.zero, KF=key_codes.flip,
         VW=value_codes.per_word, VZ=value_codes.zero, VF=value_codes.flip, GGML=key_codes.ggml, PAIRS=pairs,
         ALIGN=alignment(*words), PAGE=call.page_tokens, Q_TOKENS=call.q_tokens, HEADS=call.query_heads,
-        GROUP=call.group, DIM=call.head_dim, SETS=plan.sets, TILE=tile,
-        KEEP=min(tile, (16, 8)[axis] * plan.num_warps), AXIS=axis, ASM=query.device.type == "cuda",
-        STAGES=plan.stages, num_warps=plan.num_warps,
+        GROUP=call.group, DIM=call.head_dim, TILE=tile, ASM=query.device.type == "cuda", STAGES=plan.stages,
+        num_warps=plan.num_warps, **sizes,
     )  # fmt: skip
     return merge(workspace, out)

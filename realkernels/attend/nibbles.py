@@ -81,6 +81,12 @@ def _scaled_assembly(number, per_word, zero, flip):
 
 
 @triton.constexpr_function
+def _centred_assembly(number):
+    text, base = _based(number, 4, 1.0, 0)
+    return f"{{ .reg .b32 t, c; {text} mov.b32 c, {_pair(_half(base + 7.5))}; sub.rn.f16x2 $0, t, c; }}"
+
+
+@triton.constexpr_function
 def _odd_assembly(number, a, b):
     text, base = _based(number, 4, 1.0 / 16, 0)
     zero, a, b = (_pair(_half(part)) for part in ((base + 7.5) / 16, a, b))
@@ -121,6 +127,22 @@ def scaled_code(
         exact = (_code(w, number, per_word) ^ flip).to(tl.float32) - zero
         x = (exact * scale.to(tl.float32)).to(tl.float16)
     return x
+
+
+@triton.jit
+def centred_code(w, number: tl.constexpr, ASM: tl.constexpr):
+    """fp16 code - 7.5, exact, of words w (int16) of four codes.
+
+    Numbers about zero: matrix units truncate what they add up, so that a large sum which only a zero point takes away
+    again would be off by more than what is left of it.
+    """
+    if ASM:
+        codes = tl.inline_asm_elementwise(
+            _centred_assembly(number), "=r,r", [w], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        codes = (_code(w, number, 4).to(tl.float32) - 7.5).to(tl.float16)
+    return codes
 
 
 @triton.jit

@@ -23,6 +23,8 @@ class TilePlan:
     """Keep the sum of p per token lane until the end: spares a reduction, costs tile x rows registers."""
     sets: int = 1
     """Products of `rows` rows each that share a converted tile; `attend_plain` takes only 1."""
+    across: bool = False
+    """Query rows are the columns of products (`attend_columns`), in one set of `rows`."""
     evict: str = ""
     """Hint for the cache's lines in L2; "evict_first" keeps what is read once from pushing other data out."""
 
@@ -58,6 +60,11 @@ def tile_tokens(head_dim: int, *, of_256: int) -> int:
 def is_large(device: torch.device) -> bool:
     """Whether a multiprocessor has the registers and 228 KiB of shared memory of compute capability 9.0 and later."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def multiplies_registers(device: torch.device) -> bool:
+    """Whether four warps together multiply 64 rows from registers, as of compute capability 9 (assumed off devices)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,17 @@ from realkernels.attend.columns import (
     softmax_set,
     token_sums,
 )
-from realkernels.attend.nibbles import odd_polynomial, packed, scaled_code, tiny_code
+from realkernels.attend.nibbles import centred_code, odd_polynomial, packed, scaled_code, tiny_code
 from realkernels.attend.tiles import exp2, log2
 
 INT4: tl.constexpr = tl.constexpr(0)
 GROUPS: tl.constexpr = tl.constexpr(1)
 TURBOQUANT: tl.constexpr = tl.constexpr(2)
+CENTRE: tl.constexpr = tl.constexpr(7.5)
+"""Taken off every code of V before its product."""
 LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-24)
+QUERY_TOP: tl.constexpr = tl.constexpr(512.0)
+"""Queries are brought to fp16 with their largest magnitude in [512, 1024)."""
 
 
 @triton.jit
@@ -29,7 +33,7 @@ def element(word, number: tl.constexpr, PER_WORD: tl.constexpr, GGML: tl.constex
 
 
 @triton.jit
-def _zero_point(scale):
+def zero_point(scale):
     """The low four bits of fp32 scales, as fp32."""
     return (scale.to(tl.int32, bitcast=True) & 15).to(tl.float32)
 
@@ -41,10 +45,11 @@ def query_unit(number, form):
 
 
 @triton.jit
-def _key_number(
+def key_number(
     w, scale, number: tl.constexpr, FORMAT: tl.constexpr, KW: tl.constexpr, KZ: tl.constexpr, KF: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
+    """Code `number` of words of K as the products take it, fp16; a format's scale per token comes after."""
     if FORMAT == GROUPS:
         x = scaled_code(w, scale, number, KW, KZ, KF, ASM)
     elif FORMAT == TURBOQUANT:
@@ -55,15 +60,16 @@ def _key_number(
 
 
 @triton.jit
-def _value_number(
+def value_number(
     w, scale, number: tl.constexpr, FORMAT: tl.constexpr, VW: tl.constexpr, VZ: tl.constexpr, VF: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    return scaled_code(w, scale, number, VW, VZ, VF, ASM) if FORMAT == GROUPS else tiny_code(w, number, 4, ASM)
+    """Likewise of V: less CENTRE where a zero point per token comes after."""
+    return scaled_code(w, scale, number, VW, VZ, VF, ASM) if FORMAT == GROUPS else centred_code(w, number, ASM)
 
 
 @triton.jit
-def _spread(scale, TOKENS_LAST: tl.constexpr, PER_WORD: tl.constexpr):
+def spread_scales(scale, TOKENS_LAST: tl.constexpr, PER_WORD: tl.constexpr):
     """Scales [TILE, GROUPS] or [GROUPS, TILE] for every word of their group."""
     if TOKENS_LAST:
         each = tl.broadcast_to(scale[:, None, :], [scale.shape[0], 32 // PER_WORD, scale.shape[1]])
@@ -75,24 +81,27 @@ def _spread(scale, TOKENS_LAST: tl.constexpr, PER_WORD: tl.constexpr):
 
 
 @triton.jit
-def _scales(
+def tile_scales(
     k_scale, v_scale, v_zero, lane, factor,
     FORMAT: tl.constexpr, KW: tl.constexpr, VW: tl.constexpr, PAIRS: tl.constexpr, AXIS: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
     """Scales of words of K and V; for scores factor, shift by the query's sum; log2, inverse of V's scale; V's zero."""
     if FORMAT == GROUPS:
-        vx = _spread(v_scale, AXIS == 0, VW)
+        vx = spread_scales(v_scale, AXIS == 0, VW)
         if AXIS == 0:
             vx = packed(vx, ASM)
-        scales = (_spread(k_scale, False, KW), vx, factor, factor, factor, factor, factor)
+        scales = (spread_scales(k_scale, False, KW), vx, factor, factor, factor, factor, factor)
     else:
         v_scale, v_zero = halves(v_scale, lane, PAIRS), halves(v_zero, lane, PAIRS)
-        v_log = log2(tl.where(v_scale < LEAST_SCALE, LEAST_SCALE, v_scale), ASM)  # equal values have the scale 0
+        least = tl.where(v_scale < LEAST_SCALE, LEAST_SCALE, v_scale)  # equal values have the scale 0
+        v_log = log2(least, ASM)
         k_factor = halves(k_scale, lane, PAIRS) * factor
         shift = k_factor
         if FORMAT == INT4:
-            shift, v_zero = k_factor * _zero_point(k_scale), _zero_point(v_scale)
+            shift, v_zero = k_factor * zero_point(k_scale), zero_point(v_scale) - CENTRE
+        else:
+            v_zero += CENTRE * least
         scales = (
             k_scale, v_scale, per_token(k_factor, AXIS), per_token(shift, AXIS), per_token(v_log, AXIS),
             per_token(exp2(-v_log, ASM), AXIS), per_token(v_zero, AXIS),
@@ -138,7 +147,7 @@ def tile_step(  # noqa: C901, PLR0912
     token; sums: its maximum, mass and zeros' share; outputs: one a code and set. Returns both, new.
     """
     TILE: tl.constexpr = kw.shape[0]
-    kx, vx, k_factor, shift, v_log, v_inverse, v_zero = _scales(
+    kx, vx, k_factor, shift, v_log, v_inverse, v_zero = tile_scales(
         k_scale, v_scale, v_zero, tl.arange(0, TILE), factor, FORMAT, KW, VW, PAIRS, AXIS, ASM
     )
     if AXIS == 1:
@@ -149,7 +158,7 @@ def tile_step(  # noqa: C901, PLR0912
     for _ in tl.static_range(SETS):
         scores += (by_rows(TILE, AXIS),)
     for number in tl.static_range(KW):
-        k = _key_number(kw, kx, number, FORMAT, KW, KZ, KF, ASM)
+        k = key_number(kw, kx, number, FORMAT, KW, KZ, KF, ASM)
         added = ()
         for i in tl.static_range(SETS):
             added += (product(k, constants[i][0][number], scores[i], AXIS),)
@@ -181,7 +190,7 @@ def tile_step(  # noqa: C901, PLR0912
         new_sums += (after,)
     new_outputs = ()
     for number in tl.static_range(VW):
-        v = _value_number(vw, vx, number, FORMAT, VW, VZ, VF, ASM)
+        v = value_number(vw, vx, number, FORMAT, VW, VZ, VF, ASM)
         added = ()
         for i in tl.static_range(SETS):
             added += (product(v, weights[i], outputs[number][i] * decays[i], AXIS),)

@@ -87,7 +87,8 @@ class Case:
         if self.name == "bf16":
             return plan_plain(query_rows=rows, head_dim=self.head_dim, device=DEVICE)
         aligned = alignment(views["key_data"], views["value_data"])
-        return plan_scaled(query_rows=rows, head_dim=self.head_dim, device=DEVICE, aligned=aligned)
+        per_token = views["key_scale"].dim() > 1
+        return plan_scaled(query_rows=rows, head_dim=self.head_dim, device=DEVICE, aligned=aligned, per_token=per_token)
 
     def attend(  # noqa: PLR0917
         self, views: dict[str, torch.Tensor], query: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor,

@@ -82,6 +82,7 @@ def compile_one(case: tuple[str, str, int, int, int, int, int]) -> str:
     large = capability >= 90
     for module in (decode_plain, decode_scaled):
         module.is_large = lambda _device, large=large: large
+    decode_scaled.multiplies_registers = lambda _device: capability // 10 == 9
     query = torch.zeros(1, q_tokens, 24, dim, dtype=torch.bfloat16)
     form = format_named(name, arrangement=arrangement)
     views = form.views(form.allocate(2, page, heads, dim, CPU))
@@ -100,16 +101,21 @@ def compile_one(case: tuple[str, str, int, int, int, int, int]) -> str:
             )
             decode_plain._attend_plain = kernel
         else:
-            kernel, decode_scaled._attend_scaled = decode_scaled._attend_scaled, recorder
+            kernels = decode_scaled._attend_scaled, decode_scaled.attend_columns
+            decode_scaled._attend_scaled = decode_scaled.attend_columns = recorder
             decode_scaled.merge = lambda *_a: None
             aligned = alignment(views["key_data"], views["value_data"])
-            plan = decode_scaled.plan_scaled(query_rows=rows, head_dim=dim, device=CPU, aligned=aligned)
+            per_token = views["key_scale"].dim() > 1
+            plan = decode_scaled.plan_scaled(
+                query_rows=rows, head_dim=dim, device=CPU, aligned=aligned, per_token=per_token
+            )
+            kernel = kernels[plan.across]
             workspace = plan.workspace(query, kv_heads=heads, max_tokens=4096)
             decode_scaled.attend_scaled(
                 query, views["key_data"], views["value_data"], views["key_scale"], views["value_scale"], table,
                 lengths, query, workspace, kind="fp8" if name.startswith("fp8") else "int8", softmax_scale=1.0,
             )  # fmt: skip
-            decode_scaled._attend_scaled = kernel
+            decode_scaled._attend_scaled, decode_scaled.attend_columns = kernels
     finally:
         decode_plain.merge = decode_scaled.merge = kept
     title = f"sm_{capability} {name:20s} {arrangement:8s} {heads} x {dim} page {page:3d} q {q_tokens:2d}"
@@ -128,7 +134,14 @@ def cases(capabilities: list[int]) -> Iterator[tuple[str, str, int, int, int, in
         for name, arrangement in formats:
             if name.startswith("fp8") and capability < 89:
                 continue
-            for heads, dim, page, q_tokens in ((4, 256, 256, 1), (4, 256, 256, 8), (4, 256, 16, 1), (8, 128, 128, 4)):
+            for heads, dim, page, q_tokens in (
+                (4, 256, 256, 1),
+                (4, 256, 256, 4),
+                (4, 256, 256, 8),
+                (4, 256, 16, 1),
+                (4, 256, 16, 4),
+                (8, 128, 128, 4),
+            ):
                 yield name, arrangement, heads, dim, page, q_tokens, capability
 
 

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from realkernels.attend.nibbles import odd_polynomial, scaled_code, tiny_code
+from realkernels.attend.nibbles import centred_code, odd_polynomial, scaled_code, tiny_code
 from tests.gpu.nibble_cases import CONTEXT, DEVICE, SEQUENCES, Case
 from tests.realkernels.attend.worlds import World
 
@@ -42,6 +42,8 @@ def _decode_all(words, scales, out, KIND: tl.constexpr, NUMBER: tl.constexpr, AS
         x = scaled_code(w, scale, NUMBER, 2, 127.5, 0, ASM)
     elif KIND == 5:
         x = scaled_code(w, scale, NUMBER, 2, 128.0, 128, ASM)
+    elif KIND == 6:
+        x = centred_code(w, NUMBER, ASM)
     else:
         x = odd_polynomial(w, NUMBER, 0.050140380859375, 0.045318603515625, ASM)
     tl.store(out + at, x)
@@ -51,7 +53,7 @@ def decoders_agree() -> str:
     """Assembly and plain Triton give the same bits for every word."""
     words = torch.arange(-(2**15), 2**15, device=DEVICE).short()
     scales, wrong = (0.2 * torch.exp(torch.randn(2**16, device=DEVICE))).half(), []
-    for kind, numbers in enumerate((4, 8, 4, 4, 2, 2, 4)):
+    for kind, numbers in enumerate((4, 8, 4, 4, 2, 2, 4, 4)):
         for number in range(numbers):
             both = [torch.full((2**16,), torch.nan, dtype=torch.float16, device=DEVICE) for _ in range(2)]
             for assembly, out in zip((True, False), both, strict=True):

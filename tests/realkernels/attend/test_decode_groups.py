@@ -47,4 +47,5 @@ def test_nan_in_a_group_of_v_stays_there() -> None:
 def test_plan_knows_wide_codes() -> None:
     sizes = {"query_rows": 6, "head_dim": 256, "device": CPU}
     assert plan_words(**sizes).per_multiprocessor > plan_words(**sizes, key_codes=CODES["q8_0"]).per_multiprocessor
-    assert plan_words(query_rows=48, head_dim=256, device=CPU).blocks(48) == 1
+    assert [plan_words(**sizes | {"query_rows": rows}).rows for rows in (16, 24, 48)] == [8, 32, 32]
+    assert plan_words(**sizes | {"query_rows": 48}, aligned=2).rows == 16

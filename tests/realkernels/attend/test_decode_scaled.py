@@ -124,6 +124,12 @@ def test_the_plan_of_its_own_choice() -> None:
     shapes = [(plan.rows, plan.sets) for plan in (plan_scaled(query_rows=n, head_dim=256, device=CPU) for n in ROWS)]
     assert shapes == [(16, 1), (16, 1), (32, 1), (16, 3), (32, 1), (16, 3), (16, 3)]
     assert plan_scaled(query_rows=6, head_dim=256, device=CPU, aligned=4).stages == 2
+    across = [plan_scaled(query_rows=n, head_dim=256, device=CPU).across for n in ROWS]
+    assert across == [False, False, True, False, True, False, False]
+    for sizes in ({"head_dim": 128}, {"head_dim": 256, "aligned": 4}):
+        assert not plan_scaled(query_rows=24, device=CPU, **sizes).across
+    tensor = plan_scaled(query_rows=48, head_dim=256, device=CPU, per_token=False)
+    assert (tensor.rows, tensor.sets, tensor.across) == (48, 1, True)
     assert plan_scaled(query_rows=6, head_dim=128, device=CPU).tile == 128
     out, truth = Cache(World(lengths=(200,), page_tokens=128), "int8_per_token_head", "inline").attend()
     assert relative_error(out, truth) < TOLERANCE

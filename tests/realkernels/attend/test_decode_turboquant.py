@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from realkernels.attend.decode_turboquant import UNIT, plan_words
-from realkernels.attend.word_tiles import TURBOQUANT, _key_number
+from realkernels.attend.word_tiles import TURBOQUANT, key_number
 from realkernels.formats.lloyd_max import unit_centroids
 from tests.realkernels.attend.coded import CPU, Coded, a_plan
 from tests.realkernels.attend.worlds import World, relative_error
@@ -19,7 +19,7 @@ TOLERANCE = 4e-3
 @triton.jit
 def _centroids(words, out, NUMBER: tl.constexpr, FORMAT: tl.constexpr) -> None:  # noqa: N803
     at = tl.arange(0, 16)
-    tl.store(out + at, _key_number(tl.load(words + at), 0.0, NUMBER, FORMAT, 4, 0.0, 0, False))
+    tl.store(out + at, key_number(tl.load(words + at), 0.0, NUMBER, FORMAT, 4, 0.0, 0, False))
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -65,4 +65,6 @@ def test_nan_stays_in_its_head() -> None:
 
 def test_plan_covers_all_rows() -> None:
     assert plan_words(query_rows=48, head_dim=256, device=CPU).blocks(48) == 1
-    assert plan_words(query_rows=6, head_dim=256, device=CPU).rows == 8
+    rows = [plan_words(query_rows=count, head_dim=256, device=CPU).rows for count in (6, 24, 30, 48, 96)]
+    assert rows == [8, 8, 32, 16, 16]
+    assert plan_words(query_rows=30, head_dim=256, device=CPU, aligned=2).rows == 16
