@@ -1,28 +1,25 @@
 """Kernel rates of attention over quantised caches and of appending to them, one entry a format and arrangement.
 
-Attention reads bytes, multiplies and takes codes apart at the same time. Of three forms each format is given the one
-that predicts its own samples best when they are left out of the fit:
+Where a machine's rate of instructions is known, a kernel that is cut into programs (`twin/cuts.py`) has a latency, a
+share of the memory's rate for what it reads, one for the partial results of its splits, and operations an element:
 
-* `decoding`: a latency, one share of the products, operations for each stored element, and the share of the bytes that
-  the kernel of plain caches reaches;
-* `shares`: a latency, one share of the bytes and one of the products;
-* `efficiency`: a latency, and a share of the slower of bytes and products for each number of query tokens.
+* `operations`: so many, and so many for each query row of a program;
+* `rows`: a number for each kind of program, taken only where it lowers the error of left-out samples by a fifth.
 
-Each with a latency that grows with the query tokens (the splits' partial results are written and merged for each of
-them), and without. In this order, what follows is taken only where it lowers the error of what was left out by a fifth:
-the first says most about other machines, the last least.
+Any other (on a processor) has a latency, and a share of the slower of bytes and products for each number of query
+tokens: `efficiency`.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
-from calibrate.format_forms import Form, OpAt, Sampled, decoding_form, efficiency_form, shares_form
+from calibrate.expand_fits import expand_rates
+from calibrate.format_forms import Form, Sampled, efficiency_form, programs_form
 from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.library_fits import streamed_shape
 from calibrate.probes.probe import ProbeRecord, Sample
@@ -31,7 +28,8 @@ from twin.case import Case
 from twin.format_ops import Heads, append_op, decode_op, format_case
 from twin.formats import kv_format
 from twin.ops import Op
-from twin.roofline import Roofs
+from twin.prediction import Z90
+from twin.roofline import Cost, Roofs
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 
@@ -39,20 +37,22 @@ DECODE, APPEND = "format_decode_", "format_append"
 PLAIN_KEY = "attend_decode/twin/bf16"
 """The kernel that takes nothing apart: what reading alone reaches."""
 
-OF_CTX = 2**16
 WORTH = 0.8
 """A form is taken in place of one before it if it lowers the left-out error to this share."""
+
+FEW_ROWS = 2
+"""Kinds of programs through which a line always goes."""
 
 SAME = 0.005
 """Left-out errors below this are not told apart."""
 
-NORMAL = 1.4826
-"""Standard deviations of a normal distribution in its median absolute deviation."""
+HELD = 0.9
+"""Of the left-out samples that an interval of 90 % must hold."""
 
 WORDS = {
     "efficiency": "a share of bytes or products at each number of query tokens",
-    "shares": "one share of bytes, one of products",
-    "decoding": "held by taking codes apart; reads as the kernel of plain caches, one share of the products",
+    "operations": "reads beside the operations of programs: so many an element, and more for each query row",
+    "rows": "reads beside the operations of programs: a number for each kind of program",
 }
 
 
@@ -62,6 +62,8 @@ class Judged(NamedTuple):
     form: Form
     left_out: dict[int, float]
     """(predicted - measured) / measured, by sample."""
+    weights: dict[int, float]
+    """Relative standard deviation of such a prediction where each of the kernel's rates has one of 1."""
 
     @property
     def error(self) -> float:
@@ -70,16 +72,22 @@ class Judged(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """From the median of the left-out errors, as some samples cannot be told from the others at all.
-
-        No less than the residuals.
-        """
-        sizes = [abs(error) for error in self.left_out.values()]
-        return max(_root_mean_square(self.form.residuals), NORMAL * statistics.median(sizes) if sizes else 0.0)
+        """Of each rate, so that intervals of 90 % hold nine of ten left-out samples; no less than the residuals."""
+        least = _root_mean_square(self.form.residuals)
+        if not self.left_out:
+            return least
+        needed = [abs(error) / self.weights[number] / Z90 for number, error in self.left_out.items()]
+        return max(least, float(np.quantile(needed, HELD)))
 
 
 def _root_mean_square(errors: Sequence[float]) -> float:
     return math.sqrt(sum(error**2 for error in errors) / len(errors))
+
+
+def _weight(cost: Cost) -> float:
+    """Relative standard deviation of a cost whose kernel's rates err by 1, independently."""
+    latencies = len(cost.latency_rates) * cost.latency_s**2
+    return math.sqrt(latencies + cost.bound_s**2) / cost.seconds
 
 
 class _FormatFits:
@@ -104,7 +112,7 @@ class _FormatFits:
     def _decode_of(self, samples: Sequence[Sample]) -> None:
         case = _case_of(samples[0])
         points = [Sampled(op=_op(sample), seconds=sample.median_s) for sample in samples]
-        chosen, others = self.chosen(points, partial(_op_at, case))
+        chosen, others = self.chosen(points)
         key, form = case.attention_kernel("attend_decode"), chosen.form
         provenance = self.provenance(samples, chosen.spread, WORDS[form.name])
         self.kernels[key] = form.entry(provenance)
@@ -119,37 +127,41 @@ class _FormatFits:
         ]
         self.fitted[f"{key}#left_out"] = {name: judged.error for name, judged in others.items()}
 
-    def chosen(self, points: Sequence[Sampled], op_at: OpAt) -> tuple[Judged, dict[str, Judged]]:
+    def chosen(self, points: Sequence[Sampled]) -> tuple[Judged, dict[str, Judged]]:
         """(the form that predicts left-out samples best, all that were tried by name)."""
-        kinds: dict[str, Callable[..., Form]] = {"shares": shares_form, "efficiency": efficiency_form}
-        if self.base.gpu.instructions is not None and points[0].op.decoded:
-            kinds = {"decoding": partial(decoding_form, read_share=self._read_share()), **kinds}
-        tried: dict[str, Judged] = {}
-        for name, form in kinds.items():
-            kind = partial(form, roofs=self.roofs, op_at=op_at)
-            tried[f"{name} and each"] = self._judged(kind, points, each=True)
-            tried[name] = self._judged(kind, points, each=False)
+        if self.base.gpu.instructions is None or any(point.op.cut is None for point in points):
+            judged = self._judged(lambda these, _near: efficiency_form(these, roofs=self.roofs), points)
+            return judged, {"efficiency": judged}
+        tried = {"operations": self._judged(self._operations, points)}
+        if len({_held(point) for point in points}) > FEW_ROWS:
+            tried["rows"] = self._judged(self._rows, points)
         best = next(iter(tried.values()))
         for judged in tried.values():
             best = judged if max(judged.error, SAME) < WORTH * best.error else best
         return best, tried
 
-    def _judged(self, kind: Callable[..., Form], points: Sequence[Sampled], *, each: bool) -> Judged:
-        whole = kind(points, each=each)
-        errors: dict[int, float] = {}
-        for left in _folds(points):
-            others = [point for number, point in enumerate(points) if number not in left]
-            form = kind(others, each=each, near=whole)
-            trial = Roofs(replace(self.base, kernels={points[0].op.kernel: _kernel(form)}))
-            for number in left:
-                error = trial.cost(points[number].op).seconds / points[number].seconds - 1
-                errors[number] = max(errors.get(number, 0.0), error, key=abs)
-        return Judged(form=whole, left_out=errors)
+    def _operations(self, points: Sequence[Sampled], near: Form | None) -> Form:
+        read = self._plain_read()
+        return programs_form(points, roofs=self.roofs, kind="operations", plain_read=read, near=near)
 
-    def _read_share(self) -> float:
+    def _rows(self, points: Sequence[Sampled], near: Form | None) -> Form:
+        return programs_form(points, roofs=self.roofs, kind="rows", plain_read=self._plain_read(), near=near)
+
+    def _plain_read(self) -> float | None:
         """Of the memory's rate, by the kernel that only reads."""
         entry = self.kernels.get(PLAIN_KEY)
-        return float(entry["efficiency"]["efficiency"][0]) if entry is not None else 1.0
+        return float(entry["efficiency"]["efficiency"][0]) if entry is not None and "operations" in entry else None
+
+    def _judged(self, kind: Callable[[Sequence[Sampled], Form | None], Form], points: Sequence[Sampled]) -> Judged:
+        whole = kind(points, None)
+        errors: dict[int, float] = {}
+        weights: dict[int, float] = {}
+        for left in _folds(points):
+            form = kind([point for number, point in enumerate(points) if number != left], whole)
+            trial = Roofs(replace(self.base, kernels={points[0].op.kernel: _kernel(form)}))
+            cost = trial.cost(points[left].op)
+            errors[left], weights[left] = cost.seconds / points[left].seconds - 1, _weight(cost)
+        return Judged(form=whole, left_out=errors, weights=weights)
 
     def append(self) -> None:
         """A latency a layer, from one token, and the share of the memory's rate that more tokens reach."""
@@ -161,7 +173,7 @@ class _FormatFits:
             samples = sorted(found, key=lambda sample: sample.at["tokens"])
             ops = [append_op(_case_of(sample), tokens=int(sample.at["tokens"])) for sample in samples]
             shape = streamed_shape(samples, [self.roofs.cost(replace(op, kernel="")).bound_s for op in ops])
-            provenance = self.provenance(samples, shape.spread, "quantised by torch, one kernel an operation")
+            provenance = self.provenance(samples, shape.spread, "quantised in fused kernels; on a CPU in torch")
             self.kernels[ops[0].kernel] = kernel_entry(shape, provenance, over="tokens")
             self.fitted[ops[0].kernel] = residual_rows(samples, shape)
 
@@ -172,25 +184,23 @@ def _kernel(form: Form) -> Kernel:
     return msgspec.convert(form.entry(nothing), Kernel)
 
 
-def _folds(points: Sequence[Sampled]) -> Iterator[set[int]]:
-    """Samples to leave out together: each one whose number of query tokens others have, and each inner number whole."""
-    grains = [point.op.grain for point in points]
-    for number, grain in enumerate(grains):
-        if grains.count(grain) > 1 and len(points) > 2:
-            yield {number}
-    for inner in sorted(set(grains))[1:-1]:
-        yield {number for number, grain in enumerate(grains) if grain == inner}
+def _held(point: Sampled) -> float:
+    """What samples of one kind share: query rows of a program where they are known, else query tokens."""
+    return point.op.cut.rows if point.op.cut is not None else point.op.grain
+
+
+def _folds(points: Sequence[Sampled]) -> Iterator[int]:
+    """Samples to leave out, one at a time: each of whose kind there are others."""
+    kinds = [_held(point) for point in points]
+    for number, kind in enumerate(kinds):
+        if kinds.count(kind) > 1 and len(points) > 2:
+            yield number
 
 
 def _case_of(sample: Sample) -> Case:
     heads = Heads(**{name: int(sample.at[name]) for name in Heads._fields})
     inline = sample.at.get("arrangement") == "inline"
     return format_case(str(sample.at["format"]), inline=inline, heads=heads)
-
-
-def _op_at(case: Case, query_tokens: int) -> Op:
-    """Of some context: what shares are made of depends on the query tokens alone."""
-    return decode_op(case, ctx_tokens=OF_CTX, batch=1, query_tokens=query_tokens)
 
 
 def _op(sample: Sample) -> Op:
@@ -205,4 +215,5 @@ def format_rates(
     fits = _FormatFits(records, base, provenance)
     fits.decode()
     fits.append()
-    return fits.kernels, fits.fitted
+    expanded, parts = expand_rates(records, base, provenance)
+    return fits.kernels | expanded, fits.fitted | parts

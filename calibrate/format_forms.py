@@ -1,34 +1,46 @@
 """Forms in which roofs hold a kernel over a cache, each fitted to samples; `format_fits` chooses among them.
 
-Bytes, products and taking codes apart go on at the same time; the slowest holds the kernel. A profile knows one share
-of the slower of bytes and products for each number of query tokens, and operations for each stored element beside it:
-shares of bytes and of products become such a curve exactly, since their ratio depends on the query tokens alone.
+Where the twin knows how a kernel is cut into programs, reading goes on beside the operations of the programs, and the
+slower of the two holds the kernel:
+
+    seconds = latency + partial results / share + max(bytes / share, elements x operations(rows))
+
+`operations` costs an element so much and so much more for each query row of a program; by `rows`, programs of each
+number of rows have a number of their own. Elsewhere (`efficiency`) there is a share of the roofs for each number of
+query tokens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from calibrate.fits import EVERY, LATENCY_SHARE, LEAST_EFFICIENCY, LEAST_LATENCY_S, Array, solve
 from twin.ops import Op
 from twin.roofline import Roofs
 
-DECODING = (1e-2, 1e3)
-"""Least and most operations an element that a fit may claim."""
+OPERATIONS = (1e-3, 1e3)
+"""Least and most operations an element (for each row) that a fit may claim."""
 
-LEAST_EACH_S = 1e-12
-STARTS = ((0.9, 0.9), (0.6, 0.4), (0.2, 0.1))
-"""Where searches begin: share of the roofs, and of what the quickest sample leaves for decoding."""
+MERGING = (2e-2, 2.0)
+"""The same of the share of the memory's rate for partial results, most of which stay on the chip."""
+
+LEAST_READ = 0.05
+NEAR_PLAIN = 0.9
+"""Share of what the kernel of plain caches reaches of the memory's rate that any other reaches where bytes hold it."""
+
+STARTS = (0.5, 0.15)
+"""Where searches begin: what part of the quickest sample for its work is the operations' own."""
+
+ROBUST = 0.05
+"""Relative residuals beyond this count by their size, not by their square: some calls alternate between two states."""
 
 EXACT = 1e-12
 """Where a search ends: beyond what a library's version changes."""
-
-STRAIGHT = 1e-3
-"""Points of a curve that interpolation gives back within this are not kept."""
 
 
 class Sampled(NamedTuple):
@@ -38,197 +50,177 @@ class Sampled(NamedTuple):
     seconds: float
 
 
-OpAt = Callable[[int], Op]
-"""The op of some context for a number of query tokens."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A kernel's rates: latency, latency for each query token, efficiencies over them, operations an element."""
+    """A kernel's rates: latency, share for partial results, efficiencies over query tokens, operations over rows."""
 
     name: str
     latency_s: float
-    latency_each_s: float
     at: tuple[float, ...]
     efficiency: tuple[float, ...]
-    decoding: float
     residuals: tuple[float, ...]
     """(fitted - measured) / measured."""
+    merging: float = 0.0
+    operations: tuple[tuple[float, float], ...] = ()
+    """(rows of a program, operations an element)."""
     found: tuple[float, ...] = ()
     """Where the search ended."""
 
     def entry(self, provenance: dict[str, Any]) -> dict[str, Any]:
         """As a kernel of a profile; rates below the least that a profile may hold are left out."""
-        curve = {"over": "query_tokens", "at": list(self.at), "efficiency": list(self.efficiency), **provenance}
-        rates = (("latency", self.latency_s, "s"), ("latency_each", self.latency_each_s, "s"))
-        made = {
-            name: {"value": value, "unit": unit, **provenance}
-            for name, value, unit in (*rates, ("decoding", self.decoding, "1"))
-            if value >= LEAST_LATENCY_S
-        }
-        return {"efficiency": curve, **made}
+        made: dict[str, Any] = {
+            "efficiency": {
+                "over": "query_tokens", "at": list(self.at), "efficiency": list(self.efficiency), **provenance
+            }
+        }  # fmt: skip
+        if self.latency_s >= LEAST_LATENCY_S:
+            made["latency"] = {"value": self.latency_s, "unit": "s", **provenance}
+        if self.merging:
+            made["merging"] = {"value": self.merging, "unit": "1", **provenance}
+        if self.operations:
+            at, counts = zip(*self.operations, strict=True)
+            made["operations"] = {"over": "program_rows", "at": list(at), "counts": list(counts), **provenance}
+        return made
 
 
 class _Bounds(NamedTuple):
     """Seconds of each sample at each roof, all calibrated, no latency."""
 
     seconds: Array
-    grain: Array
+    rows: Array
     bytes_s: Array
-    products_s: Array
+    merged_s: Array
+    """Partial results at the memory's rate."""
     elements_s: Array
-    """At one operation an element; zeros where nothing is decoded or no rate of instructions is known."""
-
-    @property
-    def roof_s(self) -> Array:
-        """The slower of bytes and products."""
-        return np.maximum(self.bytes_s, self.products_s)
-
-    def most(self, *, each: bool) -> float:
-        """The largest latency (for each query token) that leaves every sample some time for its bytes."""
-        return _most(self.seconds / self.grain if each else self.seconds)
+    """At one operation an element."""
 
 
-def efficiency_form(
-    points: Sequence[Sampled], *, roofs: Roofs, op_at: OpAt, each: bool, near: Form | None = None
-) -> Form:
-    """Latency + each x query tokens + roof / e(query tokens), by least squares of relative residuals."""
-    del near, op_at  # there is nothing to search, and no curve beyond the samples
-    bounds = _bounds(points, roofs)
-    at = sorted({point.op.grain for point in points})
-    columns = [list(np.where(bounds.grain == one, bounds.roof_s, 0.0)) for one in at]
-    slowest, seconds = [1 / LEAST_EFFICIENCY] * len(at), list(bounds.seconds)
+def efficiency_form(points: Sequence[Sampled], *, roofs: Roofs) -> Form:
+    """Latency + roof / e(query tokens), by least squares of relative residuals."""
+    seconds = [point.seconds for point in points]
+    grain = np.array([point.op.grain for point in points], dtype=np.float64)
+    roof_s = np.array([roofs.cost(replace(point.op, kernel="")).bound_s for point in points])
+    at = sorted(set(grain.tolist()))
+    columns = [list(np.where(grain == one, roof_s, 0.0)) for one in at]
+    slowest = [1 / LEAST_EFFICIENCY] * len(at)
     if len(points) == len(at):  # one size at each: no latency can be told from an efficiency
         found = solve(columns, seconds, least=[1.0] * len(at), most=slowest, huber=EVERY)
-        latency, more, inverse = 0.0, 0.0, found.coefficients
+        latency, inverse = 0.0, found.coefficients
     else:
         found = solve(
-            [[1.0] * len(points), list(bounds.grain if each else 0 * bounds.grain), *columns],
+            [[1.0] * len(points), *columns],
             seconds,
-            least=[LEAST_LATENCY_S, 0.0, *[1.0] * len(at)],
-            most=[bounds.most(each=False), bounds.most(each=True), *slowest],
+            least=[LEAST_LATENCY_S, *[1.0] * len(at)],
+            most=[_most_latency(seconds), *slowest],
             huber=EVERY,
         )
-        latency, more, *rest = found.coefficients
+        latency, *rest = found.coefficients
         inverse = tuple(rest)
     return Form(
-        name="efficiency", latency_s=latency, latency_each_s=more, at=tuple(at),
-        efficiency=tuple(1 / value for value in inverse), decoding=0.0, residuals=found.residuals,
+        name="efficiency", latency_s=latency, at=tuple(at), efficiency=tuple(1 / value for value in inverse),
+        residuals=found.residuals,
     )  # fmt: skip
 
 
-def shares_form(points: Sequence[Sampled], *, roofs: Roofs, op_at: OpAt, each: bool, near: Form | None = None) -> Form:
-    """Latency + each x query tokens + max(bytes / e, products / e'): two shares for all numbers of query tokens."""
-    return _roofs_form("shares", points, roofs, op_at, each=each, read_share=None, near=near)
+def programs_form(
+    points: Sequence[Sampled],
+    *,
+    roofs: Roofs,
+    kind: Literal["operations", "rows"],
+    plain_read: float | None = None,
+    near: Form | None = None,
+) -> Form:
+    """A latency, a share for partial results, one for bytes, operations an element: fitted in their logarithms.
 
-
-def decoding_form(
-    points: Sequence[Sampled], *, roofs: Roofs, op_at: OpAt, each: bool, read_share: float, near: Form | None = None
-) -> Form:  # fmt: skip
-    """The same with elements x decoding beside; what reading alone reaches is known from a kernel that only reads."""
-    return _roofs_form("decoding", points, roofs, op_at, each=each, read_share=read_share, near=near)
-
-
-def _roofs_form(
-    name: str, points: Sequence[Sampled], roofs: Roofs, op_at: OpAt, *, each: bool, read_share: float | None,
-    near: Form | None,
-) -> Form:  # fmt: skip
-    """Three roofs, fitted in the logarithms of latency, latency for each, shares of bytes and products, decoding.
-
-    `near` is a fit to begin from; without one the search begins at several places.
+    `plain_read` is the share of bytes that the kernel of plain caches reaches: others come near to it, and have it
+    where bytes hold none of their samples. `near` is a fit to begin from; without one the search begins at several
+    places.
     """
     bounds = _bounds(points, roofs)
-    free = np.array([True, each, read_share is None, True, read_share is not None])
-    fixed = np.log([LEAST_LATENCY_S, LEAST_EACH_S, read_share or 1.0, 1.0, DECODING[0]])
-    least = np.log([LEAST_LATENCY_S, LEAST_EACH_S, LEAST_EFFICIENCY, LEAST_EFFICIENCY, DECODING[0]])
-    most = np.log([bounds.most(each=False), bounds.most(each=True), 1.0, 1.0, DECODING[1]])
+    each = sorted(set(bounds.rows.tolist()))
+    count = 2 if kind == "operations" else len(each)
+    place = np.searchsorted(each, bounds.rows)
 
-    def everything(logs: Array) -> Array:
-        whole = fixed.copy()
-        whole[free] = logs
-        return np.asarray(np.exp(whole), dtype=np.float64)
+    def of_rows(counts: Array) -> Array:
+        return counts[0] + counts[1] * np.array(each) if kind == "operations" else counts
 
     def residuals(logs: Array) -> Array:
-        latency, more, read, share, decoding = everything(logs)
-        held = np.maximum(np.maximum(bounds.bytes_s / read, bounds.products_s / share), bounds.elements_s * decoding)
-        made = latency + (more * bounds.grain if each else 0.0) + held
-        return np.asarray(made / bounds.seconds - 1, dtype=np.float64)
+        latency, merging, read, *counts = np.exp(logs)
+        held = np.maximum(bounds.bytes_s / read, bounds.elements_s * of_rows(np.array(counts))[place])
+        return np.asarray((latency + bounds.merged_s / merging + held) / bounds.seconds - 1, dtype=np.float64)
 
-    left = float(np.min(bounds.seconds / np.maximum(bounds.elements_s, 1e-30)))
+    least_read = LEAST_READ if plain_read is None else NEAR_PLAIN * plain_read
+    most = _most_latency(bounds.seconds.tolist())
+    low = np.log([LEAST_LATENCY_S, MERGING[0], least_read, *[OPERATIONS[0]] * count])
+    high = np.log([most, MERGING[1], 1.0, *[OPERATIONS[1]] * count])
+    left = float(np.min(bounds.seconds / bounds.elements_s))
     starts = [
-        np.log([0.5 * bounds.most(each=False), 0.05 * bounds.most(each=True), part, 0.5 * part, coded * left])[free]
-        for part, coded in STARTS
-    ]
-    low, high = least[free], most[free]
+        np.log([0.5 * most, 0.5, 0.9, *([part * left, part * left / each[0]] if kind == "operations" else
+                                        [part * left * rows / each[0] for rows in each])])
+        for part in STARTS
+    ]  # fmt: skip
+    if near is not None and len(near.found) == len(low):
+        starts = [np.array(near.found)]
     answers = [
         least_squares(
             residuals,
             np.clip(start, low + 1e-9, high - 1e-9),
             bounds=(low, high),
             x_scale="jac",
+            loss="soft_l1",
+            f_scale=ROBUST,
             ftol=EXACT,
             xtol=EXACT,
             gtol=EXACT,
         )
-        for start in (starts if near is None else [np.array(near.found)])
+        for start in starts
     ]
     found = min(answers, key=lambda answer: float(answer.cost))
-    latency, more, read, share, decoding = (float(value) for value in everything(found.x))
-    held = (bounds.bytes_s / read, bounds.products_s / share, bounds.elements_s * decoding)
-    if not np.any(held[1] > np.maximum(held[0], held[2])):
-        share = 1.0  # products hold no sample: any share from this on would do
-    if not np.any(held[2] > np.maximum(held[0], held[1])):
-        decoding = 0.0
-    every = range(1, max(1, int(bounds.grain.max())) + 1)
-    curve = straightened({float(grain): _share_of(op_at(grain), roofs, read, share) for grain in every})
+    latency, merging, read, *counts = (float(value) for value in np.exp(found.x))
+    read, operations = _told(bounds, read, of_rows(np.array(counts)), place, plain_read, line=kind == "operations")
     return Form(
-        name=name, latency_s=latency, latency_each_s=more if each else 0.0, at=tuple(curve),
-        efficiency=tuple(curve.values()), decoding=decoding,
+        name=kind, latency_s=latency, merging=merging, at=(1.0,), efficiency=(read,),
+        operations=tuple((float(rows), float(value)) for rows, value in zip(each, operations, strict=True)),
         residuals=tuple(float(value) for value in residuals(found.x)), found=tuple(float(value) for value in found.x),
     )  # fmt: skip
 
 
-def _share_of(op: Op, roofs: Roofs, read: float, share: float) -> float:
-    """What of the slower roof is left where bytes reach `read` of theirs and products `share`."""
-    bytes_s = roofs.cost(replace(op, kernel="", flops=0)).bound_s
-    products_s = roofs.cost(replace(op, kernel="", vram_bytes=0)).bound_s
-    return max(bytes_s, products_s) / max(bytes_s / read, products_s / share)
+def _told(
+    bounds: _Bounds, read: float, operations: Array, place: NDArray[np.intp], plain_read: float | None, *, line: bool
+) -> tuple[float, Array]:
+    """(share of bytes, operations) that samples tell.
 
-
-def straightened(curve: dict[float, float]) -> dict[float, float]:
-    """The points that interpolation over the logarithm needs to give all of them back."""
-    at = list(curve)
-    kept = [at[0]]
-    for position in range(1, len(at) - 1):
-        if not _between(curve, kept[-1], at[position + 1], at[at.index(kept[-1]) + 1 : position + 1]):
-            kept.append(at[position])
-    if len(at) > 1 and not (len(kept) == 1 and abs(curve[at[-1]] / curve[at[0]] - 1) < STRAIGHT):
-        kept.append(at[-1])
-    return {point: curve[point] for point in kept}
-
-
-def _between(curve: dict[float, float], low: float, high: float, points: Sequence[float]) -> bool:
-    """Whether the line from `low` to `high` passes by all points in between."""
-    for point in points:
-        weight = float(np.log(point / low) / np.log(high / low))
-        line = curve[low] * (1 - weight) + curve[high] * weight
-        if abs(line / curve[point] - 1) > STRAIGHT:
-            return False
-    return True
+    In place of what holds none of them: the plain kernel's share, half of the most operations that leave every sample
+    as it is fitted. Two numbers that hold samples make a line.
+    """
+    bytes_s, work_s = bounds.bytes_s / read, bounds.elements_s * operations[place]
+    if plain_read is not None and not np.any(bytes_s > work_s):
+        read = max(plain_read, float(np.max(bounds.bytes_s / work_s)))
+    silent = [number for number in range(len(operations)) if not np.any((work_s >= bytes_s)[place == number])]
+    if line and len(operations) - len(silent) > 1:
+        return read, operations
+    told = operations.copy()
+    for number in silent:
+        own = place == number
+        told[number] = 0.5 * float(np.min(bytes_s[own] / bounds.elements_s[own]))
+    return read, told
 
 
 def _bounds(points: Sequence[Sampled], roofs: Roofs) -> _Bounds:
-    instructions = roofs.profile.gpu.instructions
-    per_s = instructions.rate.value if instructions is not None else np.inf
-    ops = [replace(point.op, kernel="") for point in points]
+    gpu = roofs.profile.gpu
+    if gpu.instructions is None:
+        raise ValueError("operations of programs need a rate of instructions")
+    cuts = [point.op.cut for point in points]
+    shares = [cut.on(gpu.sm_count) for cut in cuts if cut is not None]
     return _Bounds(
         seconds=np.array([point.seconds for point in points]),
-        grain=np.array([op.grain for op in ops], dtype=np.float64),
-        bytes_s=np.array([roofs.cost(replace(op, flops=0)).bound_s for op in ops]),
-        products_s=np.array([roofs.cost(replace(op, vram_bytes=0)).bound_s for op in ops]),
-        elements_s=np.array([op.decoded for op in ops], dtype=np.float64) / per_s,
+        rows=np.array([cut.rows for cut in cuts if cut is not None], dtype=np.float64),
+        bytes_s=np.array([point.op.vram_bytes / gpu.vram_read.rate.value for point in points]),
+        merged_s=np.array([share.merged_bytes / gpu.vram_read.rate.value for share in shares]),
+        elements_s=np.array([share.elements / gpu.instructions.rate.value for share in shares]),
     )
 
 
-def _most(seconds: Iterable[float]) -> float:
+def _most_latency(seconds: Sequence[float]) -> float:
+    """The largest that leaves every sample some time for its bytes."""
     return max(2 * LEAST_LATENCY_S, LATENCY_SHARE * min(seconds))

@@ -1,6 +1,6 @@
 """Which format cases validate a machine: none at a context that a format is calibrated at.
 
-Calibration takes contexts of powers of two, batches of 1 and 8, and 1, 4, 16 and 32 query tokens. Each format gets most
+Calibration takes contexts, batches and query tokens of powers of two. Each format gets most
 of one design, each a different part of it, so that every size is met by several formats.
 """
 

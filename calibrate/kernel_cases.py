@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from twin.case import Case
-from twin.format_ops import decode_op, format_case, heads_of
+from twin.format_ops import decode_op, format_case, heads_of, prefill_ops
 from twin.layouts.layout import Pass
 from twin.ops import Block, Engine, Op, Program
 from twin.question import Question
@@ -16,15 +16,23 @@ MODEL = "qwen3.8-flash-next"
 """The shape of all kernel cases: 24 query heads, 2 KV heads x 256, 4 index heads x 128, budget 2,048 in blocks of 4."""
 
 Metric = Literal[
-    "decode_step", "decode_select", "decode_gather", "prefill_attention", "prefill_select", "decode_format"
+    "decode_step",
+    "decode_select",
+    "decode_gather",
+    "prefill_attention",
+    "prefill_select",
+    "decode_format",
+    "prefill_format",
 ]
 DECODE: tuple[Metric, ...] = ("decode_step", "decode_select", "decode_gather")
+FORMATS: tuple[Metric, ...] = ("decode_format", "prefill_format")
 
 
 class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing to time. Decode cases run all `layers` in order; prefill cases run one layer's chunk of `rows`.
 
-    A `decode_format` case is attention of one layer over whole caches in `format`; `rows` are its query tokens.
+    A `decode_format` case is attention of one layer over whole caches in `format`; `rows` are its query tokens. A
+    `prefill_format` case is that of a chunk of one sequence, unpacked piece by piece.
     """
 
     metric: Metric
@@ -41,16 +49,18 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """decode_step only: bytes of a bf16 matrix that a stand-in backbone multiplies with a vector before each layer."""
 
     format: str = ""
-    """decode_format only."""
+    """Of a decode_format or prefill_format case."""
     inline: bool = False
     """Whether K and V lie as published, where the default arrangement is another."""
     batch: int = 1
     heads: str = ""
-    """decode_format only: query heads x KV heads x elements of a head; empty: the model's."""
+    """Of the same: query heads x KV heads x elements of a head; empty: the model's."""
 
     def __post_init__(self) -> None:
-        if (self.metric == "decode_format") != bool(self.format):
-            raise ValueError("a format belongs to a decode_format case, and only to one")
+        if (self.metric in FORMATS) != bool(self.format):
+            raise ValueError("a format belongs to a decode_format or prefill_format case, and only to one")
+        if self.metric == "prefill_format" and self.batch != 1:
+            raise ValueError("a prefill_format case is a chunk of one sequence")
         if not 0 < self.rows <= self.ctx_tokens:
             raise ValueError(f"{self.rows} rows do not end a context of {self.ctx_tokens} tokens")
         if self.metric in DECODE and (self.rows != 1 or self.mode == "staged"):
@@ -64,6 +74,8 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.format:
             arrangement = ".inline" if self.inline else ""
             heads = f".h{self.heads}" if self.heads else ""
+            if self.metric == "prefill_format":
+                return f"{self.metric}.{self.format}{arrangement}.{self.ctx_tokens}.r{self.rows}{heads}"
             return f"{self.metric}.{self.format}{arrangement}.{self.ctx_tokens}.b{self.batch}.q{self.rows}{heads}"
         where = self.tier if self.tier == "vram" or self.huge_pages else "host4k"
         name = f"{self.metric}.{where}.{self.ctx_tokens}"
@@ -100,6 +112,8 @@ def program_of(case: KernelCase, *, kv_dtype: str) -> Program:
     """
     if case.format:
         of_format = format_case(case.format, inline=case.inline, heads=heads_of(case.heads))
+        if case.metric == "prefill_format":
+            return (Block(ops=prefill_ops(of_format, ctx_tokens=case.ctx_tokens, rows=case.rows)),)
         op = decode_op(of_format, ctx_tokens=case.ctx_tokens, batch=case.batch, query_tokens=case.rows)
         return (Block(ops=(op,)),)
     resolved = resolve(question_of(case, kv_dtype=kv_dtype))

@@ -23,7 +23,8 @@ TOLERANCES = {
     "library": (0.16, "a library's matrix product and top-k, whose choice of kernel changes with the shape"),
     "format": (
         0.16,
-        "four numbers a format stand for all contexts, batches and query tokens; a program's last round is seldom full",
+        "few numbers a format stand for all contexts, batches and query tokens; some calls of two rounds of programs "
+        "alternate between two levels up to 10 % apart",
     ),
     "long_curve": (0.06, "decode of one machine from 8k to 3.1M: what a reader of the curve would notice"),
     "cpu": (0.40, "a processor shared with others: a run a minute later differs by as much; the median is what counts"),

@@ -25,6 +25,7 @@ from calibrate.measurements import (
     row_of,
     to_text,
 )
+from calibrate.prefill_grid import missing_rate, prefill_grid
 from calibrate.probes.machine import code_hash, commit, cpu_name
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile, profile_names
@@ -51,6 +52,10 @@ def validate_live(
     check_same_machine(profile, backend)
     kind = "cpu" if device == "cpu" else "cuda"
     cases = _cases(kind, quick=quick, curve=curve, formats=formats)
+    chunks = prefill_grid(quick=quick, device=kind) if formats else []
+    unrated = {case: missing for case in chunks if (missing := missing_rate(case, profile))}
+    if formats:
+        cases["formats"] += [case for case in chunks if case not in unrated]
     rows: list[MeasuredRow] = []
     left: list[LeftOutRow] = []
     try:
@@ -63,6 +68,7 @@ def validate_live(
                     rows.append(row_of(outcome, group))
     except WrongResult as wrong:
         raise Impossible(str(wrong)) from None
+    left += [LeftOutRow(case=case, reason=missing) for case, missing in unrated.items()]
     if not rows:
         raise Impossible(f"nothing could be measured: {left[0].reason}")
     dtype = str(backend.dtype).removeprefix("torch.")
@@ -82,7 +88,7 @@ def validate_live(
 def _cases(kind: str, *, quick: bool, curve: bool, formats: bool) -> dict[Group, list[KernelCase]]:
     """What is measured, by the group that its rows belong to."""
     if formats:
-        return {"formats": format_grid(quick=quick, device=kind)}
+        return {"formats": list(format_grid(quick=quick, device=kind))}
     cases: dict[Group, list[KernelCase]] = {"grid": validation_grid(quick=quick, device=kind)}
     if curve and kind == "cuda":
         cases["long_curve"] = [case for tier in ("vram", "host") for case in long_curve(tier, most_tokens=2**31)]

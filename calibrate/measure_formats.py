@@ -13,6 +13,7 @@ from twin.format_ops import heads_of
 if TYPE_CHECKING:
     from realkernels.backend import Backend
     from realkernels.format_decode import FormatDecode
+    from realkernels.format_prefill import FormatPrefill
 
 
 def measure_formats(
@@ -47,37 +48,41 @@ def _compile(cases: list[KernelCase], backend: "Backend") -> None:
         [
             Wanted(case.format, "inline" if case.inline else default_arrangement(case.format), case.rows)
             for case in cases
+            if case.metric == "decode_format"
         ],
         device=str(backend.device),
     )
 
 
-def _opened(case: KernelCase, backend: "Backend") -> "FormatDecode":
+def _opened(case: KernelCase, backend: "Backend") -> "FormatDecode | FormatPrefill":
     """Caches of the case, filled, and its first run: that is where memory runs out or a kernel does not start."""
     from realkernels.format_decode import FormatDecode  # noqa: PLC0415
+    from realkernels.format_prefill import FormatPrefill  # noqa: PLC0415
     from realkernels.shape import AttentionShape  # noqa: PLC0415
 
-    timed = FormatDecode(
-        case.format,
-        arrangement="inline" if case.inline else None,
-        shape=AttentionShape(**heads_of(case.heads)._asdict()),
-        batch=case.batch,
-        ctx_tokens=case.ctx_tokens,
-        query_tokens=case.rows,
-        device=backend.device,
-    )
+    given = {
+        "arrangement": "inline" if case.inline else None,
+        "shape": AttentionShape(**heads_of(case.heads)._asdict()),
+        "ctx_tokens": case.ctx_tokens,
+        "device": backend.device,
+    }
+    timed: FormatDecode | FormatPrefill
+    if case.metric == "prefill_format":
+        timed = FormatPrefill(case.format, rows=case.rows, **given)
+    else:
+        timed = FormatDecode(case.format, batch=case.batch, query_tokens=case.rows, **given)
     timed.run()
     return timed
 
 
-def measure_format(case: KernelCase, backend: "Backend", timed: "FormatDecode") -> Measurement:
+def measure_format(case: KernelCase, backend: "Backend", timed: "FormatDecode | FormatPrefill") -> Measurement:
     """Seconds of one call, its rotations included. WrongResult where the last one was wrong."""
     work = backend.capture(timed.run)
     samples = samples_of(backend, work, partial(_renew, timed))
     return measurement_of(case, tuple(sample / timed.caches for sample in samples), timed.error(), 0)
 
 
-def _renew(timed: "FormatDecode", _index: int) -> None:
+def _renew(timed: "FormatDecode | FormatPrefill", _index: int) -> None:
     timed.poison()
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr, replace
 
-from hwprofiles.rates import Curve, Rate, Unit
+from hwprofiles.rates import Counts, Curve, Rate, Unit
 
 SCHEMA = "twin.hardware/1"
 FULL_LANES = 16
@@ -24,6 +24,7 @@ KERNEL_AXES = {
     "attend_dense": "rows",
     "attend_decode": "query_tokens",
     "append": "tokens",
+    "expand": "tokens",
     "sample": "tokens",
     "elementwise": "tokens",
     "attend_sparse": "region_tokens",
@@ -37,7 +38,8 @@ Allowed = tuple[Unit, float, float]
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
 _OP_PER_S: Allowed = ("op/s", 1e9, 1e16)
-_OPS_AN_ELEMENT: Allowed = ("1", 1e-3, 1e4)
+_OPS_AN_ELEMENT = (1e-3, 1e4)
+_MERGING: Allowed = ("1", 1e-3, 1e3)
 _FLOP_PER_S: Allowed = ("FLOP/s", 1e10, 1e17)
 _LATENCY_S: Allowed = ("s", 1e-8, 1.0)
 _CAPACITY_BYTES: Allowed = ("B", 2.0**28, 2.0**50)
@@ -118,10 +120,10 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     efficiency: Curve | None = None
     """Over the quantity that KERNEL_AXES names for the operation."""
     latency: Rate | None = None
-    latency_each: Rate | None = None
-    """Beside the latency, for each unit of that quantity: what is done again for every query token, say."""
-    decoding: Rate | None = None
-    """Operations that turning one stored element into a number takes, of `Gpu.instructions`."""
+    merging: Rate | None = None
+    """Share of the memory's rate at which splits' partial results are written and read again."""
+    operations: Counts | None = None
+    """Operations, of `Gpu.instructions`, that each stored element costs a program, over the query rows it holds."""
 
     def __post_init__(self) -> None:
         if self.efficiency is None and self.latency is None:
@@ -151,11 +153,13 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if kernel.efficiency is not None:
                 axis = KERNEL_AXES.get(key.split("/")[0], "tokens")
                 _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", axis)
-            if kernel.decoding is not None:
-                _check(kernel.decoding, f"$.kernels.{key}.decoding", _OPS_AN_ELEMENT)
-            for name in ("latency", "latency_each"):
-                if (latency := getattr(kernel, name)) is not None:
-                    _check(latency, f"$.kernels.{key}.{name}", _LATENCY_S)
+            if kernel.operations is not None:
+                _check_axis(kernel.operations, f"$.kernels.{key}.operations", "program_rows")
+                _check_counts(kernel.operations, f"$.kernels.{key}.operations")
+            if kernel.merging is not None:
+                _check(kernel.merging, f"$.kernels.{key}.merging", _MERGING)
+            if kernel.latency is not None:
+                _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
 
     def with_lanes(self, lanes: int) -> "HardwareProfile":
         """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves.
@@ -193,6 +197,13 @@ def _check_peak(rate: Rate, peak: Rate, path: str, allowed: Allowed) -> None:
         raise ValueError(f"{path}: the rate {rate.value:g} is above its datasheet peak {peak.value:g} {peak.unit}")
 
 
-def _check_axis(curve: Curve, path: str, axis: str) -> None:
+def _check_axis(curve: Curve | Counts, path: str, axis: str) -> None:
     if curve.over != axis:
         raise ValueError(f"{path}: 'over' must be {axis!r}, not {curve.over!r}")
+
+
+def _check_counts(counts: Counts, path: str) -> None:
+    low, high = _OPS_AN_ELEMENT
+    for count in counts.counts:
+        if not low <= count <= high:
+            raise ValueError(f"{path}: {count:g} operations an element is outside the range of {low:g} to {high:g}")

@@ -1,4 +1,4 @@
-"""A rate is a number with a unit, a spread, a source and a date; a curve is a rate over one quantity."""
+"""A rate is a number with a unit, a spread, a source and a date; curves (shares) and counts go over one quantity."""
 
 import math
 from bisect import bisect_right
@@ -71,3 +71,33 @@ class Curve(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def covers(self, x: float) -> bool:
         """Whether `x` lies inside what was calibrated; a single point is a constant and claims no range."""
         return len(self.at) == 1 or self.at[0] <= x <= self.at[-1]
+
+
+class Counts(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A count over one quantity: linear between points; beyond the outermost their line goes on, but never falls."""
+
+    over: str
+    at: tuple[Positive, ...]
+    counts: tuple[Positive, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.at or len(self.at) != len(self.counts):
+            raise ValueError("'at' and 'counts' need the same length, at least 1")
+        if any(a >= b for a, b in zip(self.at, self.at[1:], strict=False)):
+            raise ValueError("'at' must rise strictly")
+
+    def __call__(self, x: float) -> float:
+        """The count at `x`; below the first point it is that of the first."""
+        if x <= self.at[0] or len(self.at) == 1:
+            return self.counts[0]
+        right = min(bisect_right(self.at, x), len(self.at) - 1)
+        low, high = self.at[right - 1], self.at[right]
+        slope = (self.counts[right] - self.counts[right - 1]) / (high - low)
+        if x > high:
+            return self.counts[right] + max(0.0, slope) * (x - high)
+        return self.counts[right - 1] + slope * (x - low)
+
+    def covers(self, x: float) -> bool:
+        """Whether `x` lies inside what was calibrated."""
+        return self.at[0] <= x <= self.at[-1]

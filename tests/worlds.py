@@ -7,7 +7,7 @@ from hypothesis import settings
 from msgspec.structs import replace
 
 from hwprofiles.profile import KERNEL_AXES, SCHEMA, Gpu, HardwareProfile, Host, Kernel, Link, Roof
-from hwprofiles.rates import Curve, Rate, Unit
+from hwprofiles.rates import Counts, Curve, Rate, Unit
 from twin.case import Case
 from twin.engines import EngineRules, load_engine
 from twin.engines.rules import SparseRules
@@ -44,6 +44,14 @@ def curve(at: Iterable[float] = (1.0,), efficiency: Iterable[float] = (1.0,), *,
         source="measured",
         date="2026-01-01",
     )
+
+
+def operations(*counts: float) -> Counts:
+    """Operations an element of programs of 16, 32, ... rows."""
+    at = tuple(16.0 * (1 + number) for number in range(len(counts)))
+    return Counts(
+        over="program_rows", at=at, counts=counts, spread=0.0, n=1, source="measured", date="2026-01-01"
+    )  # fmt: skip
 
 
 def link(*, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, run_length: Curve | None = None) -> Link:

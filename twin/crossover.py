@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.profile import Kernel
-from hwprofiles.rates import Curve, Rate
+from hwprofiles.rates import Counts, Curve, Rate
 from twin.case import Case
 from twin.engines.twin import QUANTISED
 from twin.errors import BadValue, Impossible, MissingRate
@@ -23,7 +23,7 @@ from twin.formats import kv_format
 from twin.resolve import check_capability
 from twin.roofline import WALLS, Roofs
 
-Number = TypeVar("Number", Rate, Curve)
+Number = TypeVar("Number", Rate, Curve, Counts)
 
 PLAIN = "bf16"
 BATCHES = (1, 4, 16)
@@ -139,8 +139,8 @@ def carried(kernel: Kernel, origin: str) -> Kernel:
     return Kernel(
         efficiency=_widened(kernel.efficiency, origin),
         latency=_widened(kernel.latency, origin),
-        latency_each=_widened(kernel.latency_each, origin),
-        decoding=_widened(kernel.decoding, origin),
+        merging=_widened(kernel.merging, origin),
+        operations=_widened(kernel.operations, origin),
     )
 
 

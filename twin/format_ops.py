@@ -6,6 +6,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from twin.case import Case
+from twin.expansion import expanded_ops
 from twin.layouts.layout import Pass
 from twin.ops import Op
 from twin.products import append, dense_read
@@ -51,3 +52,8 @@ def decode_op(case: Case, *, ctx_tokens: int, batch: int, query_tokens: int) -> 
 def append_op(case: Case, *, tokens: int) -> Op:
     """Writing K and V of `tokens` tokens in one layer."""
     return append(case, Pass(past=0, rows=tokens), 0)
+
+
+def prefill_ops(case: Case, *, ctx_tokens: int, rows: int) -> tuple[Op, ...]:
+    """Attention of one layer for the newest `rows` tokens of a sequence of `ctx_tokens`, those included: a chain."""
+    return expanded_ops(case, Pass(past=ctx_tokens - rows, rows=rows), 0)

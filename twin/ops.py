@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from twin.cuts import Cut
+
 
 class Engine(StrEnum):
     """What an op occupies while it runs. Each is a first-in-first-out server, one per device (or per host)."""
@@ -44,6 +46,8 @@ class Op(Struct, frozen=True, kw_only=True, gc=False):
     dtype: str = "fp16"
     grain: float = 1
     """The quantity that the kernel's efficiency depends on (tokens in the batch, ...)."""
+    cut: Cut | None = None
+    """How it is cut into programs, where that is known: what a device is filled with, and what it merges."""
     after: tuple[int, ...] = ()
     """Ops of the same iteration, by index in the block, that must have ended."""
 

@@ -5,6 +5,7 @@ from functools import cache
 
 from twin.case import Case
 from twin.counts import HALF_BYTES, padded_selection
+from twin.cuts import STATISTICS, Cut, Plan, tile_tokens
 from twin.layouts.layout import Pass
 from twin.ops import Block, Engine, Op
 
@@ -18,20 +19,41 @@ INDEX_BYTES = 4
 def dense_read(case: Case, step: Pass, device: int, *, after: tuple[int, ...]) -> Op:
     """Attention of a step's query tokens over every cached token: the cache is read once, whatever their number."""
     attention = case.model.attention
-    group = attention.query_heads // attention.kv_heads
-    programs, rows = case.rules.programs_and_rows(case.fmt.name, step.rows * group)
+    rows = step.rows * (attention.query_heads // attention.kv_heads)
+    kernel = case.attention_kernel("attend_decode", step.rows)
+    plan = case.rules.plan(case.fmt.name, kernel.split("/")[1])
+    blocks, program = plan.programs_of(rows) if plan is not None else (1, None)
     elements = step.end * step.batch * attention.kv_heads * attention.head_dim
     return Op(
         part="attention",
         engine=Engine.SM,
         device=device,
-        kernel=case.attention_kernel("attend_decode", step.rows),
+        kernel=kernel,
         vram_bytes=step.end * case.plane_bytes * step.batch,
-        flops=4.0 * elements * rows,
-        decoded=2.0 * elements * programs if case.fmt.kind != "plain" else 0,
+        flops=4.0 * elements * (blocks * program.held if program is not None else rows),
+        decoded=2.0 * elements * blocks if case.fmt.kind != "plain" else 0,
         dtype=case.operand_dtype,
         grain=step.rows,
+        cut=_cut(case, step, plan) if plan is not None else None,
         after=after,
+    )
+
+
+def _cut(case: Case, step: Pass, plan: Plan) -> Cut:
+    """How a step's decode attention is cut into programs of the plan."""
+    attention = case.model.attention
+    blocks, program = plan.programs_of(step.rows * (attention.query_heads // attention.kv_heads))
+    own = case.fmt.tile_tokens
+    tile = own if own > 1 else tile_tokens(program, head_dim=attention.head_dim)
+    rows = step.batch * step.rows * attention.query_heads
+    return Cut(
+        pairs=step.batch * attention.kv_heads * blocks,
+        tiles=-(-int(step.end) // tile),
+        tile_elements=2 * tile * attention.head_dim,
+        rows=program.held,
+        per_multiprocessor=program.per_multiprocessor,
+        partial_bytes=rows * (attention.head_dim + STATISTICS) * ACCUMULATOR_BYTES,
+        other_splits=plan.other_splits,
     )
 
 

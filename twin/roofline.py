@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from hwprofiles.profile import HardwareProfile, Link
-from hwprofiles.rates import Curve, Provenance
+from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
 
@@ -13,6 +13,9 @@ WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "late
 
 PRODUCTS = ("attend_sparse/", "attend_dense/", "score/")
 """Operations whose efficiency is a share of the tensor roof alone."""
+
+PRODUCTS_FROM = 2
+"""Operations of a program over those of the narrowest from which on most of them go with the products of its rows."""
 
 VRAM_RATES: tuple[str, ...] = ("vram",)
 NO_RATES: tuple[str, ...] = ()
@@ -43,11 +46,11 @@ class _KernelRates(NamedTuple):
     latency_s: float
     latency_rates: tuple[str, ...]
     of_products: bool
-    decoding: float
-    """Operations an element; 0 where decoding is free or inside the efficiency."""
-    decoding_rates: tuple[str, ...]
-    latency_each_s: float = 0.0
-    """Beside the latency, for each unit of the efficiency's axis."""
+    operations: Counts | None = None
+    """Operations that an element costs a program; None where they are free or inside the efficiency."""
+    operations_rates: tuple[str, ...] = ()
+    merging: float = 0.0
+    """Share of the memory's rate for partial results; 0 where merging is inside the latency."""
 
 
 NO_KERNEL = _KernelRates(
@@ -56,8 +59,6 @@ NO_KERNEL = _KernelRates(
     latency_s=0.0,
     latency_rates=NO_RATES,
     of_products=False,
-    decoding=0.0,
-    decoding_rates=NO_RATES,
 )
 
 
@@ -109,10 +110,10 @@ class Roofs:
                 self.rates[f"{key}#efficiency"] = kernel.efficiency
             if kernel.latency is not None:
                 self.rates[f"{key}#latency"] = kernel.latency
-            if kernel.latency_each is not None:
-                self.rates[f"{key}#latency_each"] = kernel.latency_each
-            if kernel.decoding is not None:
-                self.rates[f"{key}#decoding"] = kernel.decoding
+            if kernel.merging is not None:
+                self.rates[f"{key}#merging"] = kernel.merging
+            if kernel.operations is not None:
+                self.rates[f"{key}#operations"] = kernel.operations
 
     def kernel(self, key: str) -> "_KernelRates":
         """Rates of the kernel `key`, looked up once; MissingRate where the profile has none."""
@@ -132,12 +133,12 @@ class Roofs:
             efficiency_rates=(f"{key}#efficiency",) if kernel.efficiency is not None else (),
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
             latency_rates=tuple(
-                f"{key}#{name}" for name in ("latency", "latency_each") if getattr(kernel, name) is not None
+                f"{key}#{name}" for name in ("latency", "merging") if getattr(kernel, name) is not None
             ),
             of_products=key.startswith(PRODUCTS),
-            decoding=kernel.decoding.value if kernel.decoding is not None else 0.0,
-            decoding_rates=("instructions", f"{key}#decoding") if kernel.decoding is not None else (),
-            latency_each_s=kernel.latency_each.value if kernel.latency_each is not None else 0.0,
+            operations=kernel.operations,
+            operations_rates=("instructions", f"{key}#operations") if kernel.operations is not None else (),
+            merging=kernel.merging.value if kernel.merging is not None else 0.0,
         )
 
     def _alike(self, key: str) -> str:
@@ -149,9 +150,10 @@ class Roofs:
     def cost(self, op: Op) -> Cost:
         """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency.
 
-        A latency may grow with the op's grain: the splits of a decode attention leave a result for each query token.
-        Decoding of a quantised cache runs beside the reads: a roof of its own, which no efficiency lowers, and which is
-        no part of the speed of light or the floor, since another kernel may need fewer operations.
+        An op that is cut into programs fills the device by whole rounds of them. What each element costs a program in
+        operations (codes taken apart, softmax, products) runs beside the reads: a roof of its own, which no efficiency
+        lowers, and which is no part of the speed of light or the floor, since another kernel may need fewer. Partial
+        results are written and merged after it, which counts as latency.
         The efficiency of a kernel of products (PRODUCTS) is a share of the tensor roof alone: such a kernel is held by
         the instructions around its products, and its bytes stream beside them. Any other lowers every roof.
         """
@@ -163,11 +165,19 @@ class Roofs:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_products):
             rates += kernel.efficiency_rates
-        if op.decoded and kernel.decoding:
-            decode_s = op.decoded * kernel.decoding / self._instructions_per_s()
-            if decode_s > bound_s:
-                wall, bound_s, rates = "decode", decode_s, kernel.decoding_rates
-        calls, latency_s = op.calls, kernel.latency_s + kernel.latency_each_s * op.grain
+        latency_s = kernel.latency_s
+        if op.cut is not None and (kernel.operations is not None or kernel.merging):
+            share = op.cut.on(self.profile.gpu.sm_count)
+            if kernel.merging:
+                latency_s += share.merged_bytes / (self._vram[0] * kernel.merging)
+            if kernel.operations is not None:
+                each = self._operations(op, kernel.operations, op.cut.rows)
+                work_s = share.elements * each / self._instructions_per_s()
+                if work_s > bound_s:
+                    taken_apart = op.decoded and each < PRODUCTS_FROM * kernel.operations.counts[0]
+                    wall, bound_s = "decode" if taken_apart else "tensor", work_s
+                    rates = kernel.operations_rates
+        calls = op.calls
         return Cost(
             (latency_s + bound_s) * calls,
             latency_s * calls,
@@ -209,6 +219,11 @@ class Roofs:
         if not curve.covers(op.grain):
             self.extrapolated.add(f"{op.kernel} at {op.grain:g} {curve.over}")
         return curve(op.grain)
+
+    def _operations(self, op: Op, counts: Counts, rows: int) -> float:
+        if not counts.covers(rows):
+            self.extrapolated.add(f"{op.kernel} at {rows} {counts.over}")
+        return counts(rows)
 
     def _link(self, op: Op) -> tuple[str, Link]:
         """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""

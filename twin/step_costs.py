@@ -21,6 +21,9 @@ from twin.tally import Tally
 FAR = 4096
 """Cached tokens a sequence over which the slope is taken; any number gives the same."""
 
+FAR_IN_PROGRAMS = 2**17
+"""The same where attention is cut into programs: they fill a device by steps, which even out over long contexts."""
+
 
 class CaseCosts(StepCosts):
     """Steps of one case on one machine; a step's parts are looked up once."""
@@ -52,10 +55,11 @@ class CaseCosts(StepCosts):
     def _decode(self, sequences: int) -> tuple[float, float]:
         if sequences not in self._decodes:
             near = self.case.speculation.drafter.window if self.case.speculation else 0
+            far = FAR_IN_PROGRAMS if self.case.rules.attend_plans else FAR
             near_s, far_s = (
-                decode_tally_of(self.case, self.roofs, past, sequences).seconds for past in (near, near + FAR)
+                decode_tally_of(self.case, self.roofs, past, sequences).seconds for past in (near, near + far)
             )
-            slope_s = (far_s - near_s) / FAR
+            slope_s = (far_s - near_s) / far
             self._decodes[sequences] = near_s - slope_s * near, slope_s / sequences
         return self._decodes[sequences]
 

@@ -12,7 +12,7 @@ __all__ = ["CannotRun", "Context", "Machine", "Probe", "ProbeRecord", "Sample", 
 
 _MODULES = (
     "memory", "link", "mapped", "launches", "products", "host", "decode", "prefill", "library", "instructions",
-    "formats",
+    "formats", "format_prefill",
 )  # fmt: skip
 """In the order of measuring: what is cheap and what later sizes depend on comes first."""
 

@@ -14,10 +14,12 @@ POINTS = (
 """Context, batch, query tokens."""
 
 INSTRUCTIONS = 2e12
-LATENCY_S, EACH_S = 8e-6, 0.5e-6
-READ, PRODUCTS = 0.9, 0.4
-DECODING = {"bf16": 0.0, "fp8": 0.0, "int4_per_token_head": 3.0}
-"""Operations an element of each format."""
+LATENCY_S = 8e-6
+READ, MERGING = 0.9, 0.5
+DECODING = {"bf16": 0.02, "fp8": 0.1, "int4_per_token_head": 2.0}
+"""Operations an element of each format, whatever the rows."""
+
+OF_A_ROW = 0.1
 
 APPEND_LATENCY_S, APPEND = 90e-6, 0.01
 
@@ -25,9 +27,11 @@ APPEND_LATENCY_S, APPEND = 90e-6, 0.01
 def seconds(name: str, ctx: int, batch: int, tokens: int, *, inline: bool = False, heads: Heads | None = None) -> float:
     """Of one call."""
     op = decode_op(format_case(name, inline=inline, heads=heads), ctx_tokens=ctx, batch=batch, query_tokens=tokens)
-    bytes_s, products_s = op.vram_bytes / worlds.VRAM / READ, op.flops / worlds.TENSOR / PRODUCTS
-    decoded_s = op.decoded * DECODING[name] / INSTRUCTIONS
-    return LATENCY_S + EACH_S * tokens + max(bytes_s, products_s, decoded_s)
+    assert op.cut is not None
+    share = op.cut.on(worlds.machine().sm_count)
+    each = DECODING[name] + OF_A_ROW * op.cut.rows
+    merged_s = share.merged_bytes / worlds.VRAM / MERGING
+    return LATENCY_S + merged_s + max(op.vram_bytes / worlds.VRAM / READ, share.elements * each / INSTRUCTIONS)
 
 
 def decode(

@@ -20,6 +20,7 @@ from hwprofiles.profile import HardwareProfile
 from tests.calibrate import format_worlds as formats
 from tests.calibrate.measure_worlds import FakeBackend
 from tests.calibrate.test_format_fits import built
+from twin.cuts import even_splits
 from twin.engines import load_engine
 from twin.engines.twin import INLINE
 
@@ -110,8 +111,11 @@ def test_bytes_predicted_are_the_bytes_of_the_cache(name: str) -> None:
     assert timed.pool.planes.nbytes == timed.cache_bytes
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_programs_and_rows_are_those_of_the_kernel_s_plan(name: str) -> None:
+# Plans of both rooms
+
+
+@pytest.mark.parametrize(("name", "inline"), [*((name, False) for name in FORMATS), *((name, True) for name in INLINE)])
+def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from realkernels import format_kernels
@@ -119,16 +123,29 @@ def test_programs_and_rows_are_those_of_the_kernel_s_plan(name: str) -> None:
     from realkernels.formats import format_named
     from realkernels.shape import AttentionShape
 
-    fmt = format_named(name, arrangement=default_arrangement(name))
+    fmt = format_named(name, arrangement="inline" if inline else default_arrangement(name))
     if reason := format_kernels.missing(fmt, torch.device("cpu")):
         pytest.skip(reason)
     pool = Pool.fill(fmt, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
-    rules = load_engine("twin")
-    for tokens in range(1, 33):
-        rows = 6 * tokens
+    mirrored = load_engine("twin").plan(name, "twin_inline" if inline else "twin")
+    assert mirrored is not None
+    assert mirrored.other_splits == format_kernels.KERNELS[name].other_splits
+    for rows in range(1, 193):
         plan = format_kernels.plan_for(pool, rows)
-        programs, computed = rules.programs_and_rows(name, rows)
-        assert (programs, computed) == (plan.blocks(rows), plan.blocks(rows) * plan.rows * plan.sets), tokens
+        found = plan.blocks(rows), (plan.tile, plan.rows, plan.sets, plan.per_multiprocessor)
+        assert mirrored.programs_of(rows) == found, rows
+
+
+@pytest.mark.parametrize(("slots", "extra"), [(132, 0), (264, 0), (396, 1), (528, 0)])
+def test_splits_are_those_of_the_kernels(slots: int, extra: int) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from realkernels import format_kernels
+
+    for pairs in (4, 8, 12, 24, 48, 96, 192, 768):
+        for tiles in (1, 2, 48, 97, 385, 769, 2048, 16_384):
+            sizes = {"pairs": pairs, "tiles": tiles, "slots": slots, "extra": extra}
+            assert even_splits(**sizes) == format_kernels.even_splits(**sizes), sizes
 
 
 # Measuring

@@ -1,31 +1,19 @@
 """Format probes on this processor: every format is checked and timed; what a device cannot run is skipped, told why."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from calibrate.format_grid import CPU_DESIGN, DESIGN
-from calibrate.probes import CannotRun, Context, Probe, ProbeRecord, WrongData, all_probes
+from calibrate.probes import CannotRun, Context, ProbeRecord, WrongData, all_probes
 from calibrate.probes.machine import describe
 from tests.calibrate import probe_worlds as worlds
+from tests.calibrate.cpu_probes import context, probe_of
 from twin.engines.twin import INLINE, QUANTISED
 
 pytest.importorskip("torch")
 
 NAMES = ("bf16", "fp16", *QUANTISED)
-
-
-def probe_of(name: str) -> Probe:
-    return next(probe for probe in all_probes() if probe.name == name)
-
-
-def context(folder: Path, **changes: Any) -> Context:
-    from realkernels.cpu_backend import CpuBackend
-
-    backend = CpuBackend(folder=str(folder), threads=1)
-    fields = {"machine": describe("cpu", dtype="fp16"), "folder": folder, "quick": True, "estimate_s": 0.01}
-    return Context(backend=backend, **fields | changes)
 
 
 @pytest.mark.parametrize("name", NAMES)

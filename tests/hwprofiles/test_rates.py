@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwprofiles.rates import Curve, Rate
+from hwprofiles.rates import Counts, Curve, Rate
 from tests.worlds import LAWS, curve, rate
 
 
@@ -107,3 +107,24 @@ def test_a_rate_without_provenance_is_refused(key: str) -> None:
 def test_a_fitted_rate_names_its_rows() -> None:
     fitted = msgspec.convert(RATE | {"source": "fitted", "fitted_on": ["blog.decode_1M"]}, Rate)
     assert fitted.fitted_on == ("blog.decode_1M",)
+
+
+def counts(at: tuple[float, ...], values: tuple[float, ...]) -> Counts:
+    return Counts(over="program_rows", at=at, counts=values, spread=0, n=1, source="measured", date="2026-01-01")
+
+
+def test_counts_are_linear_between_points_and_go_on_beyond_the_last() -> None:
+    found = counts((16, 32, 48), (2, 4, 5))
+    assert [found(x) for x in (1, 16, 24, 32, 40, 48, 64)] == [2, 2, 3, 4, 4.5, 5, 6]
+    assert [found.covers(x) for x in (8, 16, 48, 64)] == [False, True, True, False]
+
+
+def test_counts_never_fall_beyond_the_last_point() -> None:
+    assert counts((16, 32), (4, 2))(64) == 2
+    assert counts((16,), (4,))(64) == 4
+
+
+@pytest.mark.parametrize(("at", "values"), [((), ()), ((1, 2), (1,)), ((2, 1), (1, 1))])
+def test_counts_that_are_no_function_are_refused(at: tuple[float, ...], values: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="at"):
+        counts(at, values)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from realkernels import format_decode, format_kernels, format_pool
-from realkernels.format_decode import FormatAppend, FormatDecode, caches_beyond
+from realkernels.format_append import FormatAppend
+from realkernels.format_decode import FormatDecode, caches_beyond
 from realkernels.format_pool import NoKernel, Pool, default_arrangement
 from realkernels.formats import KVarN, arrangements, format_named
 from realkernels.shape import AttentionShape

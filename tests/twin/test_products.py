@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.twin.pool_worlds import dense, pooled
 from tests.worlds import LAWS, case, flash_next, model, with_rules
 from twin.case import Case
+from twin.cuts import Plan, Program
 from twin.formats import kv_format
 from twin.layouts.layout import Pass
 from twin.products import (
@@ -176,22 +177,28 @@ def test_a_prompt_in_two_chunks_pairs_as_many_tokens_as_in_one(past: int, one: i
 
 
 def test_more_query_rows_than_a_program_holds_take_the_codes_apart_again() -> None:
-    rules = replace(pooled().rules, attend_rows={"fp8": (16, 32)})
+    plan = Plan(programs=(Program(64, 16, 1, 2), Program(64, 32, 1, 2)))
+    rules = replace(pooled().rules, attend_plans={"fp8": plan})
     of_case = replace(pooled(kv_dtype="fp8"), rules=rules)
     attention = of_case.model.attention
     group = attention.query_heads // attention.kv_heads
     elements = 2 * 100 * attention.kv_heads * attention.head_dim
     for count in (1, 2, 4, 8):
-        read = dense_read(of_case, Pass(past=100 - count, rows=count), 0, after=())
-        programs = -(-count * group // 32)
-        tile = 16 if count * group <= 16 * programs else 32
-        assert read.decoded == elements * programs
-        assert read.flops == 2 * elements * programs * tile
+        read = dense_read(of_case, Pass(past=100 - count, rows=count, batch=1), 0, after=())
+        blocks = -(-count * group // 32)
+        tile = 16 if count * group <= 16 * blocks else 32
+        assert read.decoded == elements * blocks
+        assert read.flops == 2 * elements * blocks * tile
         assert read.vram_bytes == 100 * of_case.plane_bytes
+        assert read.cut is not None
+        assert (read.cut.pairs, read.cut.rows) == (attention.kv_heads * blocks, tile)
+        assert read.cut.partial_bytes == count * attention.query_heads * (attention.head_dim + 2) * 4
 
 
-def test_equal_programs_share_the_rows() -> None:
-    rules = replace(pooled().rules, attend_rows={"fp8": (16, 32, 48)})
-    found = {rows: rules.programs_and_rows("fp8", rows) for rows in (1, 16, 17, 48, 49, 72, 192)}
-    assert found == {1: (1, 16), 16: (1, 16), 17: (1, 32), 48: (1, 48), 49: (2, 64), 72: (2, 96), 192: (4, 192)}
-    assert rules.programs_and_rows("bf16", 7) == (1, 7)
+def test_an_engine_whose_plans_are_not_known_multiplies_the_rows_that_there_are() -> None:
+    read = dense_read(
+        replace(pooled(), rules=replace(pooled().rules, attend_plans={})), Pass(past=9, rows=1), 0, after=()
+    )
+    attention = pooled().model.attention
+    assert read.cut is None
+    assert read.flops == 4 * 10 * attention.query_heads * attention.head_dim

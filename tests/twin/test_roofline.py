@@ -6,7 +6,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hwprofiles.profile import Roof
-from tests.worlds import KERNELS, LATENCY_S, LAWS, LINEAR, PEAK, at_its_roof, curve, kernel, link, machine, rate
+from tests.worlds import (
+    KERNELS,
+    LATENCY_S,
+    LAWS,
+    LINEAR,
+    PEAK,
+    at_its_roof,
+    curve,
+    kernel,
+    link,
+    machine,
+    operations,
+    rate,
+)
+from twin.cuts import BEGUN_TILES, Cut
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
 from twin.roofline import WALLS, Roofs
@@ -14,7 +28,7 @@ from twin.roofline import WALLS, Roofs
 KEY = LINEAR[0]
 
 
-def op(engine: Engine = Engine.SM, **counts: float | str) -> Op:
+def op(engine: Engine = Engine.SM, **counts: float | str | Cut) -> Op:
     return Op(part="x", engine=engine, device=0, **counts)  # type: ignore[arg-type]
 
 
@@ -126,31 +140,62 @@ def test_a_missing_tensor_rate_is_named() -> None:
         roofs().cost(op(flops=1, dtype="fp8"))
 
 
-def decoding(operations: float, *, per_s: float = 1e9) -> Roofs:
-    """A machine of `per_s` operations a second whose kernel KEY takes so many to decode an element."""
-    coded = replace(at_its_roof(KEY), decoding=rate(operations, "1"))
+def cut(*, elements: float = 0, rows: int = 16, partial_bytes: int = 0) -> Cut:
+    """One program of one tile on the toy's one multiprocessor, whose beginning and end take two tiles' time more."""
+    return Cut(
+        pairs=1, tiles=1, tile_elements=round(elements / (1 + BEGUN_TILES)), rows=rows, per_multiprocessor=1,
+        partial_bytes=partial_bytes,
+    )  # fmt: skip
+
+
+def working(*counts: float, per_s: float = 1e9) -> Roofs:
+    """A machine of `per_s` operations a second whose kernel KEY takes so many an element at 16, 32, ... rows."""
+    coded = replace(at_its_roof(KEY), operations=operations(*counts))
     bare = machine(kernels={KEY: coded})
     roof = Roof(rate=rate(per_s, "op/s"), datasheet=rate(2 * per_s, "op/s"))
     return Roofs(replace(bare, gpu=replace(bare.gpu, instructions=roof)))
 
 
-def test_decoding_is_a_roof_beside_the_bytes() -> None:
-    """1e9 bytes take 1 s; 1e9 elements of 4 operations take 4 s, of half an operation less than the bytes."""
-    work = op(kernel=KEY, vram_bytes=1e9, decoded=1e9)
-    slow, fast = decoding(4).cost(work), decoding(0.5).cost(work)
-    assert (slow.bound_s, slow.wall, slow.bound_rates) == (4, "decode", ("instructions", f"{KEY}#decoding"))
+def test_operations_of_programs_are_a_roof_beside_the_bytes() -> None:
+    """1e9 bytes take 1 s; 9e8 elements of 4 operations take 3.6 s, of half an operation less than the bytes."""
+    work = op(kernel=KEY, vram_bytes=1e9, decoded=3e8, cut=cut(elements=9e8))
+    slow, fast = working(4).cost(work), working(0.5).cost(work)
+    assert (slow.bound_s, slow.wall, slow.bound_rates) == (3.6, "decode", ("instructions", f"{KEY}#operations"))
     assert (fast.bound_s, fast.wall) == (1, "vram")
     assert slow.sol_s == slow.floor_s * PEAK == 1
 
 
-def test_decoding_without_a_rate_of_instructions_is_refused() -> None:
-    bare = machine(kernels={KEY: replace(at_its_roof(KEY), decoding=rate(4, "1"))})
+def test_what_more_rows_add_are_products() -> None:
+    """2 operations at 16 rows, 6 at 32: most of the latter, and all of a kernel that takes nothing apart."""
+    roofs_of, wide = working(2, 6), cut(elements=9e8, rows=32)
+    assert roofs_of.cost(op(kernel=KEY, decoded=1, cut=wide)).wall == "tensor"
+    assert roofs_of.cost(op(kernel=KEY, decoded=1, cut=cut(elements=9e8))).wall == "decode"
+    assert roofs_of.cost(op(kernel=KEY, cut=cut(elements=9e8))).wall == "tensor"
+
+
+def test_rows_that_were_not_calibrated_are_told() -> None:
+    roofs_of = working(2, 4)
+    cost = roofs_of.cost(op(kernel=KEY, decoded=1, cut=cut(elements=9e8, rows=64)))
+    assert cost.bound_s == pytest.approx(0.9 * 8)
+    assert roofs_of.extrapolated == {f"{KEY} at 64 program_rows"}
+
+
+def test_a_last_round_that_is_not_full_takes_as_long_as_one_that_is() -> None:
+    """3 programs on one multiprocessor fill it three times; on two, at the same rate in all, one place stays idle."""
+    one = working(4).profile
+    two = replace(one, gpu=replace(one.gpu, sm_count=2))
+    work = op(kernel=KEY, decoded=1, cut=replace(cut(elements=3e8), pairs=3))
+    assert Roofs(two).cost(work).bound_s == pytest.approx(4 / 3 * Roofs(one).cost(work).bound_s)
+
+
+def test_operations_without_a_rate_of_instructions_are_refused() -> None:
+    bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=operations(4))})
     with pytest.raises(MissingRate, match="no rate of instructions"):
-        Roofs(bare).cost(op(kernel=KEY, vram_bytes=1, decoded=1))
+        Roofs(bare).cost(op(kernel=KEY, vram_bytes=1, decoded=1, cut=cut(elements=9)))
 
 
 def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
-    machine_roofs = decoding(4)
+    machine_roofs = working(4)
     machine_roofs = Roofs(
         replace(machine_roofs.profile, kernels=machine_roofs.profile.kernels | {
             KEY: kernel(efficiency=curve(), latency_s=1),
@@ -158,7 +203,7 @@ def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
         })
     )  # fmt: skip
     ops = [op(kernel=KEY, vram_bytes=1), op(kernel=KEY, flops=1)]
-    ops += [op(kernel=LINEAR[1], decoded=1)]
+    ops += [op(kernel=LINEAR[1], decoded=1, cut=cut(elements=9))]
     ops += [op(engine, link_bytes=1, run_bytes=1) for engine in Engine if engine is not Engine.SM]
     costs = [machine_roofs.cost(each) for each in ops]
     assert {cost.wall for cost in costs} | {"latency"} == set(WALLS)
@@ -182,10 +227,10 @@ def test_nothing_is_faster_than_its_roofs(
     assert best.seconds <= cost.seconds * (1 + 1e-12)
 
 
-def test_a_latency_may_grow_with_the_grain() -> None:
-    """0.5 s, and a quarter of a second for each of 6 query tokens, beside 1 s of bytes."""
-    growing = replace(kernel(efficiency=curve(), latency_s=0.5), latency_each=rate(0.25, "s"))
-    work = op(kernel=KEY, vram_bytes=1e9, grain=6)
-    cost = Roofs(machine(kernels={KEY: growing})).cost(work)
-    assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.0, 1.0, 3.0)
-    assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#latency_each")
+def test_partial_results_are_merged_after_the_reads() -> None:
+    """0.5 s, 500 MB written and read at half of 1 GB/s (2 s), beside 1 s of bytes."""
+    merging = replace(kernel(efficiency=curve(), latency_s=0.5), merging=rate(0.5, "1"))
+    work = op(kernel=KEY, vram_bytes=1e9, cut=cut(partial_bytes=500_000_000))
+    cost = Roofs(machine(kernels={KEY: merging})).cost(work)
+    assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.5, 1.0, 3.5)
+    assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#merging")

@@ -8,7 +8,7 @@ from twin.errors import UnknownName
 
 __all__ = ["EngineRules", "backend_names", "engine_names", "load_engine"]
 
-_NOT_ENGINES = {"__init__", "rules"}
+_NOT_ENGINES = {"__init__", "rules", "twin_plans"}
 
 
 def engine_names() -> list[str]:

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from hwprofiles.rates import Rate
+from twin.cuts import Plan
 from twin.errors import Impossible
 
 
@@ -95,10 +96,12 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Backends that run a format in steps of several query tokens only, beside those of `backends`."""
     verify_backends: dict[str, str] = {}
     """Backend of a pass of several query tokens by format, where it differs."""
-    attend_rows: dict[str, tuple[int, ...]] = {}
-    """Query rows (query heads of a KV head x query tokens) that a program of its decode kernel over a format multiplies
-    with what it has read, smallest first. More rows than the last take several equal programs, each of which takes the
-    codes apart anew. Not named: all rows at once, none of them padding."""
+    attend_plans: dict[str, Plan] = {}
+    """How its decode kernel over a format is cut into programs; `<backend>/<format>` before the format alone. Not
+    named: all rows at once, none of them padding, no tiles or splits that a device would have to be filled with."""
+    prefill_piece_tokens: int = 0
+    """Tokens of the cache that a chunk's dense attention unpacks at a time (`twin/expansion.py`); 0: it reads the cache
+    as it is."""
     row_tiles: dict[str, int] = {}
     """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
     glue_apart: tuple[str, ...] = ()
@@ -129,13 +132,9 @@ class EngineRules(Struct, frozen=True, kw_only=True):
         """Attention backends that run any format."""
         return {name for fmt in self.formats for name in self.backends_of(fmt)}
 
-    def programs_and_rows(self, fmt: str, rows: int) -> tuple[int, int]:
-        """(programs that share a tile of the cache for `rows` query rows, rows that they multiply in all)."""
-        tiles = self.attend_rows.get(fmt)
-        if tiles is None:
-            return 1, rows
-        programs = -(-rows // tiles[-1])
-        return programs, programs * next(tile for tile in tiles if tile * programs >= rows)
+    def plan(self, fmt: str, backend: str) -> Plan | None:
+        """How the decode kernel of an attention backend over a format is cut; None where it is not known."""
+        return self.attend_plans.get(f"{backend}/{fmt}", self.attend_plans.get(fmt))
 
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

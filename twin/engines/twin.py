@@ -5,6 +5,7 @@ A whole model can be predicted under these rules where a machine's profile has a
 
 from hwprofiles.rates import Rate
 from twin.engines.rules import EngineRules, SparseRules
+from twin.engines.twin_plans import PLANS
 from twin.units import MIB
 
 PLAIN = ("fp16", "bf16", "fp32")
@@ -21,16 +22,6 @@ QUANTISED = (
     "turboquant_4bit_nc",
 )
 """Formats with a fused kernel in `realkernels/attend/`."""
-
-_ROWS = {
-    **dict.fromkeys(("fp16", "bf16"), (16, 64)),
-    **dict.fromkeys(("fp8", "int8_per_token_head", "fp8_per_token_head"), (16, 32, 48)),
-    **dict.fromkeys(("int4_per_token_head", "q8_0", "exl3_k8v8"), (8, 16, 24)),
-    **dict.fromkeys(("q4_0", "exl3_k4v4", "turboquant_4bit_nc"), (8, 16, 32, 48)),
-    "kvarn_k4v2_g128": (8,),
-}
-"""Rows of a program by the kernels' own plans (`realkernels/attend/`): 8 queries as columns or 16 as rows, and a few
-sets of them. Plans for multiprocessors with 228 KiB of shared memory; smaller ones hold fewer sets."""
 
 INLINE = ("int8_per_token_head",)
 """Formats whose published arrangement, scales between the codes, has a backend of its own: `twin_inline`."""
@@ -50,7 +41,8 @@ RULES = EngineRules(
     hop_element_bytes=2,
     needs={"fp8": "8.9"},
     backends=dict.fromkeys((*PLAIN, *QUANTISED), ("twin",)) | dict.fromkeys(INLINE, ("twin", "twin_inline")),
-    attend_rows=_ROWS,
+    attend_plans=PLANS,
+    prefill_piece_tokens=8192,
     ngram="disk",
     workspace=Rate(
         value=1_500_000_000,

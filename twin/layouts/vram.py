@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from twin.case import Case
 from twin.counts import block_run_bytes, is_sparse, selected_tokens
+from twin.expansion import expanded_block, expands, scratch_bytes
 from twin.layouts.layout import Pass, Placement
 from twin.ops import Block, Engine, Op
 from twin.products import dense_block, dense_read, sparse_products
@@ -24,9 +25,8 @@ class Vram:
         return Placement(vram_bytes=per_token, host_bytes=0)
 
     def working_bytes(self, case: Case) -> dict[str, int]:
-        """Nothing beyond the engine's workspace."""
-        del case
-        return {}
+        """What a chunk's history is unpacked into, where it is; else nothing beyond the engine's workspace."""
+        return {"prefill scratch": scratch_bytes(case)} if expands(case) else {}
 
     def decode_ops(self, case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
         """Append, select when the context is long, read what was selected; without an indexer read everything."""
@@ -52,9 +52,8 @@ class Vram:
         return ()
 
     def bucket_tokens(self, case: Case) -> int:
-        """None."""
-        del case
-        return 0
+        """Pieces in which a history is unpacked; none where the planes are read in place."""
+        return case.rules.prefill_piece_tokens if expands(case) else 0
 
     def buckets(self, case: Case, chunk: Pass) -> int:
         """None: the planes are read in place."""
@@ -63,6 +62,8 @@ class Vram:
 
     def prefill_blocks(self, case: Case, chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
         """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
+        if expands(case):
+            return (expanded_block(case, chunk, device, times=times),)
         if not is_sparse(case.model, chunk.end):
             return (dense_block(case, chunk, device, times=times, link_bytes=0),)
         selection = prefill_selection(case, chunk, device, first=0)

@@ -1,0 +1,94 @@
+"""Prefill over quantised caches: pieces of a cache unpacked, format by format, and whole chunks of a few formats.
+
+What is unpacked is held against the format's own `read`, number by number, and a chunk's result against float64
+attention over the unpacked cache.
+"""
+
+from functools import partial
+
+from calibrate.probes.formats import FORMATS, KEPT, SHARE, TOLERANCE, _supported, shape_of
+from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check
+from realkernels.format_pool import NoKernel
+from realkernels.format_prefill import FormatPrefill
+from realkernels.formats import Arrangement
+from twin.formats import kv_format
+
+EXPANDED = (512, 32_768, 65_536)
+"""Tokens: one small piece, whose time is a launch, and many whole ones, more than a device's L2 holds."""
+
+CPU_EXPANDED = (256, 2_048)
+CHUNK_FORMATS = ("bf16", "int8_per_token_head", "kvarn_k4v2_g128", "fp16")
+CHUNKS = ((512, 16_384), (2_048, 65_536), (512, 65_536), (2_048, 16_384))
+"""Rows and the tokens before them."""
+
+CPU_CHUNKS = ((32, 1_024), (128, 1_024), (128, 2_048))
+
+
+def expand(context: Context) -> list[Sample]:
+    """Pieces of every format, from one cache that is larger than what the device keeps on its chip."""
+    kept = [each for each in KEPT if not _supported(context.machine, name=each[0])]
+    samples = []
+    for name, arrangement in context.points(kept):
+        try:
+            samples += _expanded(context, name, arrangement)
+        except NoKernel as missing:
+            raise CannotRun(str(missing)) from None
+    return samples
+
+
+def _expanded(context: Context, name: str, arrangement: Arrangement) -> list[Sample]:
+    points = EXPANDED if context.cuda else CPU_EXPANDED
+    timed = FormatPrefill(
+        name, arrangement=arrangement, shape=shape_of(context), rows=1, ctx_tokens=points[-1], caches=1,
+        device=context.backend.device,
+    )  # fmt: skip
+    wrong = timed.expand_error()
+    how = check(f"unpacking {name} ({arrangement})", wrong == 0, f"{wrong:.1e} of the numbers are not those of read")
+    samples = []
+    for tokens in points:
+        work = context.backend.capture(partial(timed.run_expand, tokens=tokens))
+        seconds = context.seconds(work)
+        at: dict[str, int | float | str] = {"format": name, "arrangement": arrangement, "tokens": tokens}
+        at |= {"piece_tokens": timed.scratch.piece_tokens, **vars(timed.shape)}
+        moved = timed.expanded_bytes * tokens / timed.ctx_tokens
+        samples.append(Sample(at=at, seconds=seconds, moved_bytes=moved, checked=how))
+    return samples
+
+
+def chunks(context: Context) -> list[Sample]:
+    """Whole chunks of one layer, rotations included, over formats that unpack at different costs."""
+    names = [name for name in CHUNK_FORMATS if name in FORMATS and not _supported(context.machine, name=name)]
+    sizes = CHUNKS if context.cuda else CPU_CHUNKS
+    points = [(name, *size) for name in names for size in (sizes[:2] if context.quick else sizes)]
+    try:
+        return [_chunk(context, *point) for point in context.points(points) if _fits(context, *point)]
+    except NoKernel as missing:
+        raise CannotRun(str(missing)) from None
+
+
+def _fits(context: Context, name: str, rows: int, past: int) -> bool:
+    shape = shape_of(context)
+    each = kv_format(name).plane_bytes(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+    return (past + rows) * each <= SHARE * context.machine.device_free_bytes
+
+
+def _chunk(context: Context, name: str, rows: int, past: int) -> Sample:
+    timed = FormatPrefill(
+        name, shape=shape_of(context), rows=rows, ctx_tokens=past + rows, caches=1, device=context.backend.device
+    )
+    error = timed.verify()
+    where = f"{rows} rows behind {past} tokens in {name}"
+    how = check(where, error < TOLERANCE, f"relative error {error:.1e}")
+    work = context.backend.capture(timed.run)
+    timed.poison()
+    seconds = context.seconds(work)
+    check(where, timed.finite(), "all results written")
+    at: dict[str, int | float | str] = {"format": name, "rows": rows, "past": past}
+    at |= {"piece_tokens": timed.scratch.piece_tokens, **vars(timed.shape)}
+    return Sample(at=at, seconds=seconds, moved_bytes=timed.expanded_bytes, flops=timed.flops, checked=how)
+
+
+PROBES = (
+    Probe(name="format_expand", run=expand, quick_s=4.0, full_s=12.0),
+    Probe(name="format_prefill", run=chunks, quick_s=3.0, full_s=9.0),
+)

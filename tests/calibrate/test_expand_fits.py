@@ -1,0 +1,160 @@
+"""Rates of unpacking and of attention over pieces: what was put into samples comes out again."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from calibrate.build import build, checked
+from calibrate.kernel_cases import KernelCase, program_of
+from calibrate.prefill_grid import missing_rate, prefill_grid
+from calibrate.probes import ProbeRecord, Sample
+from hwprofiles import HardwareProfile
+from tests.calibrate import format_worlds as formats
+from tests.calibrate import probe_worlds as worlds
+from twin.format_ops import Heads, format_case, prefill_ops
+from twin.roofline import Roofs
+
+EXPAND_S, READS = 3e-6, 0.8
+ATTEND_S, PRODUCTS = 20e-6, {512: 0.4, 2_048: 0.5}
+NAMES = ("bf16", "int4_per_token_head")
+CHUNKS = ((512, 16_384), (2_048, 65_536), (512, 65_536), (2_048, 16_384))
+
+
+def at(name: str, **sizes: int) -> dict[str, Any]:
+    return {"format": name, "piece_tokens": 8_192, **Heads()._asdict(), **sizes}
+
+
+def expand_s(name: str, ctx: int) -> float:
+    op = prefill_ops(format_case(name), ctx_tokens=ctx, rows=1)[0]
+    return op.calls * (EXPAND_S + op.vram_bytes / worlds.VRAM / READS)
+
+
+def chunk_s(name: str, rows: int, ctx: int) -> float:
+    _, attend, fold = prefill_ops(format_case(name), ctx_tokens=ctx, rows=rows)
+    products = attend.calls * (ATTEND_S + attend.flops / worlds.TENSOR / PRODUCTS[rows])
+    return expand_s(name, ctx) + products + fold.calls * fold.vram_bytes / worlds.VRAM
+
+
+def expand_record() -> ProbeRecord:
+    made: list[Sample] = [
+        worlds.sample(expand_s(name, tokens), arrangement="aligned", **at(name, tokens=tokens))
+        for name in NAMES
+        for tokens in (512, 32_768, 65_536)
+    ]
+    return ProbeRecord(samples=tuple(made), took_s=1.0)
+
+
+def chunk_record(count: int = 4) -> ProbeRecord:
+    made = [
+        worlds.sample(chunk_s(name, rows, past + rows), **at(name, rows=rows, past=past))
+        for name in NAMES
+        for rows, past in CHUNKS[:count]
+    ]
+    return ProbeRecord(samples=tuple(made), took_s=1.0)
+
+
+def built(**changes: ProbeRecord) -> tuple[HardwareProfile, dict[str, Any]]:
+    records = formats.records(**changes)
+    profile, record = build(machine=worlds.machine(), records=records, name="toy", date="2026-11-29")
+    return checked(profile), record
+
+
+@pytest.fixture(scope="module")
+def toy() -> tuple[HardwareProfile, dict[str, Any]]:
+    return built(format_expand=expand_record(), format_prefill=chunk_record())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unpacking_comes_out_as_it_went_in(toy: tuple[HardwareProfile, dict[str, Any]], name: str) -> None:
+    kernel = toy[0].kernels[f"expand/twin/{name}"]
+    assert kernel.latency is not None
+    assert kernel.efficiency is not None
+    assert kernel.latency.value == pytest.approx(EXPAND_S, rel=0.02)
+    assert kernel.efficiency.over == "tokens"
+    assert kernel.efficiency(8_192) == pytest.approx(READS, rel=0.02)
+
+
+def test_attention_over_pieces_is_what_unpacking_and_folding_leave(toy: tuple[HardwareProfile, dict[str, Any]]) -> None:
+    kernel = toy[0].kernels["attend_dense/twin/bf16"]
+    assert kernel.latency is not None
+    assert kernel.efficiency is not None
+    assert kernel.latency.value == pytest.approx(ATTEND_S, rel=0.1)
+    assert kernel.efficiency.over == "rows"
+    for rows, share in PRODUCTS.items():
+        assert kernel.efficiency(rows) == pytest.approx(share, rel=0.02)
+    assert all(abs(row["residual"]) < 0.01 for row in toy[1]["fitted"]["attend_dense/twin/bf16"])
+
+
+@pytest.mark.parametrize(("rows", "ctx"), [(512, 100_000), (2_048, 30_001)])
+def test_a_chunk_that_was_not_measured_is_predicted(
+    toy: tuple[HardwareProfile, dict[str, Any]], rows: int, ctx: int
+) -> None:
+    roofs = Roofs(toy[0])
+    ops = prefill_ops(format_case("int4_per_token_head"), ctx_tokens=ctx, rows=rows)
+    predicted = sum(roofs.cost(op).seconds for op in ops)
+    assert predicted == pytest.approx(chunk_s("int4_per_token_head", rows, ctx), rel=0.02)
+
+
+def test_without_a_second_size_of_rows_all_of_attention_is_efficiency() -> None:
+    profile, _ = built(
+        format_expand=expand_record(), format_prefill=ProbeRecord(samples=chunk_record(1).samples[:1], took_s=1.0)
+    )
+    kernel = profile.kernels["attend_dense/twin/bf16"]
+    assert kernel.latency is None or kernel.latency.value < 1e-7
+
+
+def test_chunks_of_formats_that_were_not_unpacked_say_nothing() -> None:
+    profile, _ = built(format_prefill=chunk_record())
+    assert not [key for key in profile.kernels if key.startswith(("expand/", "attend_dense/twin"))]
+
+
+# Cases
+
+
+CASE = KernelCase(metric="prefill_format", tier="vram", ctx_tokens=24_576, layers=1, rows=768, format="q8_0")
+
+
+def test_a_case_is_unpacking_attention_and_folding() -> None:
+    (block,) = program_of(CASE, kv_dtype="fp16")
+    assert [op.kernel for op in block.ops] == ["expand/twin/q8_0", "attend_dense/twin/bf16", ""]
+    assert CASE.id == "prefill_format.q8_0.24576.r768"
+    with pytest.raises(ValueError, match="one sequence"):
+        replace(CASE, batch=2)
+    with pytest.raises(ValueError, match="prefill_format"):
+        replace(CASE, format="")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_grid_has_every_format_and_no_size_that_is_calibrated(device: str) -> None:
+    whole, quick = (prefill_grid(quick=quick, device=device) for quick in (False, True))
+    assert set(quick) < set(whole)
+    assert len({case.id for case in whole}) == len(whole)
+    assert {case.format for case in quick} == {case.format for case in whole}
+    for case in whole:
+        assert case.rows not in {512, 2_048}
+        assert case.ctx_tokens - case.rows not in {16_384, 65_536}
+
+
+def test_a_profile_of_before_chunks_were_calibrated_says_what_it_lacks(
+    toy: tuple[HardwareProfile, dict[str, Any]],
+) -> None:
+    case = replace(CASE, format="int4_per_token_head")
+    assert missing_rate(case, toy[0]) == ""
+    older, _ = built()
+    assert "no rate for expand/twin/int4_per_token_head, attend_dense/twin/bf16" in missing_rate(case, older)
+
+
+def test_a_chunk_is_measured_and_predicted_with_the_same_bytes() -> None:
+    torch = pytest.importorskip("torch")
+    from realkernels.format_prefill import FormatPrefill
+    from realkernels.shape import AttentionShape
+
+    timed = FormatPrefill(
+        "q8_0", shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=64), rows=3, ctx_tokens=256, caches=1,
+        dtype=torch.bfloat16, device=torch.device("cpu"),
+    )  # fmt: skip
+    (block,) = program_of(replace(CASE, ctx_tokens=256, rows=3, heads="4x2x64"), kv_dtype="fp16")
+    unpack, attend, _ = block.ops
+    assert unpack.vram_bytes * unpack.calls == timed.expanded_bytes
+    assert attend.flops * attend.calls == timed.flops

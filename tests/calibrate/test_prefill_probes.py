@@ -1,0 +1,49 @@
+"""Probes of prefill over quantised caches on this processor: what is timed is checked, wrong results are noticed."""
+
+from pathlib import Path
+
+import pytest
+
+from calibrate.kernel_cases import KernelCase
+from calibrate.probes import WrongData
+from tests.calibrate.cpu_probes import context, probe_of
+
+pytest.importorskip("torch")
+
+
+def test_unpacking_is_checked_number_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = context(tmp_path)
+    small, large = probe_of("format_expand").run(made)
+    assert made.left_out > 0
+    assert (small.at["format"], small.at["tokens"], large.at["tokens"]) == ("bf16", 256, 2_048)
+    assert large.moved_bytes == 8 * small.moved_bytes
+    assert "not those of read" in large.checked
+    from realkernels.format_prefill import FormatPrefill
+
+    monkeypatch.setattr(FormatPrefill, "expand_error", lambda _self: 1e-6)
+    with pytest.raises(WrongData, match="unpacking bf16"):
+        probe_of("format_expand").run(context(tmp_path))
+
+
+def test_a_chunk_is_checked_against_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sample,) = probe_of("format_prefill").run(context(tmp_path))
+    assert (sample.at["format"], sample.at["rows"], sample.at["past"]) == ("bf16", 32, 1_024)
+    assert sample.flops == 4 * 8 * 64 * (32 * 1_024 + 32 * 33 / 2)
+    from realkernels.format_prefill import FormatPrefill
+
+    monkeypatch.setattr(FormatPrefill, "verify", lambda _self: 0.5)
+    with pytest.raises(WrongData, match="relative error"):
+        probe_of("format_prefill").run(context(tmp_path))
+
+
+def test_a_case_of_a_chunk_is_measured() -> None:
+    from calibrate.measure import Measurement
+    from calibrate.measure_formats import measure_formats
+    from realkernels.cpu_backend import CpuBackend
+
+    case = KernelCase(
+        metric="prefill_format", tier="vram", ctx_tokens=300, layers=1, rows=7, format="q4_0", heads="4x2x64"
+    )
+    (found,) = measure_formats([case], CpuBackend(folder=".", threads=1))
+    assert isinstance(found, Measurement)
+    assert found.error < 1e-5
