@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from realkernels.checked import Checked
 from realkernels.format_cpu import attend_blocks
 from realkernels.format_pool import NoKernel, Pool, default_arrangement
 from realkernels.formats import Arrangement, Format, format_named
@@ -50,7 +51,7 @@ def rotate(rows: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     torch.mm(rows.flatten(0, -2), matrix, out=out.view(-1, out.shape[-1]))
 
 
-class FormatDecode:
+class FormatDecode(Checked):
     """Attention of the newest `query_tokens` tokens of `batch` sequences over `ctx_tokens` each, those included.
 
     NoKernel where this device has none for the format; ValueError for sizes that the format does not take; RuntimeError
@@ -114,16 +115,6 @@ class FormatDecode:
         self.query.normal_()
         for part in (self.output, self._stored):
             part.fill_(float("nan"))
-
-    def finite(self) -> bool:
-        """Whether the output has been written."""
-        return bool(self.output.isfinite().all())
-
-    def verify(self) -> float:
-        """Run on fresh queries; worst relative error of the outermost tokens and heads against float64."""
-        self.poison()
-        self.run()
-        return self.error()
 
     def error(self) -> float:
         """Of the output as it is, which belongs to the last cache; infinite where something is not finite."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from realkernels.checked import Checked
 from realkernels.chunk import PIECE_TOKENS, ChunkScratch, attend_chunk, check_chunk, pieces
 from realkernels.chunk_cpu import reader
 from realkernels.format_decode import Rotation, caches_beyond, query_dtype, rotate
@@ -19,7 +20,7 @@ from realkernels.shape import AttentionShape
 __all__ = ["PIECE_TOKENS", "FormatPrefill", "attend_chunk"]
 
 
-class FormatPrefill:
+class FormatPrefill(Checked):
     """Attention of a sequence's newest `rows` tokens over all of its `ctx_tokens`, over several caches in turn.
 
     NoKernel where this device has none for the format; ValueError, before anything is allocated, for sizes that do not
@@ -126,16 +127,6 @@ class FormatPrefill:
         scratch = (self.scratch.keys, self.scratch.values, self.scratch.total, self.scratch.weight)
         for part in (self.output, self._stored, *scratch):
             part.fill_(float("nan"))
-
-    def finite(self) -> bool:
-        """Whether the output has been written."""
-        return bool(self.output.isfinite().all())
-
-    def verify(self) -> float:
-        """Run on fresh queries; worst relative error of some rows of the outermost heads against float64."""
-        self.poison()
-        self.run()
-        return self.error()
 
     def error(self) -> float:
         """Of the output as it is, which belongs to the last cache; infinite where something is not finite."""

@@ -1,8 +1,8 @@
 """The kernel for caches of 16-bit words of codes under many query rows: several new tokens, or many heads a KV head.
 
-As `decode_words.py`, with three differences: a tile is taken apart once for up to 64 rows (`wide_tiles.py`), values'
-codes are centred before their products, and outputs are rescaled only where scores pass what weights are relative to
-by more than a few powers of two: an exact choice, since everything a row has summed is relative to one number.
+As `decode_words.py`, with two differences: a tile is taken apart once for up to 64 rows (`wide_tiles.py`), and outputs
+are rescaled only where scores pass what weights are relative to by more than a few powers of two: an exact choice,
+since everything a row has summed is relative to one number.
 """
 
 import triton
