@@ -19,12 +19,15 @@ Metric = Literal[
     "decode_step", "decode_select", "decode_gather", "prefill_attention", "prefill_select", "decode_format"
 ]
 DECODE: tuple[Metric, ...] = ("decode_step", "decode_select", "decode_gather")
+_OF_RECORDS = ("host", True, False, 1, "")
+"""Tier, huge pages, inline, batch and heads of a gather over records."""
 
 
 class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing to time. Decode cases run all `layers` in order; prefill cases run one layer's chunk of `rows`.
 
-    A `decode_format` case is attention of one layer over whole caches in `format`; `rows` are its query tokens.
+    A `decode_format` case is attention of one layer over whole caches in `format`; `rows` are its query tokens. A
+    `decode_gather` case with a format reads records on the host.
     """
 
     metric: Metric
@@ -49,8 +52,10 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """decode_format only: query heads x KV heads x elements of a head; empty: the model's."""
 
     def __post_init__(self) -> None:
-        if (self.metric == "decode_format") != bool(self.format):
-            raise ValueError("a format belongs to a decode_format case, and only to one")
+        if (self.metric == "decode_format") != bool(self.format) and not self.of_records:
+            raise ValueError("a format belongs to a decode_format case, and only to one, or to a decode_gather")
+        if self.of_records and (self.tier, self.huge_pages, self.inline, self.batch, self.heads) != _OF_RECORDS:
+            raise ValueError("a decode_gather case with a format reads records on the host, of the model's heads")
         if not 0 < self.rows <= self.ctx_tokens:
             raise ValueError(f"{self.rows} rows do not end a context of {self.ctx_tokens} tokens")
         if self.metric in DECODE and (self.rows != 1 or self.mode == "staged"):
@@ -59,13 +64,19 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("a staged case reads the host through buckets")
 
     @property
+    def of_records(self) -> bool:
+        """Whether a format's records are gathered."""
+        return self.metric == "decode_gather" and bool(self.format)
+
+    @property
     def id(self) -> str:
         """Readable and unique."""
-        if self.format:
+        if self.format and not self.of_records:
             arrangement = ".inline" if self.inline else ""
             heads = f".h{self.heads}" if self.heads else ""
             return f"{self.metric}.{self.format}{arrangement}.{self.ctx_tokens}.b{self.batch}.q{self.rows}{heads}"
         where = self.tier if self.tier == "vram" or self.huge_pages else "host4k"
+        where += f".{self.format}" if self.format else ""
         name = f"{self.metric}.{where}.{self.ctx_tokens}"
         if self.metric in DECODE:
             return f"{name}.x{self.layers}" + (f".w{self.backbone_bytes >> 20}MiB" if self.backbone_bytes else "")
@@ -98,11 +109,11 @@ def program_of(case: KernelCase, *, kv_dtype: str) -> Program:
 
     `kv_dtype` is that of a case without a format of its own.
     """
-    if case.format:
+    if case.format and not case.of_records:
         of_format = format_case(case.format, inline=case.inline, heads=heads_of(case.heads))
         op = decode_op(of_format, ctx_tokens=case.ctx_tokens, batch=case.batch, query_tokens=case.rows)
         return (Block(ops=(op,)),)
-    resolved = resolve(question_of(case, kv_dtype=kv_dtype))
+    resolved = resolve(question_of(case, kv_dtype=case.format or kv_dtype))
     if case.metric in DECODE:
         return (_decode_block(case, resolved),)
     chunk = Pass(past=case.ctx_tokens - case.rows, rows=case.rows)

@@ -32,6 +32,9 @@ _ROWS = {
 """Rows of a program by the kernels' own plans (`realkernels/attend/`): 8 queries as columns or 16 as rows, and a few
 sets of them. Plans for multiprocessors with 228 KiB of shared memory; smaller ones hold fewer sets."""
 
+RECORDS = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
+"""Formats whose blocks a decode step gathers from the host, each in one record (`realkernels/formats/blocks.py`)."""
+
 INLINE = ("int8_per_token_head",)
 """Formats whose published arrangement, scales between the codes, has a backend of its own: `twin_inline`."""
 
@@ -41,7 +44,8 @@ RULES = EngineRules(
     page_tokens=256,
     layouts=("offload", "vram"),
     formats=(*PLAIN, *QUANTISED),
-    host_formats=PLAIN,
+    host_formats=(*PLAIN, *RECORDS),
+    record_formats=RECORDS,
     weight_formats=("exl3", "w4a16", "bf16"),
     machine="3x-rtx3090",
     chunk_tokens=4096,
