@@ -76,8 +76,8 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             heads = f".h{self.heads}" if self.heads else ""
             return f"{self.metric}.{self.format}{arrangement}.{self.ctx_tokens}.b{self.batch}.q{self.rows}{heads}"
         where = self.tier if self.tier == "vram" or self.huge_pages else "host4k"
-        where += f".{self.format}" if self.format else ""
-        name = f"{self.metric}.{where}.{self.ctx_tokens}"
+        coded = f".{self.format}" if self.format else ""
+        name = f"{self.metric}.{where}{coded}.{self.ctx_tokens}"
         if self.metric in DECODE:
             return f"{name}.x{self.layers}" + (f".w{self.backbone_bytes >> 20}MiB" if self.backbone_bytes else "")
         staged = f".{self.copies}.{self.bucket_tokens}" if self.mode == "staged" else ""

@@ -26,6 +26,7 @@ from calibrate.measurements import (
     to_text,
 )
 from calibrate.probes.machine import code_hash, commit, cpu_name
+from calibrate.records_grid import lacking, records_grid
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.store import DATA
@@ -51,6 +52,10 @@ def validate_live(
     check_same_machine(profile, backend)
     kind = "cpu" if device == "cpu" else "cuda"
     cases = _cases(kind, quick=quick, curve=curve, formats=formats)
+    gathers = records_grid(quick=quick, device=kind) if formats else []
+    without = {case: missing for case in gathers if (missing := lacking(case, profile))}
+    if formats:
+        cases["formats"] = [*cases["formats"], *(case for case in gathers if case not in without)]
     rows: list[MeasuredRow] = []
     left: list[LeftOutRow] = []
     try:
@@ -63,6 +68,7 @@ def validate_live(
                     rows.append(row_of(outcome, group))
     except WrongResult as wrong:
         raise Impossible(str(wrong)) from None
+    left += [LeftOutRow(case=case, reason=missing) for case, missing in without.items()]
     if not rows:
         raise Impossible(f"nothing could be measured: {left[0].reason}")
     dtype = str(backend.dtype).removeprefix("torch.")
