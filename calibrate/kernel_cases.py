@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from hwprofiles.profile import HardwareProfile
 from twin.case import Case
 from twin.format_ops import decode_op, format_case, heads_of, prefill_ops
 from twin.layouts.layout import Pass
@@ -26,6 +27,8 @@ Metric = Literal[
 ]
 DECODE: tuple[Metric, ...] = ("decode_step", "decode_select", "decode_gather")
 FORMATS: tuple[Metric, ...] = ("decode_format", "prefill_format")
+_OF_RECORDS = ("host", True, False, 1, "")
+"""Tier, huge pages, inline, batch and heads of a gather over records."""
 
 
 class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +36,7 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     A `decode_format` case is attention of one layer over whole caches in `format`; `rows` are its query tokens. A
     `prefill_format` case is that of a chunk of one sequence, unpacked piece by piece.
+    `decode_gather` case with a format reads records on the host.
     """
 
     metric: Metric
@@ -57,10 +61,14 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the same: query heads x KV heads x elements of a head; empty: the model's."""
 
     def __post_init__(self) -> None:
-        if (self.metric in FORMATS) != bool(self.format):
-            raise ValueError("a format belongs to a decode_format or prefill_format case, and only to one")
+        if (self.metric in FORMATS) != bool(self.format) and not self.of_records:
+            raise ValueError(
+                "a format belongs to a decode_format or prefill_format case, and only to one, or to a decode_gather"
+            )
         if self.metric == "prefill_format" and self.batch != 1:
             raise ValueError("a prefill_format case is a chunk of one sequence")
+        if self.of_records and (self.tier, self.huge_pages, self.inline, self.batch, self.heads) != _OF_RECORDS:
+            raise ValueError("a decode_gather case with a format reads records on the host, of the model's heads")
         if not 0 < self.rows <= self.ctx_tokens:
             raise ValueError(f"{self.rows} rows do not end a context of {self.ctx_tokens} tokens")
         if self.metric in DECODE and (self.rows != 1 or self.mode == "staged"):
@@ -69,16 +77,22 @@ class KernelCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("a staged case reads the host through buckets")
 
     @property
+    def of_records(self) -> bool:
+        """Whether a format's records are gathered."""
+        return self.metric == "decode_gather" and bool(self.format)
+
+    @property
     def id(self) -> str:
         """Readable and unique."""
-        if self.format:
+        if self.format and not self.of_records:
             arrangement = ".inline" if self.inline else ""
             heads = f".h{self.heads}" if self.heads else ""
             if self.metric == "prefill_format":
                 return f"{self.metric}.{self.format}{arrangement}.{self.ctx_tokens}.r{self.rows}{heads}"
             return f"{self.metric}.{self.format}{arrangement}.{self.ctx_tokens}.b{self.batch}.q{self.rows}{heads}"
         where = self.tier if self.tier == "vram" or self.huge_pages else "host4k"
-        name = f"{self.metric}.{where}.{self.ctx_tokens}"
+        coded = f".{self.format}" if self.format else ""
+        name = f"{self.metric}.{where}{coded}.{self.ctx_tokens}"
         if self.metric in DECODE:
             return f"{name}.x{self.layers}" + (f".w{self.backbone_bytes >> 20}MiB" if self.backbone_bytes else "")
         staged = f".{self.copies}.{self.bucket_tokens}" if self.mode == "staged" else ""
@@ -110,13 +124,13 @@ def program_of(case: KernelCase, *, kv_dtype: str) -> Program:
 
     `kv_dtype` is that of a case without a format of its own.
     """
-    if case.format:
+    if case.format and not case.of_records:
         of_format = format_case(case.format, inline=case.inline, heads=heads_of(case.heads))
         if case.metric == "prefill_format":
             return (Block(ops=prefill_ops(of_format, ctx_tokens=case.ctx_tokens, rows=case.rows)),)
         op = decode_op(of_format, ctx_tokens=case.ctx_tokens, batch=case.batch, query_tokens=case.rows)
         return (Block(ops=(op,)),)
-    resolved = resolve(question_of(case, kv_dtype=kv_dtype))
+    resolved = resolve(question_of(case, kv_dtype=case.format or kv_dtype))
     if case.metric in DECODE:
         return (_decode_block(case, resolved),)
     chunk = Pass(past=case.ctx_tokens - case.rows, rows=case.rows)
@@ -187,3 +201,10 @@ def _after_kept(op: Op, block: Block, place: dict[int, int]) -> Op:
         elif need >= 0:
             waiting.extend(block.ops[need].after)
     return replace(op, after=tuple(sorted(needs)))
+
+
+def missing_rate(case: KernelCase, profile: HardwareProfile) -> str:
+    """Empty, or which rates a profile lacks that the case is predicted from: it may be older than their probes."""
+    keys = [op.kernel for block in program_of(case, kv_dtype=case.format) for op in block.ops if op.kernel]
+    lacking = [key for key in keys if key not in profile.kernels]
+    return f"profile {profile.name} has no rate for {', '.join(lacking)}" if lacking else ""

@@ -15,6 +15,7 @@ from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile
+from twin.engines.twin import RECORDS
 from twin.ops import Block, Op
 from twin.roofline import PRODUCTS, Roofs
 
@@ -96,9 +97,12 @@ class _Fits:
             note = "score, pick and finish of one layer beyond their bytes"
             self.kernels[f"select/twin/{self.dtype}"] = {"latency": latency | {"note": note}}
 
-    def gather(self, probe: str) -> None:
-        """Sparse attention of a decode step; its latency from selections of several sizes."""
-        every = self.samples(probe)
+    def gather(self, probe: str, fmt: str = "") -> None:
+        """Sparse attention of a decode step; its latency from selections of several sizes.
+
+        `fmt`: of a format in records, rotations of queries and outputs included; empty: of the cache's own type.
+        """
+        every = self.samples(f"{probe}_{fmt}" if fmt else probe)
         samples = [s for s in every if s.at["budget"] == BUDGET]
         if not samples:
             return
@@ -108,13 +112,13 @@ class _Fits:
         tier = "vram" if probe == "gather_vram" else "host"
         roofs = []
         for sample in samples:
-            (block,) = self.blocks(metric="decode_gather", tier=tier, ctx_tokens=_ctx(sample), layers=1)
+            (block,) = self.blocks(metric="decode_gather", tier=tier, ctx_tokens=_ctx(sample), layers=1, format=fmt)
             roofs.append(self.roof_s(block.ops[0]))
         shape = latency_and_efficiency(
             [_ctx(s) for s in samples], [s.median_s for s in samples], roofs, latency_s=latency
         )
         note = "all layers in one graph, fresh selections; latency from selections of several sizes"
-        self.add(f"{probe}/twin/{self.dtype}", shape, samples, note, over="ctx_tokens")
+        self.add(f"{probe}/twin/{fmt or self.dtype}", shape, samples, note, over="ctx_tokens")
 
     def score(self) -> None:
         """Selection of a chunk's rows: scoring and keeping the best in one rate."""
@@ -201,6 +205,8 @@ def kernel_rates(
     fits.selection()
     for probe in ("gather_vram", "gather_host", "gather_host_4k"):
         fits.gather(probe)
+    for fmt in RECORDS:
+        fits.gather("gather_host", fmt)
     fits.score()
     fits.attend()
     fits.rows_from_host()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.format_grid import format_grid
 from calibrate.grid import long_curve, validation_grid
-from calibrate.kernel_cases import KernelCase
+from calibrate.kernel_cases import KernelCase, missing_rate
 from calibrate.live import compare_rows
 from calibrate.measure import LeftOut, WrongResult, measure
 from calibrate.measure_formats import measure_formats
@@ -25,8 +25,9 @@ from calibrate.measurements import (
     row_of,
     to_text,
 )
-from calibrate.prefill_grid import missing_rate, prefill_grid
+from calibrate.prefill_grid import prefill_grid
 from calibrate.probes.machine import code_hash, commit, cpu_name
+from calibrate.records_grid import records_grid
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.store import DATA
@@ -52,10 +53,10 @@ def validate_live(
     check_same_machine(profile, backend)
     kind = "cpu" if device == "cpu" else "cuda"
     cases = _cases(kind, quick=quick, curve=curve, formats=formats)
-    chunks = prefill_grid(quick=quick, device=kind) if formats else []
-    unrated = {case: missing for case in chunks if (missing := missing_rate(case, profile))}
+    lately = [*prefill_grid(quick=quick, device=kind), *records_grid(quick=quick, device=kind)] if formats else []
+    unrated = {case: missing for case in lately if (missing := missing_rate(case, profile))}
     if formats:
-        cases["formats"] += [case for case in chunks if case not in unrated]
+        cases["formats"] += [case for case in lately if case not in unrated]
     rows: list[MeasuredRow] = []
     left: list[LeftOutRow] = []
     try:

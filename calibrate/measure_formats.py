@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.kernel_cases import KernelCase
 from calibrate.measure import LeftOut, Measurement, measurement_of, samples_of
+from calibrate.measure_records import measure_records
 from twin.format_ops import heads_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def measure_formats(
 
     Raises WrongResult where a kernel computes something else than attention over the unpacked cache.
     """
-    waiting = list(cases)
+    every = list(cases)
+    waiting = [case for case in every if not case.of_records]
     if backend.device.type == "cuda":
         _compile(waiting, backend)
     for case in waiting:
@@ -37,6 +39,7 @@ def measure_formats(
             yield measure_format(case, backend, timed)
             del timed
         _release()
+    yield from measure_records([case for case in every if case.of_records], backend, progress=progress)
 
 
 def _compile(cases: list[KernelCase], backend: "Backend") -> None:

@@ -7,8 +7,7 @@ different part of it.
 from collections.abc import Iterator
 
 from calibrate.format_grid import CPU_HEADS, FORMATS
-from calibrate.kernel_cases import KernelCase, program_of
-from hwprofiles.profile import HardwareProfile
+from calibrate.kernel_cases import KernelCase
 
 DESIGN = ((24_576, 768), (98_304, 1_536), (49_153, 3_072), (12_290, 1_536), (98_306, 768), (36_865, 3_072))
 """Context, the chunk's rows included, and rows."""
@@ -24,13 +23,6 @@ CPU_DESIGN = ((1_537, 96), (3_073, 48))
 def prefill_grid(*, quick: bool, device: str) -> list[KernelCase]:
     """Cases of all formats in their default arrangement, for a GPU or for the CPU (smaller), quick or whole."""
     return list(_cases(quick=quick, device=device))
-
-
-def missing_rate(case: KernelCase, profile: HardwareProfile) -> str:
-    """Empty, or which rate a profile lacks that the case is predicted from: one of before chunks were calibrated."""
-    keys = [op.kernel for block in program_of(case, kv_dtype=case.format) for op in block.ops if op.kernel]
-    lacking = [key for key in keys if key not in profile.kernels]
-    return f"profile {profile.name} has no rate for {', '.join(lacking)}" if lacking else ""
 
 
 def _cases(*, quick: bool, device: str) -> Iterator[KernelCase]:

@@ -70,6 +70,12 @@ class Case(Struct, frozen=True, kw_only=True):
         return self.question.what_if and self.fmt.kind != "plain"
 
     @property
+    def in_records(self) -> bool:
+        """Whether a block's K and V lie on the host as one record; what is borrowed is read in the lender's way."""
+        offloaded = self.layout.name == "offload"
+        return offloaded and self.fmt.name in self.rules.record_formats and not self.borrows
+
+    @property
     def rated_format(self) -> str:
         """The format whose kernels' rates apply."""
         return self.rules.formats[0] if self.borrows else self.fmt.name

@@ -4,6 +4,7 @@ import math
 
 from msgspec import Struct
 
+from twin.errors import MissingRate
 from twin.ops import Engine, Op, Program
 from twin.roofline import WALLS, Cost, Roofs
 from twin.simulate import simulate
@@ -29,6 +30,18 @@ Account = tuple[str, str, tuple[str, ...]]
 """Under what seconds on the critical path are booked: part, wall, rates that they hang on."""
 
 
+def _all_missing(program: Program, roofs: Roofs, first: MissingRate) -> MissingRate:
+    """`first`, or where the program lacks the rates of several kernels one error that names each of them."""
+    kernels = dict.fromkeys(op.kernel for block in program for op in block.ops if op.kernel)
+    missing = [key for key in kernels if key not in roofs.profile.kernels]
+    if len(missing) < 2:
+        return first
+    return MissingRate(
+        f"machine {roofs.profile.name} has no rate for {', '.join(missing)}",
+        hint=f"twin profiles {roofs.profile.name} lists those that it has",
+    )
+
+
 class Tally:
     """Sums over the ops of programs that run one after the other."""
 
@@ -44,8 +57,11 @@ class Tally:
         self.link_write_bytes = 0.0
 
     def run(self, program: Program, roofs: Roofs) -> "Tally":
-        """Simulate `program` after what is there already."""
-        costs = [[roofs.cost(op) for op in block.ops] for block in program]
+        """Simulate `program` after what is there already; MissingRate names all the kernels that have no rate."""
+        try:
+            costs = [[roofs.cost(op) for op in block.ops] for block in program]
+        except MissingRate as first:
+            raise _all_missing(program, roofs, first) from None
         timeline = simulate(program, [[cost.seconds for cost in own] for own in costs])
         self.seconds += timeline.total_s
         for block, played, own in zip(program, timeline.runs, costs, strict=True):

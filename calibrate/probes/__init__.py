@@ -11,8 +11,8 @@ from calibrate.probes.probe import CannotRun, Context, Probe, ProbeRecord, Sampl
 __all__ = ["CannotRun", "Context", "Machine", "Probe", "ProbeRecord", "Sample", "WrongData", "all_probes"]
 
 _MODULES = (
-    "memory", "link", "mapped", "launches", "products", "host", "decode", "prefill", "library", "instructions",
-    "formats", "format_prefill",
+    "memory", "link", "mapped", "launches", "products", "host", "decode", "records", "prefill", "library",
+    "instructions", "formats", "format_prefill",
 )  # fmt: skip
 """In the order of measuring: what is cheap and what later sizes depend on comes first."""
 

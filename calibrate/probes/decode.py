@@ -104,5 +104,5 @@ PROBES = (
     Probe(name="select", run=select, quick_s=6, full_s=25),
     Probe(name="gather_vram", run=partial(gather, tier="vram", huge_pages=True), quick_s=7, full_s=30),
     Probe(name="gather_host", run=partial(_HOST, huge_pages=True), quick_s=12, full_s=75),
-    Probe(name="gather_host_4k", run=partial(_HOST, huge_pages=False), supported=_pages, quick_s=11, full_s=40),
+    Probe(name="gather_host_4k", run=partial(_HOST, huge_pages=False), supported=_pages, quick_s=7, full_s=25),
 )

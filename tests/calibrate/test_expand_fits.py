@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from calibrate.build import build, checked
-from calibrate.kernel_cases import KernelCase, program_of
-from calibrate.prefill_grid import missing_rate, prefill_grid
+from calibrate.kernel_cases import KernelCase, missing_rate, program_of
+from calibrate.prefill_grid import prefill_grid
 from calibrate.probes import ProbeRecord, Sample
 from hwprofiles import HardwareProfile
 from tests.calibrate import format_worlds as formats

@@ -15,6 +15,8 @@ from calibrate.live import TOLERANCES, compare_rows
 from calibrate.live_run import validate_live
 from calibrate.measure import LeftOut, Measurement, WrongResult
 from calibrate.measurements import SCHEMA, LeftOutRow, MeasuredRow, Measurements, merged, row_of
+from calibrate.prefill_grid import prefill_grid
+from calibrate.records_grid import records_grid
 from hwprofiles import load_profile
 from hwprofiles.profile import HardwareProfile
 from tests.calibrate import format_worlds as formats
@@ -278,6 +280,9 @@ def test_formats_are_measured_in_place_of_the_grid(
         str(path), "cuda", quick=False, curve=False, formats=True, progress=lambda *at: seen.append(at)
     )
     assert [each.group for each in made.rows] == ["formats"]
+    later = (*prefill_grid(quick=False, device="cuda"), *records_grid(quick=False, device="cuda"))
+    assert {each.case for each in made.left_out} == set(later)
+    assert all("profile toy has no rate for " in each.reason for each in made.left_out)
     assert (made.made, made.made_formats) == ({}, {"command": "cuda --formats"})
     assert seen == [(0, 1, case.id)]
     assert validation.cases[0].measured == 1.0

@@ -220,3 +220,23 @@ def test_every_case_of_the_grids_has_a_program() -> None:
         program = program_of(case, kv_dtype=FP16)
         assert program
         assert all(block.ops for block in program)
+
+
+RECORDS = KernelCase(metric="decode_gather", tier="host", ctx_tokens=98_306, format="q4_0")
+
+
+def test_a_gather_over_records_is_the_gather_of_its_own_format() -> None:
+    assert RECORDS.id == "decode_gather.host.q4_0.98306.x12"
+    (block,) = program_of(RECORDS, kv_dtype=FP16)
+    (gather,) = block.ops
+    assert (gather.kernel, block.times) == ("gather_host/twin/q4_0", 12)
+    assert (gather.link_bytes, gather.run_bytes) == ((2_048 + 2) * 576, 4 * 576)
+    assert KernelCase(**json.loads(json.dumps(RECORDS.to_dict()))) == RECORDS
+
+
+@pytest.mark.parametrize(
+    "change", [{"tier": "vram"}, {"huge_pages": False}, {"inline": True}, {"batch": 2}, {"heads": "8x2x64"}]
+)
+def test_records_are_gathered_from_the_host_and_for_one_sequence(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="reads records on the host"):
+        replace(RECORDS, **change)

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.worlds import LATENCY_S, LINEAR, PEAK, curve, kernel, machine
+from twin.errors import MissingRate
 from twin.ops import Block, Carried, Engine, Op
 from twin.roofline import Roofs
 from twin.tally import Tally
@@ -128,3 +129,9 @@ def test_independent_spreads_add_in_squares() -> None:
         {"vram": 3, f"{KEY}#efficiency": 3, "h2d": 5, "h2d.latency": LATENCY_S}, rel=1e-12
     )
     assert tally.spread_s(roofs) == pytest.approx(math.hypot(0.3, 1.0))
+
+
+def test_all_kernels_without_a_rate_are_named_at_once() -> None:
+    ops = tuple(op(name, kernel=f"{name}/toy/fp16", vram_bytes=1) for name in "ab")
+    with pytest.raises(MissingRate, match="has no rate for a/toy/fp16, b/toy/fp16"):
+        Tally().run((Block(ops=ops),), Roofs(machine()))

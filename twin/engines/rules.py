@@ -86,6 +86,8 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Operand type of the weights' matrix products."""
     host_formats: tuple[str, ...] = ()
     """What it keeps on the host."""
+    record_formats: tuple[str, ...] = ()
+    """Of these, what it keeps there in records: codes and scales of K and V of one block of a selection, in one run."""
     sparse_kernels: SparseRules | None = None
     block_pool: BlockPoolRules | None = None
     needs: dict[str, str] = {}

@@ -23,6 +23,9 @@ QUANTISED = (
 )
 """Formats with a fused kernel in `realkernels/attend/`."""
 
+RECORDS = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
+"""Formats whose blocks a decode step gathers from the host, each in one record (`realkernels/formats/blocks.py`)."""
+
 INLINE = ("int8_per_token_head",)
 """Formats whose published arrangement, scales between the codes, has a backend of its own: `twin_inline`."""
 
@@ -32,7 +35,8 @@ RULES = EngineRules(
     page_tokens=256,
     layouts=("offload", "vram"),
     formats=(*PLAIN, *QUANTISED),
-    host_formats=PLAIN,
+    host_formats=(*PLAIN, *RECORDS),
+    record_formats=RECORDS,
     weight_formats=("exl3", "w4a16", "bf16"),
     machine="3x-rtx3090",
     chunk_tokens=4096,

@@ -2,6 +2,8 @@
 
 Decode reads the selected blocks straight over the link (zero-copy). A prefill chunk would read nearly the whole history
 once per row; staged, it copies the history bucket by bucket into a VRAM buffer and lets all rows attend to each bucket.
+Formats that an engine keeps in records (`EngineRules.record_formats`) are read by decode steps alone: no kernel stages
+records or gathers them for many rows, so that a prefill over them has no rate.
 Sources: `cache/qsa_offload.py` and `modules/attention_fn/qsa_triton.py` of the port cosmicnag/exllamav3@b7dcfa62.
 """
 
@@ -9,6 +11,7 @@ from collections.abc import Iterable
 
 from twin.case import Case
 from twin.counts import block_run_bytes, is_sparse, padded_selection, selected_tokens
+from twin.errors import MissingRate
 from twin.layouts.layout import Pass, Placement
 from twin.ops import Block, Carried, Engine, Op
 from twin.products import dense_block, issued_flops, merge_partials, sparse_products
@@ -46,14 +49,23 @@ class Offload:
             device=device,
             kernel=case.kernel("gather_host" if case.huge_pages else "gather_host_4k"),
             link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
-            run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else self._page_run_bytes(case),
+            run_bytes=self._block_run_bytes(case) if sparse else self._page_run_bytes(case),
             grain=step.end,
             after=(first + len(selection) - 1,),
         )
         return (*selection, gather, self._write_back(case, step, device, after=(first - 1,)))
 
     def prefill_blocks(self, case: Case, chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
-        """Write the chunk to the host, then dense, staged or token-by-token attention."""
+        """Write the chunk to the host, then dense, staged or token-by-token attention.
+
+        MissingRate for planes in records, which no kernel of a prefill reads.
+        """
+        if case.in_records:
+            raise MissingRate(
+                f"{case.rules.name} has no kernel for a prefill over {case.fmt.name} planes on the host: "
+                "a decode step gathers their records, nothing stages them",
+                hint="--what-if counts their bytes at the rates of another format",
+            )
         write = Block(ops=(self._write_back(case, chunk, device, after=()),), times=times)
         if not is_sparse(case.model, chunk.end):
             past_bytes = chunk.past * case.plane_bytes * chunk.batch
@@ -113,9 +125,13 @@ class Offload:
         carried = (in_stream, buffer_read) if case.copies == "overlapped" else (Carried(0, last, 1),)
         return Block(ops=ops, iterations=buckets, times=times, carried=carried)
 
+    def _block_run_bytes(self, case: Case) -> int:
+        """Contiguous bytes of one selected block: of K (or of V), in records of both."""
+        return block_run_bytes(case.model, case.plane_bytes * (2 if case.in_records else 1))
+
     def _page_run_bytes(self, case: Case) -> float:
-        """Contiguous bytes of K (or of V) of one page."""
-        return case.rules.page_tokens * case.plane_bytes / 2
+        """Contiguous bytes of one page: of K (or of V), in records of both."""
+        return case.rules.page_tokens * case.plane_bytes / (1 if case.in_records else 2)
 
     def _naive(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
         """Every row gathers its own selection over the link, inside the sparse kernel."""

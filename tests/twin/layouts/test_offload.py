@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 from tests.worlds import LAWS, case, flash_next, machine
 from twin.case import Case
 from twin.counts import is_sparse
+from twin.errors import MissingRate
 from twin.layouts.layout import Pass
 from twin.layouts.offload import LAYOUT, naive_read_bytes
 from twin.ops import Block, Carried, Engine
 from twin.prediction import prefill_tally
 from twin.prefill import chunk_at, chunk_count, prefilled_tokens
+from twin.question import Question
+from twin.resolve import resolve
 from twin.roofline import Roofs
 from twin.simulate import simulate
 from twin.units import MIB
@@ -197,3 +200,37 @@ def test_steps_name_every_context_after_which_a_chunk_changes(asked: dict[str, s
     changes = [end for end, now, then in zip(ends, buckets, buckets[1:], strict=False) if now != then]
     assert len(changes) > 50
     assert all(any(end <= step < end + 2048 for step in steps) for end in changes)
+
+
+def of_twin(fmt: str, **asked: object) -> Case:
+    return resolve(
+        Question(ctx_tokens=100_000, model="qwen3.8-flash-next", engine="twin", layout="offload", kv_dtype=fmt, **asked)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fmt", "token_bytes"),
+    [("int8_per_token_head", 1040), ("int4_per_token_head", 528), ("q8_0", 1088), ("q4_0", 576), ("exl3_k4v4", 576)],
+)
+def test_a_block_in_records_is_one_run_of_k_and_v(fmt: str, token_bytes: int) -> None:
+    *_, gather, write = LAYOUT.decode_ops(of_twin(fmt), Pass(past=100_002, rows=1), 0, first=1)
+    assert gather.kernel == f"gather_host/twin/{fmt}"
+    assert (gather.link_bytes, gather.run_bytes) == ((2048 + 3) * token_bytes, 4 * token_bytes)
+    assert write.link_bytes == token_bytes + 256
+    short, _ = LAYOUT.decode_ops(of_twin(fmt), Pass(past=2_047, rows=1), 0, first=1)
+    assert (short.link_bytes, short.run_bytes) == (2048 * token_bytes, 256 * token_bytes)
+
+
+def test_plain_planes_and_what_is_borrowed_are_read_k_and_v_apart() -> None:
+    for asked, token_bytes in ((of_twin("fp16"), 2048), (of_twin("q8_0", what_if=True), 1088)):
+        *_, gather, _ = LAYOUT.decode_ops(asked, Pass(past=100_000, rows=1), 0, first=1)
+        assert gather.kernel == "gather_host/twin/fp16"
+        assert gather.run_bytes == 2 * token_bytes
+
+
+@pytest.mark.parametrize("end", [1_000, 100_000])
+def test_a_prefill_over_records_has_no_kernel_and_says_so(end: int) -> None:
+    chunk = Pass(past=end - 512, rows=512)
+    with pytest.raises(MissingRate, match="twin has no kernel for a prefill over q4_0 planes on the host"):
+        LAYOUT.prefill_blocks(of_twin("q4_0"), chunk, 0, times=1)
+    assert LAYOUT.prefill_blocks(of_twin("q4_0", what_if=True), chunk, 0, times=1)

@@ -1,0 +1,60 @@
+"""Runs gathers over records in host memory: fresh selections before every repeat, the result checked at the end."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from calibrate.kernel_cases import KernelCase
+from calibrate.measure import LeftOut, Measurement, WrongResult, measurement_of, samples_of
+
+if TYPE_CHECKING:
+    from realkernels.backend import Backend
+    from realkernels.format_gather import RecordCache
+
+
+def measure_records(
+    cases: Iterable[KernelCase], backend: "Backend", *, progress: Callable[[KernelCase], None] | None = None
+) -> Iterator[Measurement | LeftOut]:
+    """Measure the cases, those of a format over the same records; records that do not fit leave theirs out.
+
+    Raises WrongResult where a kernel computes something else than attention over the unpacked selection.
+    """
+    from realkernels.format_gather import record_cache  # noqa: PLC0415
+    from realkernels.shape import QsaShape  # noqa: PLC0415
+
+    for group in _groups(cases):
+        waiting, tokens = list(group), max(case.ctx_tokens for case in group)
+        given = {"layers": group[0].layers, "tokens": tokens, "device": backend.device}
+        try:
+            with record_cache(group[0].format, shape=QsaShape(), **given) as cache:
+                for case in group:
+                    if progress is not None:
+                        progress(case)
+                    measured = measure_gather(case, backend, cache)
+                    waiting.remove(case)
+                    yield measured
+        except (MemoryError, RuntimeError) as refused:
+            if isinstance(refused, WrongResult):
+                raise
+            for case in waiting:
+                yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
+
+
+def measure_gather(case: KernelCase, backend: "Backend", cache: "RecordCache") -> Measurement:
+    """Seconds of all layers, rotations included. WrongResult where the last run was wrong."""
+    from realkernels.format_gather import HostGather  # noqa: PLC0415
+
+    timed = HostGather(cache, end=case.ctx_tokens)
+    timed.run()
+    samples = samples_of(backend, backend.capture(timed.run), timed.poison)
+    try:
+        error = timed.error()
+    except IndexError as wrong:
+        raise WrongResult(f"{case.id}: {wrong}") from None
+    return measurement_of(case, samples, error, case.layers * timed.link_bytes)
+
+
+def _groups(cases: Iterable[KernelCase]) -> list[list[KernelCase]]:
+    groups: dict[tuple[str, int], list[KernelCase]] = {}
+    for case in cases:
+        groups.setdefault((case.format, case.layers), []).append(case)
+    return list(groups.values())
