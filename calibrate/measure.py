@@ -2,8 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calibrate.kernel_cases import DECODE, KernelCase
@@ -51,26 +53,44 @@ def measure(
 ) -> Iterator[Measurement | LeftOut]:
     """Measure the cases, those that share planes together; planes that do not fit leave theirs out."""
     for group in _groups(list(cases)):
-        waiting = list(group)
-        tokens = max(case.ctx_tokens for case in group)
-        layers = group[0].layers if group[0].metric in DECODE else 1
-        tokens = -(-tokens // 256) * 256
-        try:
-            with backend.cache(
-                _shape(), layers=layers, tokens=tokens, tier=group[0].tier, huge_pages=group[0].huge_pages
-            ) as cache:
-                cache.fill_random(seed=tokens)
-                for case in group:
-                    if progress is not None:
-                        progress(case)
-                    measured = measure_case(case, backend, cache)
-                    waiting.remove(case)
-                    yield measured
-        except (MemoryError, RuntimeError) as refused:
-            if isinstance(refused, WrongResult):
-                raise
-            for case in waiting:
-                yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
+        opened = partial(_planes_of, group, backend)
+        yield from together(group, opened, partial(measure_case, backend=backend), progress)
+
+
+@contextmanager
+def _planes_of(group: Sequence[KernelCase], backend: "Backend") -> "Iterator[QsaCache]":
+    """Planes that hold every case of a group, filled."""
+    tokens = -(-max(case.ctx_tokens for case in group) // 256) * 256
+    layers = group[0].layers if group[0].metric in DECODE else 1
+    with backend.cache(
+        _shape(), layers=layers, tokens=tokens, tier=group[0].tier, huge_pages=group[0].huge_pages
+    ) as cache:  # fmt: skip
+        cache.fill_random(seed=tokens)
+        yield cache
+
+
+def together(
+    group: Sequence[KernelCase], opened: Callable[[], AbstractContextManager[Any]],
+    measured: Callable[..., Measurement], progress: Callable[[KernelCase], None] | None,
+) -> Iterator[Measurement | LeftOut]:  # fmt: skip
+    """Measure cases over one cache, which `opened` makes and which is closed after them.
+
+    Where it does not fit, or a case needs more than there is, what was not measured yet is left out with the reason.
+    """
+    waiting = list(group)
+    try:
+        with opened() as cache:
+            for case in group:
+                if progress is not None:
+                    progress(case)
+                made = measured(case, cache=cache)
+                waiting.remove(case)
+                yield made
+    except (MemoryError, RuntimeError) as refused:
+        if isinstance(refused, WrongResult):
+            raise
+        for case in waiting:
+            yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
 
 
 def measure_case(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:

@@ -1,10 +1,11 @@
 """Runs gathers over records in host memory: fresh selections before every repeat, the result checked at the end."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calibrate.kernel_cases import KernelCase
-from calibrate.measure import LeftOut, Measurement, WrongResult, measurement_of, samples_of
+from calibrate.measure import LeftOut, Measurement, WrongResult, measurement_of, samples_of, together
 
 if TYPE_CHECKING:
     from realkernels.backend import Backend
@@ -22,21 +23,9 @@ def measure_records(
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
     for group in _groups(cases):
-        waiting, tokens = list(group), max(case.ctx_tokens for case in group)
-        given = {"layers": group[0].layers, "tokens": tokens, "device": backend.device}
-        try:
-            with record_cache(group[0].format, shape=QsaShape(), **given) as cache:
-                for case in group:
-                    if progress is not None:
-                        progress(case)
-                    measured = measure_gather(case, backend, cache)
-                    waiting.remove(case)
-                    yield measured
-        except (MemoryError, RuntimeError) as refused:
-            if isinstance(refused, WrongResult):
-                raise
-            for case in waiting:
-                yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
+        given = {"layers": group[0].layers, "tokens": max(case.ctx_tokens for case in group), "device": backend.device}
+        opened = partial(record_cache, group[0].format, shape=QsaShape(), **given)
+        yield from together(group, opened, partial(measure_gather, backend=backend), progress)
 
 
 def measure_gather(case: KernelCase, backend: "Backend", cache: "RecordCache") -> Measurement:
