@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
-from realkernels.attend.plan import TilePlan, alignment
+from realkernels.attend.plan import PROLOGUE_TILES, TilePlan, alignment
 from realkernels.attend.splits import MAX_SPLITS, Workspace, resident_programs
 from realkernels.bounds import check_pages
 from realkernels.format_pool import PAGE_TOKENS, NoKernel, Pool
@@ -66,9 +66,6 @@ _FP8 = Fused(
 def _groups(key: str, value: str) -> Fused:
     return Fused(module="decode_groups", function="attend_groups", options=_codes(key, value))
 
-
-PROLOGUE_TILES = 3
-"""What a program costs before its first tile and after its last one, in tiles."""
 
 KERNELS = {
     "bf16": _PLAIN,
@@ -130,6 +127,7 @@ def attentions(
     splits = even_splits(
         pairs=batch * shape.kv_heads * plan.blocks(rows), tiles=-(-pool.tokens // tile),
         slots=resident_programs(device, plan.per_multiprocessor), extra=fused.other_splits,
+        prologue=plan.prologue_tiles,
     )  # fmt: skip
     workspace = Workspace.allocate(
         batch=batch, q_tokens=query_tokens, query_heads=shape.query_heads, head_dim=shape.head_dim, splits=splits,
@@ -155,15 +153,16 @@ def attentions(
 
 
 @lru_cache(maxsize=1024)
-def even_splits(*, pairs: int, tiles: int, slots: int, extra: int = 0) -> int:
+def even_splits(*, pairs: int, tiles: int, slots: int, extra: int = 0, prologue: int = PROLOGUE_TILES) -> int:
     """Splits of each of `pairs` (sequences x KV heads x row blocks) with which `slots` programs at a time end soonest.
 
     Filling the device once leaves up to half of it idle where the pairs do not divide it; more, shorter splits fill
-    the last round better. Of equals the fewest. `extra` splits of each pair, which are counted too, read other things.
+    the last round better. `prologue`: tiles' time that a round costs beside. Of equals the fewest. `extra` splits of
+    each pair, which are counted too, read other things.
     """
 
     def rounds(splits: int) -> int:
-        return -(-pairs * (splits + extra) // slots) * (-(-tiles // splits) + PROLOGUE_TILES)
+        return -(-pairs * (splits + extra) // slots) * (-(-tiles // splits) + prologue)
 
     return min(range(1, min(tiles, MAX_SPLITS) + 1), key=rounds) + extra
 

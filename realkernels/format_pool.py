@@ -2,7 +2,7 @@
 
 A pool holds the caches of several calls one after the other, so that a device's own cache is of no help. Its tokens are
 appended, a few thousand of them, and copied page by page until the pool is full: what a page holds repeats, where it
-lies does not. Of KVarN a sequence's first tile and its open one are appended on their own, as they stay in float16.
+lies does not. Of KVarN all sequences' first tiles and all open ones are written together, as they stay in float16.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ APPENDED_PAGES = {"cuda": 64, "cpu": 8}
 TABLE_PAGES = 16
 """A sequence's row of the page table is as long as a multiple of this: Triton compiles a kernel anew for other rows."""
 
-APPENDED_ROWS = 4096
-"""Tokens of one append, so that what it needs beside the planes stays small."""
+APPENDED_ROWS = {"cuda": 4096, "cpu": 512}
+"""Tokens of one append, so that what it needs beside the planes stays small (on a CPU, in its caches)."""
 
 OUTLIERS = (3, 0.4, 0.7)
 """Channels of K that are much larger than the others: by number, or as a share of the head size."""
@@ -98,18 +98,22 @@ class Pool:
 
     def _keep_aside(self, fmt: KVarN, source: torch.Generator) -> None:
         """Every tile is quantised but for each sequence's first and its open one, which go to the sidecar."""
-        self.planes.sidecar["side_of_tile"].fill_(QUANTISED)
-        size = fmt.tile_tokens
-        for sequence in range(self.table.shape[0]):
-            opened = self.tokens // size * size
-            spans = [(0, min(size, self.tokens))] + ([(opened, self.tokens)] if size <= opened < self.tokens else [])
-            for number, (first, last) in enumerate(spans):
-                slots = self.slots(sequence, first, last)
-                tile = int(slots[0]) // size
-                self.planes.sidecar["side_of_tile"][tile] = EMPTY
-                if number == 0:
-                    fmt.pin(self.planes, [tile])
-                fmt.append(self.planes, slots, *random_rows(last - first, self.shape, slots.device, source))
+        size, side = fmt.tile_tokens, self.planes.sidecar
+        opened = self.tokens // size * size
+        spans = [(0, min(size, self.tokens))] + ([(opened, self.tokens)] if size <= opened < self.tokens else [])
+        for first, last in spans:
+            tiles = self._tiles(first, size)
+            if first == 0:
+                fmt.pin(self.planes, tiles)
+            different = min(len(tiles), APPENDED_ROWS[self.planes.device.type] // size)
+            rows = random_rows(different * (last - first), self.shape, self.planes.device, source)
+            fmt.write_aside(self.planes, tiles, *(part.unflatten(0, (different, -1)) for part in rows))
+        side["side_of_tile"][side["side_of_tile"] == EMPTY] = QUANTISED
+
+    def _tiles(self, token: int, size: int) -> list[int]:
+        """Of each sequence, the tile of `size` tokens in which this token lies."""
+        slots = self.table[:, token // PAGE_TOKENS].long() * PAGE_TOKENS + token % PAGE_TOKENS
+        return [int(slot) // size for slot in slots.tolist()]
 
     def attend(
         self, query: torch.Tensor, sequence: int, kv_head: int, *, seen: int, chunk: int = READ_TOKENS
@@ -141,9 +145,16 @@ def _appended(
     set_scales = getattr(fmt, "set_scales", None)
     if set_scales is not None:
         set_scales(planes, **LAYER_SCALES)
-    for first in range(0, planes.slots, APPENDED_ROWS):
-        slots = range(first, min(first + APPENDED_ROWS, planes.slots))
-        fmt.append(planes, torch.tensor(slots), *random_rows(len(slots), shape, device, source))
+    together = APPENDED_ROWS[device.type]
+    for first in range(0, planes.slots, together):
+        slots = range(first, min(first + together, planes.slots))
+        rows = random_rows(len(slots), shape, device, source)
+        if isinstance(fmt, KVarN):
+            size = fmt.tile_tokens
+            tiles = range(first // size, slots.stop // size)
+            fmt.write_tiles(planes, tiles, *(part.unflatten(0, (-1, size)) for part in rows))
+        else:
+            fmt.append(planes, torch.tensor(slots), *rows)
     return planes
 
 

@@ -19,11 +19,14 @@ CTX_TOKENS = 512
 MERGED_SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """The merging kernel is compiled anew for each power of two up to this."""
 
+MERGED_ORDERS = ((1, False), (2, False), (4, False), (4, True))
+"""And for each order of the elements of partial results: codes a word, those of GGML or not."""
+
 MERGE = "merge"
 
 
 class Wanted(NamedTuple):
-    """One kernel: of a format, or the one that merges its splits (format `merge`, the queries' type)."""
+    """One kernel of a format; or those that merge (format `merge`), by the queries' type and the splits."""
 
     format: str
     arrangement: str
@@ -37,8 +40,7 @@ def compile_ahead(wanted: Iterable[Wanted], *, device: str) -> list[str]:
     """
     kernels = list(dict.fromkeys(wanted))
     dtypes = {"float16" if kernel.format == "fp16" else "bfloat16" for kernel in kernels}
-    counts = sorted({kernel.query_tokens for kernel in kernels})
-    kernels += [Wanted(MERGE, dtype, tokens) for dtype in sorted(dtypes) for tokens in counts]
+    kernels += [Wanted(MERGE, dtype, splits) for dtype in sorted(dtypes) for splits in MERGED_SPLITS]
     count = max(1, min(MOST_PROCESSES, (os.cpu_count() or 2) - 1, len(kernels)))
     shares = [kernels[first::count] for first in range(count)]
     with ExitStack() as stack:
@@ -97,19 +99,17 @@ def _compile(wanted: Wanted, device: object) -> None:
             caches=1, device=device,
         ).run()  # fmt: skip
     else:
-        from realkernels.attend.merge import merge  # noqa: PLC0415
+        from realkernels.attend.merge import FEW_ROWS_PIECE, merge  # noqa: PLC0415
         from realkernels.attend.splits import Workspace  # noqa: PLC0415
         from realkernels.shape import AttentionShape  # noqa: PLC0415
 
         heads, dim = AttentionShape().query_heads, AttentionShape().head_dim
-        for splits in MERGED_SPLITS:
-            space = Workspace.allocate(
-                batch=1, q_tokens=wanted.query_tokens, query_heads=heads, head_dim=dim, splits=splits, device=device
-            )  # fmt: skip
-            out = torch.empty(
-                1, wanted.query_tokens, heads, dim, dtype=getattr(torch, wanted.arrangement), device=device
-            )  # fmt: skip
-            merge(space, out)
+        dtype, splits = getattr(torch, wanted.arrangement), wanted.query_tokens
+        space = Workspace.allocate(batch=1, q_tokens=1, query_heads=heads, head_dim=dim, splits=splits, device=device)
+        out = torch.empty(1, 1, heads, dim, dtype=dtype, device=device)
+        for piece in (FEW_ROWS_PIECE, dim):
+            for per_word, ggml in MERGED_ORDERS[: 1 if dtype == torch.float16 else None]:
+                merge(space, out, per_word=per_word, ggml=ggml, piece=piece)
     torch.cuda.synchronize(device)
 
 

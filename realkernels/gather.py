@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from realkernels.early import launch_options, let_next_begin, wait_for_last
 from realkernels.shape import QsaShape
 
 LOG2E = 1.4426950408889634
@@ -60,7 +61,10 @@ def _attend_split(
 def _merge_splits(
     partial, statistics, output,
     SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PIECE: tl.constexpr,
+    EARLY: tl.constexpr, FOLLOWED: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(FOLLOWED)
+    wait_for_last(EARLY)
     head = tl.program_id(0)
     dims = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     split = tl.arange(0, SPLITS_PAD)
@@ -141,11 +145,17 @@ def gather_attend(
     merge_splits(buffers, output, shape, plan)
 
 
-def merge_splits(buffers: GatherBuffers, output: torch.Tensor, shape: QsaShape, plan: GatherPlan) -> None:
-    """Attention from the parts in `buffers`, into `output` [query_heads, head_dim]; one launch."""
+def merge_splits(
+    buffers: GatherBuffers, output: torch.Tensor, shape: QsaShape, plan: GatherPlan, *, early: bool = False,
+    followed: bool = False,
+) -> None:  # fmt: skip
+    """Attention from the parts in `buffers`, into `output` [query_heads, head_dim]; one launch.
+
+    `early` and `followed` as in `early.py`.
+    """
     splits, piece = plan.splits(shape), min(plan.piece, shape.head_dim)
     _merge_splits[(shape.query_heads, shape.head_dim // piece)](
         buffers.partial, buffers.statistics, output,
         SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), HEADS=shape.query_heads, DIM=shape.head_dim,
-        PIECE=piece, num_warps=4,
+        PIECE=piece, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(early=early),
     )  # fmt: skip

@@ -2,10 +2,10 @@
 
 A program reads its selected blocks of one KV head, codes and scales of K and V, before it multiplies anything. Codes
 are exact in the products (tf32, fp32 sums); scales of a token and head multiply scores and shares, scales of groups the
-codes. Where a format is rotated, a small launch rotates the query and another the output.
+codes. Where a format is rotated, a small launch rotates the query and another the output. Launches after a call's first
+begin early where the device can (`early.py`): codes and scales are on their way while the query is rotated.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 
 from realkernels.bounds import check_selected
-from realkernels.formats.blocks import record_of, row_bytes
+from realkernels.early import begins_early, launch_options, let_next_begin, wait_for_last
+from realkernels.formats.blocks import record_of, row_bytes, row_shape
 from realkernels.formats.format import Format
 from realkernels.formats.planes import Planes
 from realkernels.gather import LOG2E, GatherBuffers, GatherPlan, merge_splits
 from realkernels.shape import QsaShape
+from realkernels.turn import Turn
 
 INT8: tl.constexpr = tl.constexpr(0)
 INT4: tl.constexpr = tl.constexpr(1)
@@ -26,9 +28,6 @@ EXL3: tl.constexpr = tl.constexpr(3)
 
 GROUP_ELEMENTS = 32
 """Elements that share a scale, where it is not a whole head's."""
-
-ROTATED_PIECE = 16
-"""Columns of rotated rows that a program works out."""
 
 
 @triton.jit
@@ -60,14 +59,27 @@ def _numbers(codes, scale, number, CODES: tl.constexpr):
 
 
 @triton.jit
-def _scales(scales, at, live, GROUPS: tl.constexpr):
-    """Scales [TILE], or [TILE, GROUPS] where groups have their own, as they are stored."""
-    if GROUPS == 1:
-        found = tl.load(scales + at, mask=live, other=0.0)
+def _parted(
+    halves, live, TILE: tl.constexpr, RATIO: tl.constexpr, GROUPS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Scales of K and of V, [TILE] or [TILE, GROUPS] where groups have their own; 0 for tokens that are not live.
+
+    halves int16 [blocks, 2 x RATIO x GROUPS x WORDS]: float16 (WORDS 1) or float32 (2) as they are stored.
+    """
+    if WORDS == 1:
+        scales = halves.to(tl.float16, bitcast=True)
     else:
-        at = at[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-        found = tl.load(scales + at, mask=live[:, None], other=0.0)
-    return found
+        low, high = tl.split(tl.reshape(halves, [TILE // RATIO, 2 * RATIO * GROUPS, 2]))
+        scales = ((high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)).to(tl.float32, bitcast=True)
+    pair = tl.reshape(scales, [TILE // RATIO, 2, RATIO * GROUPS])
+    keys, values = tl.split(tl.permute(pair, (0, 2, 1)))
+    if GROUPS == 1:
+        keys = tl.where(live, tl.reshape(keys, [TILE]), 0.0)
+        values = tl.where(live, tl.reshape(values, [TILE]), 0.0)
+    else:
+        keys = tl.where(live[:, None], tl.reshape(keys, [TILE, GROUPS]), 0.0)
+        values = tl.where(live[:, None], tl.reshape(values, [TILE, GROUPS]), 0.0)
+    return keys, values
 
 
 @triton.jit
@@ -88,27 +100,13 @@ def _spread(scale, TILE: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr
 
 
 @triton.jit
-def _rotate(
-    rows, signs, turned, unit, factor,
-    HEADS: tl.constexpr, PAD: tl.constexpr, DIM: tl.constexpr, PIECE: tl.constexpr,
-):  # fmt: skip
-    """Rows [HEADS, DIM] times signs [DIM, DIM] times factor, PIECE columns a program; rows x unit fit float16."""
-    head = tl.arange(0, PAD)
-    depth = tl.arange(0, DIM)
-    column = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
-    own = (head < HEADS)[:, None]
-    x = tl.load(rows + head[:, None] * DIM + depth[None, :], mask=own, other=0.0).to(tl.float32) * unit
-    y = tl.dot(x.to(tl.float16), tl.load(signs + depth[:, None] * DIM + column[None, :])) * factor
-    tl.store(turned + head[:, None] * DIM + column[None, :], y.to(turned.dtype.element_ty), mask=own)
-
-
-@triton.jit
 def _attend_split(
-    query, key_codes, key_scales, value_codes, value_scales, selected, partial, statistics, end, scale,
-    RECORD: tl.constexpr, SCALES: tl.constexpr, CODES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
+    query, key_codes, value_codes, scales, selected, partial, statistics, end, scale,
+    RECORD: tl.constexpr, CODES: tl.constexpr, GROUPS: tl.constexpr, WORDS: tl.constexpr, WIDTH: tl.constexpr,
     ROTATED: tl.constexpr, TOPK: tl.constexpr, RATIO: tl.constexpr, GROUP: tl.constexpr, PAD: tl.constexpr,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr, FOLLOWED: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(FOLLOWED)
     kv_head = tl.program_id(0)  # fastest: the halves of one record are asked for together
     split = tl.program_id(1)
     lane = tl.arange(0, TILE)
@@ -119,11 +117,20 @@ def _attend_split(
     row = kv_head * RATIO + lane % RATIO
     word = tl.arange(0, WIDTH)
     at = (block.to(tl.int64) * RECORD + row * WIDTH)[:, None] + word[None, :]
-    s_at = block.to(tl.int64) * (SCALES // GROUPS) + row
+    # A head's scales of K and V are one run of a block. They are read as int16, so that there are as many as threads:
+    # of fewer, each warp would read all, in whatever order they are needed.
+    SPAN: tl.constexpr = 2 * RATIO * GROUPS * WORDS
+    slot = split * (TILE // RATIO) + tl.arange(0, TILE // RATIO)
+    block = tl.load(selected + slot, mask=slot < TOPK, other=0)
+    block = tl.where(slot < TOPK, block, end // RATIO)
+    s_at = (block.to(tl.int64) * (RECORD // 2) + kv_head * SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
+    there = (slot <= TOPK) & (block * RATIO < end)
     kw = tl.load(key_codes + at, mask=live[:, None], other=0)
-    ks = _scales(key_scales, s_at, live, GROUPS)
     vw = tl.load(value_codes + at, mask=live[:, None], other=0)
-    vs = _scales(value_scales, s_at, live, GROUPS)
+    tl.debug_barrier()  # codes are asked for before anything waits for scales: the compiler keeps loads on their side
+    halves = tl.load(scales + s_at, mask=there[:, None], other=0)
+    wait_for_last(EARLY)  # for the query; nothing is written before it
+    ks, vs = _parted(halves, live, TILE, RATIO, GROUPS, WORDS)
     rows = tl.arange(0, PAD)
     own = rows < GROUP
     head = kv_head * GROUP + rows
@@ -159,36 +166,6 @@ _CODES = {"int8_per_token_head": 0, "q8_0": 0, "int4_per_token_head": 1, "q4_0":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """A rotation: rows times signs times a factor. Entries are 0 or one magnitude, so that float16 holds them."""
-
-    signs: torch.Tensor
-    """float16 [head_dim, head_dim] of -1, 0 and 1."""
-    unit: float
-    """Power of two that brings rows to about the size that they are rotated to."""
-    factor: float
-
-    @staticmethod
-    def of(matrix: torch.Tensor, order: torch.Tensor) -> "Turn | None":
-        """Of a matrix [head_dim, head_dim] with its columns in this order; None where it rotates nothing."""
-        if torch.equal(matrix, torch.eye(matrix.shape[0], device=matrix.device)):
-            return None
-        size = float(matrix.abs().max())
-        unit = 2.0 ** round(math.log2(float(matrix[:, 0].norm())))
-        signs = (matrix[:, order] / size).half().contiguous()
-        return Turn(signs=signs, unit=unit, factor=size / unit)
-
-    def run(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """Of rows [heads, head_dim] into `out`; one launch."""
-        heads, dim = rows.shape
-        piece = min(ROTATED_PIECE, dim)
-        _rotate[(dim // piece,)](
-            rows, self.signs, out, self.unit, self.factor, HEADS=heads, PAD=max(16, triton.next_power_of_2(heads)),
-            DIM=dim, PIECE=piece, num_warps=4,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reading:
     """How the kernels read one format: its codes, where its rows lie, its rotations as matrices on the device."""
 
@@ -203,6 +180,8 @@ class Reading:
     outputs: Turn | None
     turned: torch.Tensor
     """float32 [query_heads, head_dim]: a query or an output on its way, overwritten by the next call on the stream."""
+    early: bool = False
+    """Whether launches after a call's first begin early."""
 
     @staticmethod
     def of(fmt: Format, shape: QsaShape, *, device: torch.device) -> "Reading":
@@ -212,7 +191,7 @@ class Reading:
         if dim < GROUP_ELEMENTS or dim & (dim - 1):
             raise ValueError(f"head_dim is {dim}: this kernel takes powers of two from {GROUP_ELEMENTS} on")
         width = row_bytes(record, "key_data")
-        per_head = next(part for part in record.parts if part.name == "key_scale").shape[2:]
+        per_head = row_shape(record, "key_scale")
         unit = torch.eye(dim, device=device)
         places = torch.arange(dim, device=device)
         return Reading(
@@ -221,6 +200,7 @@ class Reading:
             queries=Turn.of(fmt.rotate_query(unit), places.view(-1, dim // width).T.flatten()),
             outputs=Turn.of(fmt.rotate_output(unit), places),
             turned=torch.empty(shape.query_heads, dim, device=device),
+            early=begins_early(device),
         )  # fmt: skip
 
 
@@ -242,8 +222,9 @@ def gather_records(
     query and output [query_heads, head_dim] in the model's basis; planes of `blocks.block_planes`, on the device or
     mapped host memory; selected int32 [topk], each below end // ratio: IndexError before anything is launched. That
     waits for the device; `checked=False` vouches for them, as in a CUDA graph. A NaN in a selected row reaches the
-    heads that share its KV head and nobody else; nothing else is read. Two launches, and one
-    each for a query and an output that are rotated.
+    heads that share its KV head and nobody else; nothing else is read, scales of the open block apart, which is read
+    whole. Two launches, and one each for a query and an output that are rotated; buffers and `reading` belong to one
+    stream.
     """
     if plan.blocks_per_split * shape.ratio < 16:
         raise ValueError(f"blocks_per_split {plan.blocks_per_split} makes tiles below 16 tokens")
@@ -256,22 +237,23 @@ def gather_records(
         )
     if checked:
         check_selected(selected, blocks=shape.blocks(end))
-    parts = planes.parts
-    splits, dim = plan.splits(shape), shape.head_dim
+    parts, scales = planes.parts, planes.parts["key_scale"]  # those of V lie behind those of K
+    splits, dim, early = plan.splits(shape), shape.head_dim, reading.early
     if reading.queries is not None:
-        reading.queries.run(query, reading.turned)
+        reading.queries.run(query, reading.turned, followed=early)
         query = reading.turned
+    second = early and reading.queries is not None
     _attend_split[(shape.kv_heads, splits)](
-        query, parts["key_data"], parts["key_scale"], parts["value_data"], parts["value_scale"], selected,
-        buffers.partial, buffers.statistics, end, LOG2E * dim**-0.5,
-        RECORD=reading.record_bytes, SCALES=parts["key_scale"].stride(0), CODES=reading.codes, GROUPS=reading.groups,
+        query, parts["key_data"], parts["value_data"], scales.view(torch.int16), selected, buffers.partial,
+        buffers.statistics, end, LOG2E * dim**-0.5,
+        RECORD=reading.record_bytes, CODES=reading.codes, GROUPS=reading.groups, WORDS=scales.itemsize // 2,
         WIDTH=reading.width, ROTATED=reading.queries is not None, TOPK=shape.topk, RATIO=shape.ratio,
         GROUP=shape.group, PAD=max(16, triton.next_power_of_2(shape.group)), KV_HEADS=shape.kv_heads, DIM=dim,
-        TILE=plan.blocks_per_split * shape.ratio,
-        num_warps=plan.num_warps, num_stages=1,
+        TILE=plan.blocks_per_split * shape.ratio, EARLY=second, FOLLOWED=early,
+        num_warps=plan.num_warps, num_stages=1, **launch_options(early=second),
     )  # fmt: skip
     if reading.outputs is None:
-        merge_splits(buffers, output, shape, plan)
+        merge_splits(buffers, output, shape, plan, early=early)
     else:
-        merge_splits(buffers, reading.turned, shape, plan)
-        reading.outputs.run(reading.turned, output)
+        merge_splits(buffers, reading.turned, shape, plan, early=early, followed=early)
+        reading.outputs.run(reading.turned, output, early=early)

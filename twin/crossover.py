@@ -72,7 +72,9 @@ class Crossover(Struct, frozen=True, kw_only=True):
     refused: dict[str, str]
     """Formats that this machine does not run, and why."""
     carried_from: str
-    """The machine whose kernels these are, where they were not measured here; else empty."""
+    """The machine whose kernels some of these are, where they were not measured here; else empty."""
+    carried: tuple[str, ...] = ()
+    """The formats whose kernels those are, `against` included."""
 
 
 def crossover(
@@ -80,7 +82,9 @@ def crossover(
     batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS,
 ) -> Crossover:  # fmt: skip
     """Compare every format with `against` on the machine `hw`. MissingRate where nobody has measured the kernels."""
-    profile, donor = with_kernels(load_profile(hw), [against, *formats])
+    own = load_profile(hw)
+    profile, donor = with_kernels(own, [against, *formats])
+    taken = profile.kernels.keys() - own.kernels.keys()
     roofs = Roofs(profile)
     lines, refused = [], {}
     for name in formats:
@@ -100,6 +104,7 @@ def crossover(
         lines=tuple(lines),
         refused=refused,
         carried_from=donor,
+        carried=tuple(name for name in (against, *formats) if _key(name) in taken),
     )
 
 
@@ -112,12 +117,16 @@ def kept(name: str | None) -> tuple[str, ...]:
     return (name,)
 
 
+def _key(name: str) -> str:
+    return format_case(name).attention_kernel("attend_decode")
+
+
 def with_kernels(profile: HardwareProfile, formats: Sequence[str]) -> tuple[HardwareProfile, str]:
     """(the machine with a decode kernel for each format that is known anywhere, whose kernels it took over or "").
 
     MissingRate where no shipped machine has one of any of the formats.
     """
-    keys = [format_case(name).attention_kernel("attend_decode") for name in formats]
+    keys = [_key(name) for name in formats]
     absent = [key for key in keys if key not in profile.kernels]
     if not absent:
         return profile, ""

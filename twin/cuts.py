@@ -10,7 +10,7 @@ from msgspec import Struct
 
 MAX_SPLITS = 256
 PROLOGUE_TILES = 3
-"""Tiles that the rule allows a program for its beginning and its end."""
+"""Tiles that the rule allows most programs for their beginning and end."""
 
 BEGUN_TILES = 2
 """Tiles' time that a program really takes before its first tile and after its last one: as measured."""
@@ -32,6 +32,7 @@ class Program(NamedTuple):
     sets: int
     per_multiprocessor: int
     """Programs that fit a multiprocessor."""
+    prologue: int = PROLOGUE_TILES
 
     @property
     def held(self) -> int:
@@ -88,11 +89,14 @@ class Cut(Struct, frozen=True, kw_only=True, gc=False):
     partial_bytes: int
     """Partial results of one split of all sequences."""
     other_splits: int = 0
+    prologue: int = PROLOGUE_TILES
 
     def on(self, multiprocessors: int) -> Share:
         """What becomes of it: rounds of programs, each of which begins anew and lasts as long as its longest."""
         slots = multiprocessors * self.per_multiprocessor
-        splits = even_splits(pairs=self.pairs, tiles=self.tiles, slots=slots, extra=self.other_splits)
+        splits = even_splits(
+            pairs=self.pairs, tiles=self.tiles, slots=slots, extra=self.other_splits, prologue=self.prologue
+        )
         rounds = -(-self.pairs * splits // slots)
         longest = -(-self.tiles // (splits - self.other_splits))
         return Share(
@@ -103,10 +107,10 @@ class Cut(Struct, frozen=True, kw_only=True, gc=False):
 
 
 @lru_cache(maxsize=4096)
-def even_splits(*, pairs: int, tiles: int, slots: int, extra: int = 0) -> int:
+def even_splits(*, pairs: int, tiles: int, slots: int, extra: int = 0, prologue: int = PROLOGUE_TILES) -> int:
     """Splits of each of `pairs` with which `slots` programs at a time end soonest, the fewest of equals."""
 
     def rounds(splits: int) -> int:
-        return -(-pairs * (splits + extra) // slots) * (-(-tiles // splits) + PROLOGUE_TILES)
+        return -(-pairs * (splits + extra) // slots) * (-(-tiles // splits) + prologue)
 
     return min(range(1, min(tiles, MAX_SPLITS) + 1), key=rounds) + extra

@@ -52,6 +52,7 @@ def _cut(case: Case, step: Pass, plan: Plan) -> Cut:
         tile_elements=2 * tile * attention.head_dim,
         rows=program.held,
         per_multiprocessor=program.per_multiprocessor,
+        prologue=program.prologue,
         partial_bytes=rows * (attention.head_dim + STATISTICS) * ACCUMULATOR_BYTES,
         other_splits=plan.other_splits,
     )

@@ -144,5 +144,5 @@ def attend_words(  # noqa: C901, PLR0912
                 o += low
             store_set(
                 partial, statistics, o, top, mass, batch, split, kv_head, set_rows(block, i, SETS, AXIS),
-                element(v_word, number, VW, GGML), Q_TOKENS, HEADS, GROUP, splits, DIM, AXIS,
+                number * (DIM // VW) + v_word, Q_TOKENS, HEADS, GROUP, splits, DIM, AXIS,
             )  # fmt: skip

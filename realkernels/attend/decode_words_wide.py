@@ -155,5 +155,5 @@ def attend_words_wide(  # noqa: C901, PLR0912
                 o += low
             store_part(
                 partial, statistics, tl.trans(o), top, mass, batch, split, kv_head, rows,
-                element(v_word, number, VW, GGML), Q_TOKENS, HEADS, GROUP, splits, DIM,
+                number * (DIM // VW) + v_word, Q_TOKENS, HEADS, GROUP, splits, DIM,
             )  # fmt: skip

@@ -102,4 +102,4 @@ def launch_words(
         GROUP=call.group, DIM=call.head_dim, TILE=tile, ASM=query.device.type == "cuda", STAGES=plan.stages,
         num_warps=plan.num_warps, **sizes,
     )  # fmt: skip
-    return merge(workspace, out)
+    return merge(workspace, out, per_word=value_codes.per_word, ggml=key_codes.ggml)

@@ -1,17 +1,26 @@
-"""Merging the splits of a decode attention: rescale each running softmax to the largest maximum, add, divide."""
+"""Merging the splits of a decode attention: rescale each running softmax to the largest maximum, add, divide.
+
+Partial results of words of codes lie as the kernels have them, all first codes of the words, then all second ones:
+neighbours are stored together, and put in their places here, where they are few.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
 from realkernels.attend.splits import Workspace
+from realkernels.attend.word_tiles import element
+
+MANY_ROWS = 1024
+"""From so many on a program merges a whole row: several per row would wait for one another's turn on a device."""
+
+FEW_ROWS_PIECE = 64
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "q_tokens", "heads"])
 def _merge(
-    partial, statistics, out, out_batch, out_token, out_head, splits,
-    Q_TOKENS: tl.constexpr, HEADS: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr,
-    PIECE: tl.constexpr,
+    partial, statistics, out, out_batch, out_token, out_head, splits, q_tokens, heads,
+    STEP: tl.constexpr, DIM: tl.constexpr, PIECE: tl.constexpr, PER_WORD: tl.constexpr, GGML: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     dims = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
@@ -36,25 +45,33 @@ def _merge(
         sums += weight[:, None] * o
     total = tl.sum(mass, axis=0)
     merged = tl.sum(sums, axis=0) / tl.where(best == float("-inf"), 1.0, total)  # nothing seen: zeros
-    batch = row // (Q_TOKENS * HEADS)
-    at = batch.to(tl.int64) * out_batch + row // HEADS % Q_TOKENS * out_token + row % HEADS * out_head
-    tl.store(out + at + dims, merged.to(out.dtype.element_ty))
+    batch = row // (q_tokens * heads)
+    at = batch.to(tl.int64) * out_batch + row // heads % q_tokens * out_token + row % heads * out_head
+    WORDS: tl.constexpr = DIM // PER_WORD
+    tl.store(out + at + element(dims % WORDS, dims // WORDS, PER_WORD, GGML), merged.to(out.dtype.element_ty))
 
 
-def merge(workspace: Workspace, out: torch.Tensor, *, piece: int = 64, num_warps: int = 4) -> torch.Tensor:
+def merge(
+    workspace: Workspace, out: torch.Tensor, *, per_word: int = 1, ggml: bool = False, piece: int | None = None,
+    num_warps: int = 4,
+) -> torch.Tensor:  # fmt: skip
     """Attention from the parts in `workspace`, into `out` [batch, q_tokens, query_heads, head_dim] (last stride 1).
 
-    A query that no split has seen a token of gets zeros. One launch, capturable in a CUDA graph.
+    A query that no split has seen a token of gets zeros. With `per_word` codes a word the parts lie code by code,
+    `ggml` in that order of elements. `piece`: elements of a program, by default few where there are few rows. One
+    launch, capturable in a CUDA graph.
     """
     batch, q_tokens, heads, dim = out.shape
     workspace.check(out)
     if out.stride(3) != 1:
         raise ValueError(f"the elements of an output row must be neighbours, stride is {out.stride(3)}")
     splits = workspace.splits
+    if piece is None:
+        piece = dim if batch * q_tokens * heads >= MANY_ROWS else FEW_ROWS_PIECE
     piece = min(piece, dim)
     _merge[(batch * q_tokens * heads, dim // piece)](
-        workspace.partial, workspace.statistics, out, out.stride(0), out.stride(1), out.stride(2), splits,
-        Q_TOKENS=q_tokens, HEADS=heads, STEP=min(triton.next_power_of_2(splits), 64), DIM=dim,
-        PIECE=piece, num_warps=num_warps,
+        workspace.partial, workspace.statistics, out, out.stride(0), out.stride(1), out.stride(2), splits, q_tokens,
+        heads, STEP=min(triton.next_power_of_2(splits), 64), DIM=dim, PIECE=piece, PER_WORD=per_word, GGML=ggml,
+        num_warps=num_warps,
     )  # fmt: skip
     return out

@@ -7,6 +7,8 @@ import triton
 
 from realkernels.attend.splits import Workspace, choose_splits, resident_programs
 
+PROLOGUE_TILES = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class TilePlan:
@@ -25,6 +27,8 @@ class TilePlan:
     """Products of `rows` rows each that share a converted tile; `attend_plain` takes only 1."""
     across: bool = False
     """Query rows are the columns of products (`attend_columns`), in one set of `rows`."""
+    prologue_tiles: int = PROLOGUE_TILES
+    """What a program's beginning and end weigh, in tiles, where its number of splits is chosen."""
     evict: str = ""
     """Hint for the cache's lines in L2; "evict_first" keeps what is read once from pushing other data out."""
 

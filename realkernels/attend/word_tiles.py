@@ -27,7 +27,7 @@ QUERY_TOP: tl.constexpr = tl.constexpr(512.0)
 
 
 @triton.jit
-def element(word, number: tl.constexpr, PER_WORD: tl.constexpr, GGML: tl.constexpr):
+def element(word, number, PER_WORD: tl.constexpr, GGML: tl.constexpr):
     """Element of the head that code `number` of words (int32) stands for; GGML has elements 16 apart in one byte."""
     return word // 8 * 32 + word % 8 * 2 + number // 2 + number % 2 * 16 if GGML else word * PER_WORD + number
 

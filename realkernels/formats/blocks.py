@@ -3,15 +3,18 @@
 | bytes of a record, in this order | content |
 |---|---|
 | H x B x C | K codes [head, token, codes] |
-| H x B x S | K scales [head, token, scales] |
 | H x B x C | V codes |
-| H x B x S | V scales |
+| H x 2 x B x S | scales [head, K then V, token, scales] |
 | up to a multiple of 64 | nothing: zeros, never read |
 
 B tokens a block, H KV heads, C and S bytes of codes and scales of a token and head, as the format has them. At 4 tokens
-and 2 heads of 256 no format needs padding: int4_per_token_head 1,024 + 32 + 1,024 + 32 = 2,112 B, int8_per_token_head
-4,160 B, q4_0 and exl3_k4v4 2,304 B, q8_0 4,352 B. A format's own append, read and unpack work on such planes as they
-are: a page is a block, slot = token.
+and 2 heads of 256 no format needs padding: int4_per_token_head 1,024 + 1,024 + 64 = 2,112 B, int8_per_token_head 4,160
+B, q4_0 and exl3_k4v4 2,304 B, q8_0 4,352 B. A format's own append, read and unpack work on such planes as they are: a
+page is a block, slot = token.
+
+A device asks for host memory in pieces of 32 B, up to 128 B of one line at once. So codes come first, where no scale
+moves them off a line, and what a head needs of scales is one run: for int4_per_token_head 10 requests a block and head
+on average, where scales after the codes of each plane would make it 11.5.
 """
 
 from math import prod
@@ -27,7 +30,8 @@ RECORD_ALIGNMENT = 64
 BLOCK_FORMATS = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
 """Formats that a gather kernel reads in records."""
 
-_ORDER = ("key_data", "key_scale", "value_data", "value_scale")
+CODES = ("key_data", "value_data")
+SCALES = ("key_scale", "value_scale")
 
 
 def record_of(fmt: Format, *, block_tokens: int, kv_heads: int, head_dim: int) -> Record:
@@ -37,9 +41,11 @@ def record_of(fmt: Format, *, block_tokens: int, kv_heads: int, head_dim: int) -
         raise ValueError(f"{fmt.name} is not kept in blocks: there are {', '.join(BLOCK_FORMATS)}")
     found = {part.name: (record, part) for record in fmt.records(head_dim) for part in record.parts}
     parts = []
-    for name in _ORDER:
+    for name in CODES:
         record, part = found[name]
         parts.append(Part(name, part.dtype, (kv_heads, block_tokens, *record.inner, *part.shape)))
+    record, part = found["key_scale"]
+    parts.append(Part("scales", part.dtype, (kv_heads, len(SCALES), block_tokens, *record.inner, *part.shape)))
     return Record("blocks", tuple(parts), pad_to=RECORD_ALIGNMENT)
 
 
@@ -54,6 +60,7 @@ def block_planes(
             f"[{blocks}, {record.stride}]"
         )
     parts = cut(memory, record.parts)
+    parts |= dict(zip(SCALES, parts.pop("scales").unbind(2), strict=True))
     fmt.warm(head_dim, memory.device)
     return Planes(
         pages=blocks, page_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim,
@@ -61,7 +68,20 @@ def block_planes(
     )  # fmt: skip
 
 
+def row_shape(record: Record, name: str) -> tuple[int, ...]:
+    """Elements of one token and head of `key_data`, `value_data`, `key_scale` or `value_scale`."""
+    part, skipped = _part_of(record, name)
+    return part.shape[skipped:]
+
+
 def row_bytes(record: Record, name: str) -> int:
-    """Bytes of one token and head of a part."""
-    part = next(part for part in record.parts if part.name == name)
-    return int(part.dtype.itemsize) * prod(part.shape[2:])
+    """Their bytes."""
+    part, skipped = _part_of(record, name)
+    return int(part.dtype.itemsize) * prod(part.shape[skipped:])
+
+
+def _part_of(record: Record, name: str) -> tuple[Part, int]:
+    """The part that holds it, and how many of its axes come before a row's."""
+    held = "scales" if name in SCALES else name
+    part = next(part for part in record.parts if part.name == held)
+    return part, 3 if name in SCALES else 2

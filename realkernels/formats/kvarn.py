@@ -112,10 +112,11 @@ class KVarN(Format):
     def pin(self, planes: Planes, tiles: Sequence[int]) -> None:
         """Tiles that stay in float16: the first of each sequence. ValueError for tiles that are quantised already."""
         self._check_tiles(planes, tiles)
-        for tile in tiles:
-            if int(planes.sidecar["side_of_tile"][tile]) == sidecar.QUANTISED:
-                raise ValueError(f"tile {tile} is quantised: pin it before its last token is written")
-            planes.sidecar["sink"][tile] = True
+        index = torch.tensor(list(tiles), dtype=torch.int64, device=planes.device)
+        quantised = index[planes.sidecar["side_of_tile"][index] == sidecar.QUANTISED].tolist()
+        if quantised:
+            raise ValueError(f"tile {quantised[0]} is quantised: pin it before its last token is written")
+        planes.sidecar["sink"][index] = True
 
     def release(self, planes: Planes, tiles: Sequence[int]) -> None:
         """Forget tiles, such as those of a sequence that ended: no sinks any more, and their side slots are free."""
@@ -152,6 +153,42 @@ class KVarN(Format):
                 slot = planes.sidecar["side_of_tile"][tiles].long()
                 self._flush(planes, slot, torch.ones_like(slot, dtype=torch.bool))
 
+    def write_tiles(self, planes: Planes, tiles: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Whole tiles, rows [n, G, kv_heads, head_dim], quantised together as `append` does it run by run.
+
+        ValueError, with nothing written, for what does not fit, for tiles that are not empty and for sinks.
+        """
+        index = self._empty_tiles(planes, tiles)
+        check_rows(planes, len(tiles) * self.tile_tokens, keys.flatten(0, 1), values.flatten(0, 1))
+        sinks = index[planes.sidecar["sink"][index]].tolist()
+        if sinks:
+            raise ValueError(f"tile {sinks[0]} is a sink, which is not quantised")
+        heads = [self._rotate(rows.detach().float()).half().float().transpose(1, 2) for rows in (keys, values)]
+        for name, rows in self._quantise(*heads).items():
+            planes.parts[name][index] = rows
+        planes.sidecar["side_of_tile"][index] = sidecar.QUANTISED
+
+    def write_aside(self, planes: Planes, tiles: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+        """First tokens of many tiles into side slots, together: rows [m, up to G, kv_heads, head_dim], i % m of tile i.
+
+        ValueError, with nothing written, for what does not fit, for tiles that are not empty, for whole tiles that are
+        no sinks and for more tiles than free side slots.
+        """
+        index, side, count = self._empty_tiles(planes, tiles), planes.sidecar, keys.shape[1]
+        check_rows(planes, keys.shape[0] * count, keys.flatten(0, 1), values.flatten(0, 1))
+        if not 1 <= count <= self.tile_tokens:
+            raise ValueError(f"{count} tokens of a tile of {self.tile_tokens}")
+        if count == self.tile_tokens and not bool(side["sink"][index].all()):
+            raise ValueError("whole tiles stay in side slots only as sinks: pin them, or quantise them")
+        room = int((side["tile_of_side"] < 0).sum())
+        if len(tiles) > room:
+            raise ValueError(f"{len(tiles)} tiles need a side slot, {room} are free: allocate more side_tiles")
+        slot, _ = sidecar.place(side, index, torch.zeros_like(index))
+        side["present"][slot, :count] = True
+        turn = torch.arange(len(tiles), device=planes.device) % keys.shape[0]
+        for name, rows in (("side_keys", keys), ("side_values", values)):
+            side[name][slot, :count] = self._rotate(rows.detach().float()).half()[turn]
+
     def read(self, planes: Planes, slots: Slots, *, checked: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [n, kv_heads, head_dim] float32, rotated: from the sidecar where the tile lies there."""
         index = slot_tensor(planes, slots, checked=checked)
@@ -182,6 +219,16 @@ class KVarN(Format):
         for tile in tiles:
             if not 0 <= tile < count:
                 raise ValueError(f"tile {tile} is none of {count}")
+
+    def _empty_tiles(self, planes: Planes, tiles: Sequence[int]) -> torch.Tensor:
+        self._check_tiles(planes, tiles)
+        if not tiles or len(set(tiles)) < len(tiles):
+            raise ValueError(f"{len(tiles)} tiles, {len(set(tiles))} different ones: give each once, and at least one")
+        index = torch.tensor(list(tiles), device=planes.device)
+        held = index[planes.sidecar["side_of_tile"][index] != sidecar.EMPTY].tolist()
+        if held:
+            raise ValueError(f"tile {held[0]} holds tokens already: release it first")
+        return index
 
     def _write(self, planes: Planes, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         side, tokens = planes.sidecar, self.tile_tokens

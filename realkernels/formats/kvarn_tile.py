@@ -10,6 +10,8 @@ values that are stored. Standard deviations are those of the population; the sta
 states to choose from.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from realkernels.formats.arithmetic import affine_codes, folded_sum, over
@@ -38,15 +40,21 @@ def quantise_tile(x: torch.Tensor, bits: int) -> Quantised:
 
 def column_logs(x: torch.Tensor) -> torch.Tensor:
     """Logarithms [..., 1, columns] of the columns' scales in the most even of the states that 8 iterations pass."""
-    row, column = torch.zeros_like(x[..., :1]), torch.zeros_like(x[..., :1, :])
-    least, best = _unevenness(x), column
-    for _ in range(ITERATIONS):
-        column = _step(column, _std(_scaled(x, row, column), COLUMNS))
-        row = _step(row, _std(_scaled(x, row, column), ROWS))
-        unevenness = _unevenness(_scaled(x, row, column))
+    (least, best), *others = states(x)
+    for unevenness, column in others:
         better = unevenness < least
         least, best = torch.where(better, unevenness, least), torch.where(better, column, best)
     return best
+
+
+def states(x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(unevenness [..., 1, 1], logarithms of the columns' scales) as it is, then after each iteration."""
+    row, column = torch.zeros_like(x[..., :1]), torch.zeros_like(x[..., :1, :])
+    yield _unevenness(x), column
+    for _ in range(ITERATIONS):
+        column = _step(column, _std(_scaled(x, row, column), COLUMNS))
+        row = _step(row, _std(_scaled(x, row, column), ROWS))
+        yield _unevenness(_scaled(x, row, column)), column
 
 
 def _scaled(x: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:

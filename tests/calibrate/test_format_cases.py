@@ -134,19 +134,21 @@ def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> Non
     assert mirrored.other_splits == format_kernels.KERNELS[name].other_splits
     for rows in range(1, 193):
         plan = format_kernels.plan_for(pool, rows)
-        found = plan.blocks(rows), (plan.tile, plan.rows, plan.sets, plan.per_multiprocessor)
+        found = plan.blocks(rows), (
+            plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles,
+        )  # fmt: skip
         assert mirrored.programs_of(rows) == found, rows
 
 
-@pytest.mark.parametrize(("slots", "extra"), [(132, 0), (264, 0), (396, 1), (528, 0)])
-def test_splits_are_those_of_the_kernels(slots: int, extra: int) -> None:
+@pytest.mark.parametrize(("slots", "extra", "prologue"), [(132, 0, 3), (264, 0, 40), (396, 1, 3), (528, 0, 3)])
+def test_splits_are_those_of_the_kernels(slots: int, extra: int, prologue: int) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     from realkernels import format_kernels
 
     for pairs in (4, 8, 12, 24, 48, 96, 192, 768):
         for tiles in (1, 2, 48, 97, 385, 769, 2048, 16_384):
-            sizes = {"pairs": pairs, "tiles": tiles, "slots": slots, "extra": extra}
+            sizes = {"pairs": pairs, "tiles": tiles, "slots": slots, "extra": extra, "prologue": prologue}
             assert even_splits(**sizes) == format_kernels.even_splits(**sizes), sizes
 
 

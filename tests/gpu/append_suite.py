@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from realkernels.append_kernels import append
 from realkernels.format_append import FormatAppend
 from realkernels.formats import Format, KVarN, Planes, arrangements, format_named
+from realkernels.formats.kvarn_check import tile_faults
 from realkernels.timing import capture, event_seconds
 
 FORMATS = (
@@ -37,6 +38,9 @@ SIZES = ((1, "bfloat16"), (7, "float16"), (100, "bfloat16"), (33, "float32"))
 
 TILED_SIZES = ((300, "bfloat16"), (1, "bfloat16"), (600, "float32"))
 """Of KVarN as well."""
+
+SINK = 1
+"""The tile that is never quantised."""
 
 DEVICE = torch.device("cuda")
 Row = dict[str, Any]
@@ -60,15 +64,17 @@ def rows_of(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def planes_of(fmt: Format, tokens: int) -> Planes:
     """Twice the room; KVarN with a sink in its second tile."""
     if isinstance(fmt, KVarN):
-        return fmt.allocate(2 + 2 * tokens // 256, 256, 4, 256, DEVICE, side_tiles=6, sinks=(1,))
+        return fmt.allocate(2 + 2 * tokens // 256, 256, 4, 256, DEVICE, side_tiles=6, sinks=(SINK,))
     return fmt.allocate(2 + 2 * tokens // 64, 64, 4, 256, DEVICE)
 
 
 def correct(name: str, arrangement: Any) -> Row:
-    """Bytes that differ from torch's, of all that were compared; for KVarN the difference of what is read."""
+    """Bytes that differ from torch's, of all that were compared; for KVarN what is wrong with its tiles."""
     fmt = format_named(name, arrangement=arrangement)
-    row: Row = {"format": name, "arrangement": arrangement, "bytes": 0, "differ": 0, "apart": 0.0}
+    row: Row = {"format": name, "arrangement": arrangement, "bytes": 0, "differ": 0}
     tiles = isinstance(fmt, KVarN)
+    if tiles:
+        row["faults"] = []
     for seed, (tokens, dtype) in enumerate(SIZES + TILED_SIZES * tiles):
         one, other = planes_of(fmt, tokens), planes_of(fmt, tokens)
         keys, values = rows_of(tokens, seed)
@@ -86,13 +92,24 @@ def correct(name: str, arrangement: Any) -> Row:
                 at = at.view(*first.shape, first.element_size()) & ~(first.isnan() & second.isnan())[..., None]
             row["differ"] += int(at.sum())
             row["bytes"] += at.numel()
-        if tiles:
-            for first, second in zip(fmt.read(one, slots), fmt.read(other, slots), strict=True):
-                lost = first.isnan()
-                row["right"] = row.get("right", True) and bool((lost == second.isnan()).all())
-                apart = (first - second)[~lost].norm() / first[~lost].norm()
-                row["apart"] = max(row["apart"], float(apart))
-    return row | {"right": row.get("right", True) and row["apart"] < 0.02 if tiles else row["differ"] == 0}
+        if isinstance(fmt, KVarN):
+            row["faults"] += _faults(fmt, (one, other), keys, values)
+    return row | {"right": not row["faults"] if tiles else row["differ"] == 0}
+
+
+def _faults(fmt: KVarN, planes: tuple[Planes, Planes], keys: torch.Tensor, values: torch.Tensor) -> list[str]:
+    """What is wrong with the full tiles of the second planes, and with which of the tokens they have lost."""
+    one, other = planes
+    slots = torch.arange(keys.shape[0], device=DEVICE)
+    size, found = fmt.tile_tokens, []
+    full = [tile for tile in range(keys.shape[0] // size) if tile != SINK]
+    if full:
+        rows = torch.cat([torch.arange(tile * size, (tile + 1) * size, device=DEVICE) for tile in full])
+        found = tile_faults(fmt, other, full, keys[rows], values[rows])
+    for first, second in zip(fmt.read(one, slots), fmt.read(other, slots), strict=True):
+        if not torch.equal(first.isnan(), second.isnan()):
+            found.append("other tokens are lost")
+    return found
 
 
 def median_s(timed: FormatAppend) -> float:

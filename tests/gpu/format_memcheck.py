@@ -51,9 +51,9 @@ def wrong_of(name: str, arrangement: Arrangement, device: torch.device) -> Itera
     """Each result that is not right."""
     for tokens, past in APPENDED:
         appended = FormatAppend(name, arrangement=arrangement, tokens=tokens, past=past, layers=1, device=device)
-        error = appended.verify()
-        if not error <= appended.tolerance:
-            yield f"append of {tokens} at {past}: {error:.1e}"
+        faults = appended.verify()
+        if faults:
+            yield f"append of {tokens} at {past}: {faults}"
     if name not in KERNELS:
         return
     for ctx, batch, rows in DECODED:
@@ -62,7 +62,8 @@ def wrong_of(name: str, arrangement: Arrangement, device: torch.device) -> Itera
         if not error < TOLERANCE:
             yield f"decode at {sizes}: {error:.1e}"
     for rows, past in PREFILLED:
-        chunk = FormatPrefill(name, arrangement=arrangement, rows=rows, past=past, piece=256, device=device)
+        sizes = {"rows": rows, "ctx_tokens": rows + past, "piece_tokens": 256}
+        chunk = FormatPrefill(name, arrangement=arrangement, device=device, **sizes)
         error = chunk.verify()
         if not error < TOLERANCE:
             yield f"prefill of {rows} at {past}: {error:.1e}"

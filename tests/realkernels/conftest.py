@@ -38,6 +38,16 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _patched_once() -> Iterator[None]:
+    """Without it, every test of a kernel takes half as long again."""
+    from tests.realkernels.interpreted import patch_once_a_launch
+
+    with pytest.MonkeyPatch.context() as patches:
+        patch_once_a_launch(patches)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _interpreted() -> None:
     """Kernels that some other folder's tests have imported before would want a GPU here."""
     from triton.runtime.interpreter import InterpretedFunction

@@ -118,7 +118,7 @@ def test_kernels_are_taken_over_from_a_machine_where_they_were_measured(monkeypa
     (line,) = result.lines
     assert line.seconds == pytest.approx(131_072 * 2048e-9 * 3.0 / 2, rel=3e-3)
     assert line.spread >= CARRIED_SPREAD
-    assert "not measured on toy" in crossover_text(result)
+    assert "Not measured on toy" in crossover_text(result)
     profile, name = with_kernels(faster, ["bf16", "int4_per_token_head"])
     entry = profile.kernels[CODED]
     assert entry.operations is not None

@@ -7,7 +7,7 @@ multiprocessors with 228 KiB of shared memory, taken over to smaller ones, which
 from twin.cuts import Plan, Program
 
 _PLAIN = Plan(alone=Program(64, 16, 1, 1), programs=(Program(32, 64, 1, 1),))
-_SCALED = Plan(programs=(Program(64, 16, 1, 2), Program(64, 32, 1, 2), Program(64, 16, 3, 2)))
+_SCALED = Plan(programs=(Program(64, 16, 1, 2, prologue=40), Program(64, 32, 1, 2), Program(64, 16, 3, 2)))
 _WIDE = Program(64, 32, 1, 2)
 _NIBBLE = Plan(programs=(*(Program(128, 8, sets, 2) for sets in (1, 2, 3)), _WIDE))
 _BYTES = Plan(programs=(*(Program(64, 8, sets, 2) for sets in (1, 2, 3)), _WIDE))

@@ -48,6 +48,25 @@ def test_merged_parts_agree_with_float64_and_what_saw_nothing_counts_for_nothing
     assert out[1, 1, 1].eq(0).all()
 
 
+@pytest.mark.parametrize("piece", [16, 64])
+@pytest.mark.parametrize(("per_word", "ggml"), [(2, False), (4, False), (4, True)])
+def test_parts_that_lie_code_by_code_are_put_in_their_places(per_word: int, ggml: bool, piece: int) -> None:
+    """The first codes of all words come first; GGML's word w of a group of 32 holds 2w, 2w + 16, 2w + 1, 2w + 17."""
+    parts = Workspace.allocate(batch=1, q_tokens=2, query_heads=3, head_dim=64, splits=1, device=CPU)
+    parts.statistics[..., 0], parts.statistics[..., 1] = 0.0, 1.0
+    parts.partial.copy_(torch.arange(parts.partial.numel()).view(parts.partial.shape))
+    out = torch.full((1, 2, 3, 64), torch.nan)
+    merge(parts, out, per_word=per_word, ggml=ggml, piece=piece)
+    places = {}
+    for word in range(64 // per_word):
+        for number in range(per_word):
+            group, within = divmod(word, 8)
+            mixed = 32 * group + (2 * within, 2 * within + 16, 2 * within + 1, 2 * within + 17)[number]
+            places[mixed if ggml else word * per_word + number] = number * (64 // per_word) + word
+    order = torch.tensor([places[at] for at in range(64)])
+    assert torch.equal(out[0], parts.partial[0, :, :, 0][..., order])
+
+
 def test_a_nan_of_one_split_reaches_its_row_and_no_other() -> None:
     parts = Workspace.allocate(batch=1, q_tokens=1, query_heads=2, head_dim=32, splits=3, device=CPU)
     parts.partial.normal_()

@@ -38,7 +38,7 @@ def test_append_and_unpack_of_the_format_work_on_records(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_a_token_is_written_to_its_own_bytes(name: str) -> None:
-    """Codes of K, scales of K, codes of V, scales of V; each [head, token, ...]."""
+    """Codes of K and of V, [head, token, ...], then scales [head, K then V, token, ...]."""
     fmt = format_named(name)
     memory = memory_of(name, 2)
     planes = block_planes(fmt, blocks=2, block_tokens=4, kv_heads=2, head_dim=64, memory=memory)
@@ -47,13 +47,18 @@ def test_a_token_is_written_to_its_own_bytes(name: str) -> None:
     record = record_of(fmt, block_tokens=4, kv_heads=2, head_dim=64)
     assert not bool(memory[0].any())
     at = 0
-    for name_of, part in zip(("key_data", "key_scale", "value_data", "value_scale"), record.parts, strict=True):
-        assert part.name == name_of
-        rows = memory[1, at : at + part.nbytes].view(2, 4, row_bytes(record, name_of))
-        assert bool(rows[:, 2].any(dim=-1).all())
-        assert not bool(rows[:, [0, 1, 3]].any())
-        at += part.nbytes
+    for name_of, planes_of in (("key_data", 1), ("value_data", 1), ("key_scale", 2)):
+        size = row_bytes(record, name_of)
+        rows = memory[1, at : at + planes_of * 2 * 4 * size].view(2, planes_of, 4, size)
+        assert bool(rows[:, :, 2].any(dim=-1).all())
+        assert not bool(rows[:, :, [0, 1, 3]].any())
+        at += rows.nbytes
     assert not bool(memory[1, at:].any())
+    for which, name_of in enumerate(("key_scale", "value_scale")):
+        size = row_bytes(record, name_of)
+        scales = memory[1, at - 2 * 2 * 4 * size : at].view(2, 2, 4, size)
+        kept = planes.parts[name_of][1, :, 2].contiguous()
+        assert torch.equal(scales[:, which, 2].flatten(), kept.flatten().view(torch.uint8))
 
 
 def test_what_does_not_fit_is_refused() -> None:

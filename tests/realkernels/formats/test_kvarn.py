@@ -193,3 +193,56 @@ def test_a_constant_row_has_no_steps_and_comes_back() -> None:
     assert (float(scale[2]), float(zero[2])) == (0.0, 0.0)
     assert back[2].tolist() == [0.0] * 8
     assert float((back - x).abs().max()) < 0.3
+
+
+def test_tiles_written_together_are_those_appended_one_after_the_other() -> None:
+    one, other = planes_of(6, sinks=(1, 5)), planes_of(6, sinks=(1, 5))
+    tiles, (keys, values) = [4, 0, 3], normal(3 * TILE, 2, DIMS)
+    FORMAT.append(one, [tile * TILE + at for tile in tiles for at in range(TILE)], keys, values)
+    rows = [part.unflatten(0, (3, TILE)) for part in (keys, values)]
+    FORMAT.write_tiles(other, tiles, *rows)
+    assert torch.equal(one.tensors["tiles"], other.tensors["tiles"])
+    assert torch.equal(one.sidecar["side_of_tile"], other.sidecar["side_of_tile"])
+    FORMAT.append(one, range(TILE, 2 * TILE), keys[:TILE], values[:TILE])
+    FORMAT.write_aside(other, [1], *(part[:1] for part in rows))
+    FORMAT.append(one, range(2 * TILE, 2 * TILE + 9), keys[:9], values[:9])
+    FORMAT.write_aside(other, [2], *(part[:1, :9] for part in rows))
+    assert where(other) == where(one) == ["quantised", "beside", "beside", "quantised", "quantised", "empty"]
+    for first, second in zip(FORMAT.read(one, range(5 * TILE)), FORMAT.read(other, range(5 * TILE)), strict=True):
+        assert torch.equal(first, second)
+    assert int(other.sidecar["present"].sum()) == TILE + 9
+
+
+def test_tiles_that_cannot_be_written_together_are_refused_before_anything_is_written() -> None:
+    planes = planes_of(4, sinks=(1,), side_tiles=2)
+    add(planes, range(3))
+    before = {name: tensor.clone() for name, tensor in {**planes.sidecar, **planes.tensors}.items()}
+    whole = [part.unflatten(0, (2, TILE)) for part in normal(2 * TILE, 2, DIMS)]
+    some = [part[:, :5] for part in whole]
+    for write, tiles, rows, message in (
+        (FORMAT.write_tiles, [0, 2], whole, "tile 0 holds tokens"),
+        (FORMAT.write_tiles, [1, 2], whole, "tile 1 is a sink"),
+        (FORMAT.write_tiles, [2, 4], whole, "tile 4 is none of 4"),
+        (FORMAT.write_tiles, [2, 2], whole, "give each once"),
+        (FORMAT.write_tiles, [2, 3], some, "128 slots take"),
+        (FORMAT.write_tiles, [2, 3, 1], whole, "192 slots take"),
+        (FORMAT.write_aside, [2, 3], some, "2 tiles need a side slot, 1 are free"),
+        (FORMAT.write_aside, [3], whole, "only as sinks"),
+        (FORMAT.write_aside, [3, 0], some, "tile 0 holds tokens"),
+        (FORMAT.write_aside, [], some, "at least one"),
+        (FORMAT.write_aside, [3], [part[:, :0] for part in whole], "0 tokens of a tile of 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write(planes, tiles, *rows)
+    after = {**planes.sidecar, **planes.tensors}
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_tiles_aside_take_their_rows_in_turn() -> None:
+    planes = planes_of(5, sinks=(), side_tiles=5)
+    rows = [part.unflatten(0, (2, 7)) for part in normal(14, 2, DIMS)]
+    FORMAT.write_aside(planes, [3, 0, 4, 1], *rows)
+    for number, tile in enumerate((3, 0, 4, 1)):
+        first = number % 2 * 7
+        keys, values = (part.flatten(0, 1)[first : first + 7] for part in rows)
+        assert kept_as_halves(planes, range(tile * TILE, tile * TILE + 7), keys, values)
