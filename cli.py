@@ -39,6 +39,7 @@ def twin(context: click.Context) -> None:
       twin compare --ctx 200k                    all layouts side by side
       twin simulate --requests 500 --rate 0.5    many requests: throughput, time to first token
       twin formats                               what the names of cache formats stand for
+      twin formats --hw h200                     from where on each is faster than bf16
       twin validate --recorded                   predictions against published measurements
       twin quality                               what each cache format does to attention
     """

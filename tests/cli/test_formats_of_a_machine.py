@@ -19,7 +19,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_every_format_has_a_line_and_it_is_told_whose_kernels_were_measured_elsewhere(capsys: Capture, measured: str) -> None:
+def test_every_format_has_a_line_and_kernels_of_another_machine_are_named(capsys: Capture, measured: str) -> None:
     done = run(capsys, "formats", "--hw", measured)
     assert (done.code, done.err) == (ANSWERED, "")
     lines = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("  ")}

@@ -37,8 +37,8 @@ def crossover_text(found: Crossover) -> str:
         text += f"  {name}: {why}\n"
     if found.carried_from:
         text += (
-            f"  * Not measured on {found.machine} ({', '.join(found.carried)}): shares of roofs and operations an element "
-            f"are those of {found.carried_from}\n"
+            f"  * Not measured on {found.machine} ({', '.join(found.carried)}): shares of roofs and operations an "
+            f"element are those of {found.carried_from}\n"
         )
     return text
 
