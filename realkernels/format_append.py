@@ -89,24 +89,14 @@ class FormatAppend:
     def verify(self) -> str:
         """Run on forgotten planes; empty, or in one line how the last layer differs from tokens appended by torch.
 
-        Those come one by one, or in 16 pieces. All bytes must be equal, but for tiles that kernels quantise: these must
-        pass `formats/kvarn_check.py`. And it must be a quantisation of the tokens at all.
+        Those come one by one, or in 16 pieces, and all bytes must be equal; tiles that kernels quantise must pass
+        `formats/kvarn_check.py` instead. And it must be a quantisation of the tokens at all.
         """
         self.poison()
         self.run()
         last, fmt = self.planes[-1], self.format
         found = fmt.unpack(last, self.slots, checked=False)
-        bytes_found = {name: tensor.clone() for name, tensor in last.tensors.items()}
-        faults = []
-        if isinstance(fmt, KVarN) and self.fused:
-            bytes_found = {}
-            faults = self._tile_faults(fmt, last)
-        self.poison()
-        step = max(1, self.tokens // 16)
-        for first in range(0, self.tokens, step):
-            part = slice(first, first + step)
-            fmt.append(last, self.slots[part], self.keys[part], self.values[part])
-        faults += [f"{name} differs" for name, part in bytes_found.items() if not _same_bytes(part, last.tensors[name])]
+        faults = self._tile_faults(fmt, last) if isinstance(fmt, KVarN) and self.fused else self._byte_faults(last)
         self.poison()
         self.run()
         for made, given, bits in zip(found, (self.keys, self.values), self._bits(), strict=True):
@@ -114,6 +104,16 @@ class FormatAppend:
             if not error < LEAST_BITS_ERROR.get(bits, 0.01):
                 faults.append(f"{error:.2f} off in {bits} bits")
         return "; ".join(faults)
+
+    def _byte_faults(self, planes: Planes) -> list[str]:
+        """Tensors that differ from what torch makes of the same tokens, in pieces."""
+        found = {name: tensor.clone() for name, tensor in planes.tensors.items()}
+        self.poison()
+        step = max(1, self.tokens // 16)
+        for first in range(0, self.tokens, step):
+            part = slice(first, first + step)
+            self.format.append(planes, self.slots[part], self.keys[part], self.values[part])
+        return [f"{name} differs" for name, part in found.items() if not _same_bytes(part, planes.tensors[name])]
 
     def _tile_faults(self, fmt: KVarN, planes: Planes) -> list[str]:
         """Of the tiles that this append completed, and whether the others' tokens are as torch rotates them."""

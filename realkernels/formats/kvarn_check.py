@@ -27,8 +27,8 @@ TWO_ULP = 2.0**-9
 ONE_ULP = 2.0**-10
 """Of row scales and zeros, which follow from the column scales as they are stored."""
 
-MOST_MOVED = 0.01
-"""Share of a tile's codes that one unit in the last place of their scale or zero moves, by one, at 16 levels."""
+MOST_MOVED = 0.002
+"""Share of a tile's codes that the last bit of a quotient by the stored scale may move, by one."""
 
 
 def tile_faults(

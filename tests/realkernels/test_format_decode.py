@@ -147,6 +147,25 @@ def test_an_append_that_writes_nothing_is_noticed(name: str, monkeypatch: pytest
     assert timed.verify()
 
 
+@pytest.mark.parametrize("broken", ["", "side_keys", "tiles"])
+def test_quantised_tiles_are_checked_and_the_open_one(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tile that earlier tokens began, completed, and six tokens of the next; then a byte of either is wrong."""
+    pytest.importorskip("triton")
+    timed = FormatAppend("kvarn_k4v2_g64", shape=SHAPE, tokens=10, past=60, layers=1, fused=True, device=CPU)
+    run = timed.run
+
+    def wrong() -> None:
+        run()
+        planes = timed.planes[0]
+        if broken == "tiles":
+            planes.tensors["tiles"][0, 5] ^= 64
+        elif broken:
+            planes.sidecar[broken][planes.sidecar["side_of_tile"][1], 2] += 1.0
+
+    monkeypatch.setattr(timed, "run", wrong)
+    assert bool(timed.verify()) == bool(broken)
+
+
 def test_bytes_of_an_append_are_those_in_16_bits_and_as_they_are_kept() -> None:
     timed = FormatAppend("q8_0", shape=SHAPE, tokens=10, layers=1, device=CPU)
     assert timed.moved_bytes == 10 * (2 * 2 * 64 * 2 + 2 * 2 * 2 * 34)
