@@ -46,7 +46,8 @@ Kept = tuple[str, Arrangement]
 def covering() -> list[str]:
     """Names of formats that together reach every kernel, and of exllamav3's every number of bits of either plane."""
     others = [name for name in format_names() if not name.startswith("exl3_")]
-    return others + [f"exl3_k{k}v{v}" for k, v in ((4, 4), (4, 8), (8, 4), (8, 8), (2, 3), (3, 2), (5, 6), (6, 7), (7, 5))]
+    bits = ((4, 4), (4, 8), (8, 4), (8, 8), (2, 3), (3, 2), (5, 6), (6, 7), (7, 5))
+    return others + [f"exl3_k{k}v{v}" for k, v in bits]
 
 
 def kept(names: list[str]) -> Iterator[Kept]:
