@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from realkernels import format_warm
-from realkernels.format_warm import MERGE, Wanted, compile_ahead
+from realkernels.format_warm import MERGE, MERGED_SPLITS, Wanted, compile_ahead
 
 
 def test_what_cannot_be_compiled_is_told_and_not_raised() -> None:
@@ -37,7 +37,7 @@ def test_each_kernel_is_compiled_once_and_the_merging_one_with_it(monkeypatch: p
     wanted = [Wanted("fp16", "aligned", 1), Wanted("q8_0", "aligned", 4), Wanted("q8_0", "aligned", 4)]
     assert compile_ahead(wanted, device="cuda:0") == []
     lines = sorted(line for text in given for line in text.splitlines())
-    merged = [f"{MERGE} {dtype} {tokens}" for dtype in ("bfloat16", "float16") for tokens in (1, 4)]
+    merged = [f"{MERGE} {dtype} {splits}" for dtype in ("bfloat16", "float16") for splits in MERGED_SPLITS]
     assert lines == sorted(["fp16 aligned 1", "q8_0 aligned 4", *merged])
 
 
