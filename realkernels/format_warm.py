@@ -26,11 +26,12 @@ MERGE = "merge"
 
 
 class Wanted(NamedTuple):
-    """One kernel of a format; or those that merge (format `merge`), by the queries' type and the splits."""
+    """One kernel of a format; or those that merge (format `merge`), by the queries' type in place of an arrangement."""
 
     format: str
     arrangement: str
-    query_tokens: int
+    number: int
+    """Query tokens; of `merge` splits."""
 
 
 def compile_ahead(wanted: Iterable[Wanted], *, device: str) -> list[str]:
@@ -78,11 +79,11 @@ def main() -> None:
     torch.cuda.set_device(device)
     failed = []
     for line in sys.stdin:
-        name, arrangement, tokens = line.split()
+        name, arrangement, number = line.split()
         try:
-            _compile(Wanted(name, arrangement, int(tokens)), device)
+            _compile(Wanted(name, arrangement, int(number)), device)
         except Exception as wrong:  # noqa: BLE001 - whatever it is, the others are still to be compiled
-            failed.append(f"{name} {arrangement} {tokens}: {type(wrong).__name__}: {str(wrong).splitlines()[0]}")
+            failed.append(f"{name} {arrangement} {number}: {type(wrong).__name__}: {str(wrong).splitlines()[0]}")
     if failed:
         sys.stderr.write("; ".join(failed) + "\n")
         sys.exit(1)
@@ -95,7 +96,7 @@ def _compile(wanted: Wanted, device: object) -> None:
         from realkernels.format_decode import FormatDecode  # noqa: PLC0415
 
         FormatDecode(
-            wanted.format, arrangement=wanted.arrangement, ctx_tokens=CTX_TOKENS, query_tokens=wanted.query_tokens,
+            wanted.format, arrangement=wanted.arrangement, ctx_tokens=CTX_TOKENS, query_tokens=wanted.number,
             caches=1, device=device,
         ).run()  # fmt: skip
     else:
@@ -104,7 +105,7 @@ def _compile(wanted: Wanted, device: object) -> None:
         from realkernels.shape import AttentionShape  # noqa: PLC0415
 
         heads, dim = AttentionShape().query_heads, AttentionShape().head_dim
-        dtype, splits = getattr(torch, wanted.arrangement), wanted.query_tokens
+        dtype, splits = getattr(torch, wanted.arrangement), wanted.number
         space = Workspace.allocate(batch=1, q_tokens=1, query_heads=heads, head_dim=dim, splits=splits, device=device)
         out = torch.empty(1, 1, heads, dim, dtype=dtype, device=device)
         for piece in (FEW_ROWS_PIECE, dim):
