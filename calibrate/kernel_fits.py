@@ -205,11 +205,20 @@ def kernel_rates(
     fits.selection()
     for probe in ("gather_vram", "gather_host", "gather_host_4k"):
         fits.gather(probe)
-    for fmt in RECORDS:
-        fits.gather("gather_host", fmt)
     fits.score()
     fits.attend()
     fits.rows_from_host()
+    of_records, parts = record_rates(machine, records, base, provenance)
+    return fits.kernels | of_records, fits.fitted | parts
+
+
+def record_rates(
+    machine: Machine, records: Mapping[str, ProbeRecord], base: HardwareProfile, provenance: Provenance
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(kernels, residuals) of gathers over quantised records in host memory alone, of every format that was timed."""
+    fits = _Fits(machine, records, base, provenance)
+    for fmt in RECORDS:
+        fits.gather("gather_host", fmt)
     return fits.kernels, fits.fitted
 
 

@@ -1,7 +1,7 @@
 """Compiling the kernels of many formats at once, in processes of their own: one after the other they take minutes.
 
 Triton keeps what it has compiled in a folder, where the process that times it finds it. As a program it compiles what
-the lines of its standard input name: a format, an arrangement and query tokens.
+the lines of its standard input name: a format, an arrangement, a number and a kind of kernel.
 """
 
 import os
@@ -11,7 +11,10 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 14
@@ -22,26 +25,28 @@ MERGED_SPLITS = (1, 2, 4, 8, 16, 32, 64)
 MERGED_ORDERS = ((1, False), (2, False), (4, False), (4, True))
 """And for each order of the elements of partial results: codes a word, those of GGML or not."""
 
-MERGE = "merge"
+Kind = Literal["decode", "append", "expand", "merge"]
+"""Attention, new tokens into a cache, a piece of it unpacked, partial results put together."""
 
 
 class Wanted(NamedTuple):
-    """One kernel of a format; or those that merge (format `merge`), by the queries' type in place of an arrangement."""
+    """One kernel of a format; one that merges has none, and is named by `bf16` or `fp16`, as the queries are."""
 
     format: str
     arrangement: str
     number: int
-    """Query tokens; of `merge` splits."""
+    """Query tokens of a decode, new tokens of an append, splits of a merge, tokens of a piece."""
+    kind: Kind = "decode"
 
 
 def compile_ahead(wanted: Iterable[Wanted], *, device: str) -> list[str]:
-    """Compile what is wanted on `device` ("cuda:0") and the merging kernels with it; why some could not be, in lines.
+    """Compile what is wanted on `device` ("cuda:0"), the merging kernels beside decodes; why some could not, in lines.
 
     A kernel that cannot be compiled here is met again, with its error, by whoever wants to run it.
     """
     kernels = list(dict.fromkeys(wanted))
-    dtypes = {"float16" if kernel.format == "fp16" else "bfloat16" for kernel in kernels}
-    kernels += [Wanted(MERGE, dtype, splits) for dtype in sorted(dtypes) for splits in MERGED_SPLITS]
+    dtypes = {"fp16" if kernel.format == "fp16" else "bf16" for kernel in kernels if kernel.kind == "decode"}
+    kernels += [Wanted(dtype, "aligned", splits, "merge") for dtype in sorted(dtypes) for splits in MERGED_SPLITS]
     count = max(1, min(MOST_PROCESSES, (os.cpu_count() or 2) - 1, len(kernels)))
     shares = [kernels[first::count] for first in range(count)]
     with ExitStack() as stack:
@@ -79,39 +84,52 @@ def main() -> None:
     torch.cuda.set_device(device)
     failed = []
     for line in sys.stdin:
-        name, arrangement, number = line.split()
+        name, arrangement, number, given = line.split()
+        kind = next(known for known in get_args(Kind) if known == given)
         try:
-            _compile(Wanted(name, arrangement, int(number)), device)
+            _compile(Wanted(name, arrangement, int(number), kind), device)
         except Exception as wrong:  # noqa: BLE001 - whatever it is, the others are still to be compiled
-            failed.append(f"{name} {arrangement} {number}: {type(wrong).__name__}: {str(wrong).splitlines()[0]}")
+            failed.append(f"{line.strip()}: {type(wrong).__name__}: {str(wrong).splitlines()[0]}")
     if failed:
         sys.stderr.write("; ".join(failed) + "\n")
         sys.exit(1)
 
 
-def _compile(wanted: Wanted, device: object) -> None:
+def _compile(wanted: Wanted, device: "torch.device") -> None:
     import torch  # noqa: PLC0415
 
-    if wanted.format != MERGE:
-        from realkernels.format_decode import FormatDecode  # noqa: PLC0415
+    from realkernels.format_append import FormatAppend  # noqa: PLC0415
+    from realkernels.format_decode import FormatDecode  # noqa: PLC0415
+    from realkernels.format_prefill import FormatPrefill  # noqa: PLC0415
 
-        FormatDecode(
-            wanted.format, arrangement=wanted.arrangement, ctx_tokens=CTX_TOKENS, query_tokens=wanted.number,
-            caches=1, device=device,
-        ).run()  # fmt: skip
+    number: int = wanted.number
+    given: dict[str, Any] = {"arrangement": wanted.arrangement, "device": device}
+    if wanted.kind == "decode":
+        FormatDecode(wanted.format, ctx_tokens=CTX_TOKENS, query_tokens=number, caches=1, **given).run()
+    elif wanted.kind == "append":
+        FormatAppend(wanted.format, tokens=number, layers=1, **given).run()
+    elif wanted.kind == "expand":
+        FormatPrefill(wanted.format, rows=1, ctx_tokens=number, caches=1, **given).run_expand()
     else:
-        from realkernels.attend.merge import FEW_ROWS_PIECE, merge  # noqa: PLC0415
-        from realkernels.attend.splits import Workspace  # noqa: PLC0415
-        from realkernels.shape import AttentionShape  # noqa: PLC0415
-
-        heads, dim = AttentionShape().query_heads, AttentionShape().head_dim
-        dtype, splits = getattr(torch, wanted.arrangement), wanted.number
-        space = Workspace.allocate(batch=1, q_tokens=1, query_heads=heads, head_dim=dim, splits=splits, device=device)
-        out = torch.empty(1, 1, heads, dim, dtype=dtype, device=device)
-        for piece in (FEW_ROWS_PIECE, dim):
-            for per_word, ggml in MERGED_ORDERS[: 1 if dtype == torch.float16 else None]:
-                merge(space, out, per_word=per_word, ggml=ggml, piece=piece)
+        _merge(wanted.format, number, device)
     torch.cuda.synchronize(device)
+
+
+def _merge(name: str, splits: int, device: "torch.device") -> None:
+    """In every order and width of partial results."""
+    import torch  # noqa: PLC0415
+
+    from realkernels.attend.merge import FEW_ROWS_PIECE, merge  # noqa: PLC0415
+    from realkernels.attend.splits import Workspace  # noqa: PLC0415
+    from realkernels.format_decode import query_dtype  # noqa: PLC0415
+    from realkernels.shape import AttentionShape  # noqa: PLC0415
+
+    heads, dim = AttentionShape().query_heads, AttentionShape().head_dim
+    space = Workspace.allocate(batch=1, q_tokens=1, query_heads=heads, head_dim=dim, splits=splits, device=device)
+    out = torch.empty(1, 1, heads, dim, dtype=query_dtype(name, device), device=device)
+    for piece in (FEW_ROWS_PIECE, dim):
+        for per_word, ggml in MERGED_ORDERS[: 1 if name == "fp16" else None]:
+            merge(space, out, per_word=per_word, ggml=ggml, piece=piece)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check, cuda_only
+from realkernels.chunk import PIECE_TOKENS
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_pool import NoKernel, default_arrangement
@@ -94,12 +95,15 @@ def points_of(context: Context, *, inline: bool) -> tuple[Point, ...]:
 
 def compiled(context: Context) -> list[Sample]:
     """All kernels of all formats compiled side by side, so that what follows is not made of waiting for compilers."""
-    wanted = [
-        Wanted(name, arrangement, point.query_tokens)
-        for name, arrangement in KEPT
-        if not _supported(context.machine, name=name)
-        for point in points_of(context, inline=arrangement != default_arrangement(name))
-    ]
+    wanted = []
+    for name, arrangement in KEPT:
+        if _supported(context.machine, name=name):
+            continue
+        inline = arrangement != default_arrangement(name)
+        queries = sorted({point.query_tokens for point in points_of(context, inline=inline)})
+        wanted += [Wanted(name, arrangement, tokens) for tokens in queries]
+        wanted += [Wanted(name, arrangement, tokens, "append") for tokens in APPEND_LAYERS if not inline]
+        wanted.append(Wanted(name, arrangement, PIECE_TOKENS, "expand"))
     begin = time.monotonic()
     failed = compile_ahead(wanted, device=str(context.backend.device))
     took = time.monotonic() - begin

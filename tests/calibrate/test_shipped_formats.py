@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from calibrate.build import Evidence, instructions_roof
-from calibrate.format_fits import format_rates
 from calibrate.format_grid import FORMATS
 from calibrate.live import validate_measured
 from calibrate.measurements import shipped_measurements
@@ -16,6 +15,7 @@ from calibrate.probes import Machine
 from hwprofiles import load_profile
 from hwprofiles.store import DATA
 from tests.calibrate.test_shipped_calibration import MACHINE, differences, probes, read
+from tests.gpu.format_rates import rates
 from twin.engines.twin import INLINE
 
 pytestmark = pytest.mark.skipif(
@@ -43,7 +43,7 @@ def test_rates_are_what_their_raw_samples_make(suite: dict[str, Any]) -> None:
     machine, records = msgspec.convert(suite["machine"], Machine), probes(suite)
     evidence = Evidence(machine=machine, records=records, date=suite["date"])
     profile = load_profile(MACHINE)
-    kernels, fitted = format_rates(records, replace(profile, kernels={}), evidence.provenance)
+    kernels, fitted = rates(evidence, replace(profile, kernels={}))
     made = {"kernels": kernels, "fitted": fitted, "gpu": instructions_roof(evidence)}
     for part, value in made.items():
         assert list(differences(json.loads(json.dumps(value)), suite[part], rel=FITTED)) == []

@@ -1,10 +1,13 @@
 """Every kernel over every cache format once, on odd small sizes and checked: made for compute-sanitizer.
 
-    python tests/gpu/format_memcheck.py                      # compiles, and checks the results
-    compute-sanitizer --tool memcheck python tests/gpu/format_memcheck.py report.json
+    python tests/gpu/format_memcheck.py report.json          # compiles, and checks the results
+    compute-sanitizer --tool memcheck --kernel-name-exclude kns=_Z \\
+        python tests/gpu/format_memcheck.py report.json --run-only
 
-Of exllamav3's formats those that have every number of bits once for K and once for V. A checker takes minutes: several
-runs side by side, each with some of the `--formats`, share the device well.
+Of exllamav3's formats those that have every number of bits once for K and once for V. Names that begin with _Z are
+torch's own kernels; under the checker each costs milliseconds, hence `--run-only`, which leaves the truth to the
+first command. Several runs side by side, each with some of the `--formats`, share the device well. `--planted` launches
+one kernel that writes beyond a tensor and nothing else: the checker must find it.
 
 Tensors must be allocated one by one for the checker to see their ends, hence PYTORCH_NO_CUDA_MEMORY_CACHING below.
 Exits with 1 if a result is wrong, whether or not the checker found anything.
@@ -20,9 +23,12 @@ from pathlib import Path
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import torch
+import triton
+import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from realkernels.checked import Checked
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_kernels import KERNELS
@@ -57,26 +63,45 @@ def kept(names: list[str]) -> Iterator[Kept]:
             yield name, arrangement
 
 
-def wrong_of(name: str, arrangement: Arrangement, device: torch.device) -> Iterator[str]:
-    """Each result that is not right."""
+@triton.jit
+def beyond_the_end(numbers, count):
+    """Write one number more than there are."""
+    tl.store(numbers + count, 1.0)
+
+
+def wrong_of(name: str, arrangement: Arrangement, device: torch.device, *, run_only: bool) -> Iterator[str]:
+    """Each result that is not right; with `run_only` each that is not written, or not finite."""
     for tokens, past in APPENDED:
         appended = FormatAppend(name, arrangement=arrangement, tokens=tokens, past=past, layers=1, device=device)
-        faults = appended.verify()
+        faults = appended.verify() if not run_only else _ran(appended)
         if faults:
             yield f"append of {tokens} at {past}: {faults}"
     if name not in KERNELS:
         return
     for ctx, batch, rows in DECODED:
         sizes = {"ctx_tokens": ctx, "batch": batch, "query_tokens": rows}
-        error = FormatDecode(name, arrangement=arrangement, caches=2, device=device, **sizes).verify()
-        if not error < TOLERANCE:
-            yield f"decode at {sizes}: {error:.1e}"
+        decode = FormatDecode(name, arrangement=arrangement, caches=2, device=device, **sizes)
+        faults = _off(decode) if not run_only else _ran(decode)
+        if faults:
+            yield f"decode at {sizes}: {faults}"
     for rows, past in PREFILLED:
-        sizes = {"rows": rows, "ctx_tokens": rows + past, "piece_tokens": 256}
-        chunk = FormatPrefill(name, arrangement=arrangement, device=device, **sizes)
-        error = chunk.verify()
-        if not error < TOLERANCE:
-            yield f"prefill of {rows} at {past}: {error:.1e}"
+        chunk = FormatPrefill(
+            name, arrangement=arrangement, rows=rows, ctx_tokens=rows + past, piece_tokens=256, device=device
+        )
+        faults = _off(chunk) if not run_only else _ran(chunk)
+        if faults:
+            yield f"prefill of {rows} at {past}: {faults}"
+
+
+def _off(timed: Checked) -> str:
+    error = timed.verify()
+    return "" if error < TOLERANCE else f"{error:.1e}"
+
+
+def _ran(timed: Checked | FormatAppend) -> str:
+    timed.poison()
+    timed.run()
+    return "" if timed.finite() else "not finite"
 
 
 def main() -> int:
@@ -84,8 +109,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", nargs="?", type=Path)
     parser.add_argument("--formats", default=",".join(covering()))
+    parser.add_argument("--run-only", action="store_true", help="run every kernel, leave the results to another run")
+    parser.add_argument("--planted", action="store_true", help="write beyond the end of a tensor, and nothing else")
     asked = parser.parse_args()
     device = torch.device("cuda")
+    if asked.planted:
+        numbers = torch.zeros(128, device=device)  # 512 B: a device's memory is given out in such pieces
+        beyond_the_end[(1,)](numbers, numbers.numel())
+        torch.cuda.synchronize()
+        return 0
     pairs = list(kept(asked.formats.split(",")))
     if "CUDA_INJECTION64_PATH" not in os.environ:  # a checker would follow the compilers, too
         tokens = sorted({rows for _, _, rows in DECODED})
@@ -93,12 +125,12 @@ def main() -> int:
         print(*compile_ahead(ahead, device="cuda:0"), sep="\n")
     report = {}
     for name, arrangement in pairs:
-        found = list(wrong_of(name, arrangement, device))
-        report[f"{name} {arrangement}"] = found or ["right"]
-        print(name, arrangement, *(found or ["right"]), sep="  ", flush=True)
+        found = list(wrong_of(name, arrangement, device, run_only=asked.run_only))
+        report[f"{name} {arrangement}"] = found or ["ran" if asked.run_only else "right"]
+        print(name, arrangement, *report[f"{name} {arrangement}"], sep="  ", flush=True)
     if asked.report is not None:
         asked.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(any(found != ["right"] for found in report.values()))
+    return int(any(found not in (["right"], ["ran"]) for found in report.values()))
 
 
 if __name__ == "__main__":

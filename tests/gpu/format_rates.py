@@ -1,7 +1,8 @@
-"""Rates of attention over every cache format on a real GPU: only their probes and their fits, over a known profile.
+"""Rates of every cache format on a real GPU: only their probes and their fits, over a known profile.
 
-Run as `python tests/gpu/format_rates.py [report.json] [--quick] [--into profile.json]`. Roofs are those of `--hw`, so
-that nothing else is measured; `--into` puts the kernels and the rate of instructions into a copy of that profile.
+Those of decode, append, prefill and gathers of records from host memory. Run as
+`python tests/gpu/format_rates.py [report.json] [--quick] [--into profile.json]`. Roofs are those of `--hw`, so that
+nothing else is measured; `--into` puts the kernels and the rate of instructions into a copy of that profile.
 `--again report.json` fits the samples of an earlier run once more and needs no device.
 """
 
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.build import Evidence, checked, instructions_roof
 from calibrate.format_fits import format_rates
+from calibrate.kernel_fits import record_rates
 from calibrate.probes import Machine, ProbeRecord
 from hwprofiles.profile import HardwareProfile, Roof
 from hwprofiles.store import DATA, read_json
@@ -31,6 +33,13 @@ def roofed(raw: dict[str, Any], evidence: Evidence) -> HardwareProfile:
     found = instructions_roof(evidence)
     gpu = replace(profile.gpu, instructions=msgspec.convert(found["instructions"], Roof)) if found else profile.gpu
     return replace(profile, gpu=gpu, kernels={})
+
+
+def rates(evidence: Evidence, bare: HardwareProfile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(kernels, residuals of each fit) of all formats, over a profile without kernels."""
+    kernels, fitted = format_rates(evidence.records, bare, evidence.provenance)
+    gathers, parts = record_rates(evidence.machine, evidence.records, bare, evidence.provenance)
+    return kernels | gathers, fitted | parts
 
 
 def tell(records: dict[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[str, Any]) -> None:
@@ -75,20 +84,24 @@ def main() -> None:
     asked = parser.parse_args()
     raw = read_json(DATA / asked.hw / "profile.json")
     if asked.again is None:
-        from calibrate.probes import formats, instructions  # need torch
+        from calibrate.probes import format_prefill, formats, instructions  # need torch
+        from calibrate.probes import records as of_records
 
-        machine, records = probed((*instructions.PROBES, *formats.PROBES), asked.device, quick=asked.quick)
+        parts = (instructions, formats, format_prefill, of_records)
+        probes = [probe for part in parts for probe in part.PROBES]
+        machine, records = probed(probes, asked.device, quick=asked.quick)
         date = datetime.now(UTC).date().isoformat()
     else:
         earlier = read_json(asked.again)
         machine, date = msgspec.convert(earlier["machine"], Machine), earlier["date"]
         records = msgspec.convert(earlier["probes"], dict[str, ProbeRecord])
     evidence = Evidence(machine=machine, records=records, date=date)
-    kernels, fitted = format_rates(records, roofed(raw, evidence), evidence.provenance)
+    kernels, fitted = rates(evidence, roofed(raw, evidence))
     tell(records, kernels, fitted)
     if asked.report is not None:
-        rates = {"date": evidence.date, "kernels": kernels, "gpu": instructions_roof(evidence), "fitted": fitted}
-        made = reported(machine, records) | rates
+        made = reported(machine, records) | {
+            "date": evidence.date, "kernels": kernels, "gpu": instructions_roof(evidence), "fitted": fitted
+        }  # fmt: skip
         asked.report.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if asked.into is not None:
         raw["gpu"] |= instructions_roof(evidence)

@@ -12,7 +12,7 @@ from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord
 from calibrate.probes.machine import describe
 
 DTYPES = {"torch.float16": "fp16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
-PATIENCE = 2
+PATIENCE = 4
 """Times the estimate that a probe may take before it leaves points out: nothing waits behind these."""
 
 

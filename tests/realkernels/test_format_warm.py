@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from realkernels import format_warm
-from realkernels.format_warm import MERGE, MERGED_SPLITS, Wanted, compile_ahead
+from realkernels.format_warm import MERGED_SPLITS, Wanted, compile_ahead
 
 
 def test_what_cannot_be_compiled_is_told_and_not_raised() -> None:
@@ -35,10 +35,11 @@ def test_each_kernel_is_compiled_once_and_the_merging_one_with_it(monkeypatch: p
 
     monkeypatch.setattr(format_warm.subprocess, "Popen", Process)
     wanted = [Wanted("fp16", "aligned", 1), Wanted("q8_0", "aligned", 4), Wanted("q8_0", "aligned", 4)]
-    assert compile_ahead(wanted, device="cuda:0") == []
+    assert compile_ahead([*wanted, Wanted("kvarn_k4v2_g128", "aligned", 1, "append")], device="cuda:0") == []
     lines = sorted(line for text in given for line in text.splitlines())
-    merged = [f"{MERGE} {dtype} {splits}" for dtype in ("bfloat16", "float16") for splits in MERGED_SPLITS]
-    assert lines == sorted(["fp16 aligned 1", "q8_0 aligned 4", *merged])
+    merged = [f"{dtype} aligned {splits} merge" for dtype in ("bf16", "fp16") for splits in MERGED_SPLITS]
+    kernels = ["fp16 aligned 1 decode", "q8_0 aligned 4 decode", "kvarn_k4v2_g128 aligned 1 append"]
+    assert lines == sorted([*kernels, *merged])
 
 
 def test_a_process_that_ends_without_a_word_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
