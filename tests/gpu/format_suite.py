@@ -1,6 +1,8 @@
 """Attention over every cache format on a real GPU: correct at odd lengths, then one layer's time beside torch's own.
 
 Run as `python tests/gpu/format_suite.py report.json`; it takes about two minutes. 24 query heads, 4 KV heads x 256.
+With `--in-turn` only bf16 and flash attention of torch are timed, a call of each by turns: they are closer than the
+clocks of one minute are to those of the next.
 """
 
 import argparse
@@ -36,6 +38,7 @@ ODD = ((1, 1, 1), (257, 2, 8), (1_000, 3, 1), (4_099, 1, 8), (8, 5, 8))
 
 APPEND_LAYERS = 16
 REPEATS = 20
+WARM_TURNS, TURNS = 3, 30
 BASELINE = "bf16"
 Row = dict[str, Any]
 
@@ -102,6 +105,30 @@ def beside(backend: Any, until: float) -> Iterator[Row]:
             torch.cuda.empty_cache()
 
 
+def in_turn(backend: Any) -> Iterator[Row]:
+    """Attention over bf16 here and in torch (flash), one query token, by turns."""
+    for batch in BATCHES:
+        own = FormatDecode(BASELINE, batch=batch, ctx_tokens=CTX, caches=1, device=backend.device)
+        name, work, nbytes = next(
+            torch_attentions(batch=batch, ctx_tokens=CTX, query_tokens=1, device=backend.device, late=True)
+        )
+        graphs = {BASELINE: backend.capture(own.run), name: backend.capture(work)}
+        own.poison()
+        samples: dict[str, list[float]] = {kernel: [] for kernel in graphs}
+        for _ in range(WARM_TURNS + TURNS):
+            for kernel, graph in graphs.items():
+                samples[kernel] += backend.seconds(graph, repeats=1, warm_up=0)
+        right = own.error() < TOLERANCE
+        for kernel, seconds in samples.items():
+            median = statistics.median(seconds[WARM_TURNS:])
+            yield {
+                "kernel": kernel, "arrangement": "", "batch": batch, "query_tokens": 1, "seconds": median,
+                "bytes": nbytes, "right": right,
+            }  # fmt: skip
+        del own, work, graphs
+        torch.cuda.empty_cache()
+
+
 def appended(backend: Any) -> Iterator[Row]:
     """One token of one layer into every format's cache, of 16 layers in a graph."""
     for name, arrangement in KEPT:
@@ -144,6 +171,7 @@ def tell(report: Row) -> None:
             for row in report["decode"]:
                 if (row["batch"], row["query_tokens"]) == (batch, tokens):
                     print("  " + _line(row))
+    print("\nby turns", *(f"  {row['batch']}: {_line(row)}" for row in report["in_turn"]), sep="\n")
     print(f"\nappend of one token, of a layer ({APPEND_LAYERS} in a graph)")
     for row in report["append"]:
         wrong = "" if row["right"] else "  WRONG"
@@ -165,15 +193,22 @@ def main() -> int:
     """Check, time, print, write; 1 where anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", type=Path)
+    parser.add_argument("--in-turn", action="store_true", help="only bf16 and torch's flash attention, by turns")
     begin = time.monotonic()
-    path = parser.parse_args().report
-    backend = open_backend("cuda")
+    asked = parser.parse_args()
+    path, backend = asked.report, open_backend("cuda")
+    if asked.in_turn:
+        rows = list(in_turn(backend))
+        print(*(f"{row['batch']}: {_line(row)}" for row in rows), sep="\n")
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        return int(not all(row["right"] for row in rows))
     machine = describe(str(backend.device), dtype="bf16")
     wanted = [Wanted(name, arrangement, tokens) for name, arrangement in KEPT for tokens in QUERY_TOKENS]
     failed = compile_ahead(wanted, device=str(backend.device))
     print(f"compiled in {time.monotonic() - begin:.0f} s", *failed, sep="\n")
     checked = [correct(name, arrangement, backend.device) for name, arrangement in KEPT]
     timed, written, rate = list(decoded(backend)), list(appended(backend)), read_rate(backend)
+    turns = list(in_turn(backend))
     timed += beside(backend, begin + ENOUGH_S)  # last: what torch refuses while it is captured may break a stream
     report = {
         "machine": msgspec.to_builtins(machine) | {"device_id": ""},
@@ -181,6 +216,7 @@ def main() -> int:
         "clocks": ", ".join(f"{key} {machine.smi.get(key, '?')}" for key in ("clocks.max.sm", "power.limit")),
         "vram_read_bytes_per_s": rate,
         "correct": checked,
+        "in_turn": turns,
         "decode": with_ratios(timed),
         "append": written,
         "after": describe(str(backend.device), dtype="bf16").smi,
@@ -188,7 +224,7 @@ def main() -> int:
     }
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     tell(report)
-    everything = [*checked, *report["decode"], *report["append"]]
+    everything = [*checked, *turns, *report["decode"], *report["append"]]
     return int(not all(row.get("right", True) for row in everything))
 
 
