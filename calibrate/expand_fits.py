@@ -1,8 +1,9 @@
 """Rates of prefill over quantised caches: unpacking a piece of each format, and attention over what was unpacked.
 
 Unpacking is a latency a piece and a share of the memory's rate over codes read and numbers written. Attention over
-pieces is the same kernel for all formats: a latency a call and a share of the tensor roof at each number of rows, from
-whole chunks of several formats less what unpacking and folding take of them.
+pieces is the same kernel for all formats: a latency a call and a share of the tensor roof, from whole chunks of several
+formats less what unpacking and folding take of them. On a GPU that share goes by how full the waves of its programs
+are, which depends on rows in steps; elsewhere by the rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from calibrate.fits import (
 )
 from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.probe import ProbeRecord, Sample
-from hwprofiles.profile import HardwareProfile, Kernel
+from hwprofiles.profile import WAVE_FILL, HardwareProfile, Kernel
 from twin.case import Case
 from twin.format_ops import Heads, format_case, prefill_ops
 from twin.ops import Op
@@ -51,9 +52,15 @@ def expand_rates(
         if usable and _ops(usable[0])[1].dtype in base.gpu.tensor:
             key, shape = _attended(usable, base, kernels)
             note = "whole chunks of several formats, less unpacking and folding; latency of a piece"
-            kernels[key] = kernel_entry(shape, provenance(usable, shape.spread, note), over="rows")
+            over = WAVE_FILL if _by_waves(base) else "rows"
+            kernels[key] = kernel_entry(shape, provenance(usable, shape.spread, note), over=over)
             fitted[key] = residual_rows(usable, shape)
     return kernels, fitted
+
+
+def _by_waves(base: HardwareProfile) -> bool:
+    """Whether this is a GPU, which is known by its rate of instructions."""
+    return base.gpu.instructions is not None
 
 
 def _samples(records: Mapping[str, ProbeRecord], name: str) -> tuple[Sample, ...]:
@@ -95,7 +102,7 @@ def _unpacked(samples: Sequence[Sample], roofs: Roofs) -> tuple[str, Shape]:
 
 
 def _attended(samples: Sequence[Sample], base: HardwareProfile, kernels: Mapping[str, Any]) -> tuple[str, Shape]:
-    """(key, latency of a call and share of the tensor roof by rows); residuals are of whole chunks."""
+    """(key, latency of a call and share of the tensor roof by fill or rows); residuals are of whole chunks."""
     roofs = Roofs(replace(base, kernels=msgspec.convert(dict(kernels), dict[str, Kernel])))
     chains = [_ops(sample) for sample in samples]
     beside = [roofs.cost(unpack).seconds + roofs.cost(fold).seconds for unpack, _, fold in chains]
@@ -106,10 +113,9 @@ def _attended(samples: Sequence[Sample], base: HardwareProfile, kernels: Mapping
     attends = [attend for _, attend, _ in chains]
     products = [attend.flops * attend.calls / base.gpu.tensor[attend.dtype].rate.value for attend in attends]
     calls = [attend.calls for attend in attends]
-    at = sorted({attend.grain for attend in attends})
-    columns = [
-        [roof if attend.grain == rows else 0.0 for attend, roof in zip(attends, products, strict=True)] for rows in at
-    ]
+    places = [_place(attend, base) for attend in attends]
+    at = sorted(set(places))
+    columns = [[roof if place == one else 0.0 for place, roof in zip(places, products, strict=True)] for one in at]
     most_latency = LATENCY_SHARE * min(seconds / count for seconds, count in zip(left, calls, strict=True))
     together = len(samples) <= len(at)  # then a latency cannot be told from an efficiency
     found = solve(
@@ -118,12 +124,19 @@ def _attended(samples: Sequence[Sample], base: HardwareProfile, kernels: Mapping
         + [1 / LEAST_EFFICIENCY] * len(at), huber=EVERY,
     )  # fmt: skip
     latency, *inverse = found.coefficients
-    by_rows = dict(zip(at, inverse, strict=True))
+    by_place = dict(zip(at, inverse, strict=True))
     residuals = [
-        (other + latency * attend.calls + roof * by_rows[attend.grain]) / sample.median_s - 1
-        for sample, other, attend, roof in zip(samples, beside, attends, products, strict=True)
+        (other + latency * count + roof * by_place[place]) / sample.median_s - 1
+        for sample, other, count, place, roof in zip(samples, beside, calls, places, products, strict=True)
     ]
     efficiency = tuple(1 / value for value in inverse)
     return attends[0].kernel, Shape(
-        latency_s=latency, at=tuple(float(rows) for rows in at), efficiency=efficiency, residuals=tuple(residuals)
+        latency_s=latency, at=tuple(float(place) for place in at), efficiency=efficiency, residuals=tuple(residuals)
     )
+
+
+def _place(attend: Op, base: HardwareProfile) -> float:
+    """Where a call lies on the curve of efficiencies."""
+    if attend.grid is None or not _by_waves(base):
+        return attend.grain
+    return attend.grid.fill(base.gpu.sm_count)

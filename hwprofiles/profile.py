@@ -32,6 +32,12 @@ KERNEL_AXES = {
 }
 """What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
+WAVE_FILL = "wave_fill"
+"""The share of places in a call's waves of programs that hold a program (wave quantisation)."""
+
+OTHER_AXES = {"attend_dense": (WAVE_FILL,)}
+"""What it may depend on instead."""
+
 Allowed = tuple[Unit, float, float]
 """Unit, lowest, highest: wide enough for any machine, narrow enough to catch GB/s written as B/s."""
 
@@ -151,8 +157,9 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if len(key.split("/")) != 3 or not all(key.split("/")):
                 raise ValueError(f"$.kernels.{key}: a kernel is named operation/implementation/format")
             if kernel.efficiency is not None:
-                axis = KERNEL_AXES.get(key.split("/")[0], "tokens")
-                _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", axis)
+                operation = key.split("/")[0]
+                axes = (KERNEL_AXES.get(operation, "tokens"), *OTHER_AXES.get(operation, ()))
+                _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", *axes)
             if kernel.operations is not None:
                 _check_axis(kernel.operations, f"$.kernels.{key}.operations", "program_rows")
                 _check_counts(kernel.operations, f"$.kernels.{key}.operations")
@@ -197,9 +204,9 @@ def _check_peak(rate: Rate, peak: Rate, path: str, allowed: Allowed) -> None:
         raise ValueError(f"{path}: the rate {rate.value:g} is above its datasheet peak {peak.value:g} {peak.unit}")
 
 
-def _check_axis(curve: Curve | Counts, path: str, axis: str) -> None:
-    if curve.over != axis:
-        raise ValueError(f"{path}: 'over' must be {axis!r}, not {curve.over!r}")
+def _check_axis(curve: Curve | Counts, path: str, *axes: str) -> None:
+    if curve.over not in axes:
+        raise ValueError(f"{path}: 'over' must be {' or '.join(repr(axis) for axis in axes)}, not {curve.over!r}")
 
 
 def _check_counts(counts: Counts, path: str) -> None:

@@ -7,12 +7,20 @@ does not.
 
 from twin.case import Case
 from twin.counts import HALF_BYTES
+from twin.cuts import Grid
 from twin.layouts.layout import Pass
+from twin.models.spec import Attention
 from twin.ops import Block, Engine, Op
 from twin.products import ACCUMULATOR_BYTES, append
 
 FULL_BYTES = 4
 """Bytes of an fp32 element."""
+
+FLASH_ROWS, FLASH_ROWS_WIDE, WIDE_HEAD = 128, 64, 128
+"""Query rows of a program of FlashAttention-2, and those of one whose heads are wider than WIDE_HEAD elements."""
+
+FLASH_PER_MULTIPROCESSOR = 2
+"""Its programs that a multiprocessor of compute capability 9.0 holds; fewer fit where shared memory is 100 KiB."""
 
 
 def expands(case: Case) -> bool:
@@ -80,6 +88,7 @@ def expanded_ops(case: Case, chunk: Pass, device: int, *, first: int = 0) -> tup
         vram_bytes=tokens * unpacked / attends,
         dtype=case.operand_dtype,
         grain=chunk.rows,
+        grid=flash_grid(attention, int(chunk.rows)),
         after=(first,),
     )
     fold = Op(
@@ -91,6 +100,12 @@ def expanded_ops(case: Case, chunk: Pass, device: int, *, first: int = 0) -> tup
         after=(first + 1,),
     )
     return unpack, attend, fold
+
+
+def flash_grid(attention: Attention, rows: int) -> Grid:
+    """Programs of flash attention for a sequence's `rows`: some rows of one query head each."""
+    each = FLASH_ROWS_WIDE if attention.head_dim > WIDE_HEAD else FLASH_ROWS
+    return Grid(programs=-(-rows // each) * attention.query_heads, per_multiprocessor=FLASH_PER_MULTIPROCESSOR)
 
 
 def fold_bytes(case: Case, chunk: Pass) -> int:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from twin.cuts import Cut
+from twin.cuts import Cut, Grid
 
 
 class Engine(StrEnum):
@@ -48,6 +48,8 @@ class Op(Struct, frozen=True, kw_only=True, gc=False):
     """The quantity that the kernel's efficiency depends on (tokens in the batch, ...)."""
     cut: Cut | None = None
     """How it is cut into programs, where that is known: what a device is filled with, and what it merges."""
+    grid: Grid | None = None
+    """Programs of a call, where the kernel's efficiency goes by how they fill the waves of a device."""
     after: tuple[int, ...] = ()
     """Ops of the same iteration, by index in the block, that must have ended."""
 

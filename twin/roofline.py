@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from hwprofiles.profile import HardwareProfile, Link
+from hwprofiles.profile import WAVE_FILL, HardwareProfile, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
@@ -216,9 +216,12 @@ class Roofs:
         return _Bound(wall, bound_s, rates, sol_s, floor_s)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
-        if not curve.covers(op.grain):
-            self.extrapolated.add(f"{op.kernel} at {op.grain:g} {curve.over}")
-        return curve(op.grain)
+        at = op.grain
+        if curve.over == WAVE_FILL and op.grid is not None:
+            at = op.grid.fill(self.profile.gpu.sm_count)
+        if not curve.covers(at):
+            self.extrapolated.add(f"{op.kernel} at {at:g} {curve.over}")
+        return curve(at)
 
     def _operations(self, op: Op, counts: Counts, rows: int) -> float:
         if not counts.covers(rows):

@@ -18,8 +18,14 @@ EXPANDED = (512, 32_768, 65_536)
 
 CPU_EXPANDED = (256, 2_048)
 CHUNK_FORMATS = ("bf16", "int8_per_token_head", "kvarn_k4v2_g128", "fp16")
-CHUNKS = ((512, 16_384), (2_048, 65_536), (512, 65_536), (2_048, 16_384))
-"""Rows and the tokens before them."""
+CHUNKS = (
+    (512, 16_384), (2_048, 65_536), (512, 65_536), (2_048, 16_384),
+    (832, 16_384), (192, 32_768), (64, 32_768), (512, 0),
+)  # fmt: skip
+"""Rows and the tokens before them: on 132 multiprocessors 73, 97, 59, 27 and 9 % of the places in waves are filled.
+
+The last is next to nothing but the latency of a call.
+"""
 
 CPU_CHUNKS = ((32, 1_024), (128, 1_024), (128, 2_048))
 

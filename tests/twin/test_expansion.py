@@ -32,6 +32,12 @@ def test_bytes_are_codes_read_numbers_written_and_read_again() -> None:
     assert attend.dtype == "bf16"
 
 
+@pytest.mark.parametrize(("rows", "programs"), [(1, 24), (64, 24), (65, 48), (2_048, 768)])
+def test_programs_of_flash_attention_take_64_rows_of_a_wide_head(rows: int, programs: int) -> None:
+    _, attend, _ = prefill_ops(case_of(), ctx_tokens=PIECE, rows=rows)
+    assert attend.grid == (programs, 2)
+
+
 def test_operations_are_those_of_every_row_and_what_it_sees() -> None:
     past, rows = 2 * PIECE - 100, 512
     _, attend, _ = prefill_ops(case_of(), ctx_tokens=past + rows, rows=rows)

@@ -20,7 +20,7 @@ from tests.worlds import (
     operations,
     rate,
 )
-from twin.cuts import BEGUN_TILES, Cut
+from twin.cuts import BEGUN_TILES, Cut, Grid
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
 from twin.roofline import WALLS, Roofs
@@ -28,7 +28,7 @@ from twin.roofline import WALLS, Roofs
 KEY = LINEAR[0]
 
 
-def op(engine: Engine = Engine.SM, **counts: float | str | Cut) -> Op:
+def op(engine: Engine = Engine.SM, **counts: float | str | Cut | Grid) -> Op:
     return Op(part="x", engine=engine, device=0, **counts)  # type: ignore[arg-type]
 
 
@@ -96,6 +96,18 @@ def test_an_efficiency_is_read_at_the_ops_grain() -> None:
     machine_roofs = roofs(kernels={KEY: own})
     seconds = [machine_roofs.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain)).seconds for grain in (1, 10, 100)]
     assert seconds == pytest.approx([10, 1 / 0.3, 2])
+
+
+def test_an_efficiency_over_waves_is_read_at_how_full_they_are() -> None:
+    """1 multiprocessor of 4 places: 6 programs fill 3 of 4 places of two waves, 8 all of them."""
+    by_waves = kernel(efficiency=curve(over="wave_fill", at=(0.75, 1.0), efficiency=(0.25, 0.5)))
+    machine_of = roofs(kernels={"attend_dense/a/b": by_waves})
+    seconds = [
+        machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grain=512, grid=Grid(programs, 4))).seconds
+        for programs in (6, 8)
+    ]
+    assert seconds == pytest.approx([4, 2])
+    assert not machine_of.extrapolated
 
 
 def test_what_lies_outside_a_curve_is_reported_as_extrapolated() -> None:
