@@ -95,6 +95,6 @@ def _chunk(context: Context, name: str, rows: int, past: int) -> Sample:
 
 
 PROBES = (
-    Probe(name="format_expand", run=expand, quick_s=4.0, full_s=12.0),
-    Probe(name="format_prefill", run=chunks, quick_s=3.0, full_s=9.0),
+    Probe(name="format_expand", run=expand, quick_s=1.5, full_s=4.0),
+    Probe(name="format_prefill", run=chunks, quick_s=4.0, full_s=10.0),
 )

@@ -171,16 +171,16 @@ def decode_name(name: str, arrangement: Arrangement) -> str:
 
 
 def _probes() -> Iterable[Probe]:
-    yield Probe(name="format_kernels", run=compiled, supported=cuda_only, quick_s=15.0, full_s=25.0)
+    yield Probe(name="format_kernels", run=compiled, supported=cuda_only, quick_s=28.0, full_s=45.0)
     for name, arrangement in KEPT:
         yield Probe(
             name=decode_name(name, arrangement),
             run=partial(decode, name=name, arrangement=arrangement),
             supported=partial(_supported, name=name),
-            quick_s=1.5,
-            full_s=5.0,
+            quick_s=1.2,
+            full_s=3.5,
         )
-    yield Probe(name="format_append", run=append, quick_s=2.5, full_s=8.0)
+    yield Probe(name="format_append", run=append, quick_s=3.0, full_s=7.0)
 
 
 PROBES = tuple(_probes())

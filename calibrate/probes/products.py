@@ -95,9 +95,9 @@ def _singles(machine: Machine) -> str:
 
 
 PROBES = (
-    Probe(name="tensor_bf16", run=partial(tensor, dtype="bf16"), quick_s=3, full_s=8),
-    Probe(name="tensor_fp16", run=partial(tensor, dtype="fp16"), quick_s=3, full_s=8),
+    Probe(name="tensor_bf16", run=partial(tensor, dtype="bf16"), quick_s=2, full_s=8),
+    Probe(name="tensor_fp16", run=partial(tensor, dtype="fp16"), quick_s=2, full_s=8),
     Probe(name="tensor_fp32", run=partial(tensor, dtype="fp32"), supported=_singles, quick_s=4, full_s=10),
-    Probe(name="matrix_vector", run=matrix_vector, quick_s=2, full_s=12),
+    Probe(name="matrix_vector", run=matrix_vector, quick_s=1, full_s=6),
     Probe(name="topk", run=topk, quick_s=1, full_s=4),
 )

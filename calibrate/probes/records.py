@@ -63,7 +63,7 @@ def _supported(machine: Machine) -> str:
 
 def _probe(name: str) -> Probe:
     bits = 4 * format_named(name).token_bytes(SHAPE.kv_heads, SHAPE.head_dim) / (SHAPE.kv_heads * SHAPE.head_dim)
-    quick_s, full_s = (2.0, 7.5) if bits > WIDE_BITS else (1.2, 4.0)
+    quick_s, full_s = (4.0, 9.0) if bits > WIDE_BITS else (3.5, 8.0)
     run = partial(gather, name=name)
     return Probe(name=f"gather_host_{name}", run=run, supported=_supported, quick_s=quick_s, full_s=full_s)
 

@@ -10,6 +10,7 @@ from triton.language.extra import libdevice
 from realkernels.append.numbers import INFINITE_32, affine_codes, between, magnitude_bits
 from realkernels.append.packing import store_codes
 from realkernels.append.places import place
+from realkernels.settled import settle
 
 ITERATIONS = tl.constexpr(8)
 LARGEST_HALF = tl.constexpr(65504.0)
@@ -142,3 +143,6 @@ def quantise_tiles(
         else:
             _value(side_values, slot, tile, head, value_data, value_channel_scale, value_scale, value_zero, VALUE_BITS,
                    TILE, DIM, DEVICE)  # fmt: skip
+
+
+settle(globals())

@@ -6,6 +6,8 @@ Whoever launches a kernel that uses these gives `enable_fp_fusion=False`: a prod
 import triton
 import triton.language as tl
 
+from realkernels.settled import settle
+
 NAN_32 = tl.constexpr(0x7FC00000)
 INFINITE_32 = tl.constexpr(0x7F800000)
 """Bits of float32; a magnitude's bits from here on are infinity and NaN."""
@@ -110,3 +112,6 @@ def bfloat16(x, DEVICE: tl.constexpr):
         bits = tl.where(magnitude_bits(x) <= INFINITE_32, bits + 0x7FFF + ((bits >> 16) & 1), NAN_32)
         y = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     return y
+
+
+settle(globals())

@@ -10,6 +10,7 @@ import triton.language as tl
 from realkernels.attend.columns import largest_scores, softmax_set
 from realkernels.attend.nibbles import tiny_code, tiny_unit
 from realkernels.attend.tiles import exp2, log2
+from realkernels.settled import settle
 
 LEAST_HALF: tl.constexpr = tl.constexpr(2.0**-24)
 SCAN: tl.constexpr = tl.constexpr(1024)
@@ -157,3 +158,6 @@ def side_tiles(
                 runnings = after
             tile = tl.min(tl.where((place >= 0) & (number > tile), number, last), axis=0)
     return runnings
+
+
+settle(globals())

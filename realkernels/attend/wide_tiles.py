@@ -10,6 +10,7 @@ import triton.language as tl
 
 from realkernels.attend.tiles import exp2
 from realkernels.attend.word_tiles import GROUPS, INT4, key_number, tile_scales, value_number
+from realkernels.settled import settle
 
 SLACK: tl.constexpr = tl.constexpr(8.0)
 """Scores (base 2) may pass what weights are relative to by this much before everything is rescaled."""
@@ -137,3 +138,6 @@ def wide_step(  # noqa: C901, PLR0912
             added += (tl.dot(v, weights[i], outputs[number][i]),)
         new_outputs += (added,)
     return after, new_outputs
+
+
+settle(globals())

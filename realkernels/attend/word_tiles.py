@@ -15,6 +15,7 @@ from realkernels.attend.columns import (
 )
 from realkernels.attend.nibbles import centred_code, odd_polynomial, packed, scaled_code, tiny_code
 from realkernels.attend.tiles import exp2, log2
+from realkernels.settled import settle
 
 INT4: tl.constexpr = tl.constexpr(0)
 GROUPS: tl.constexpr = tl.constexpr(1)
@@ -196,3 +197,6 @@ def tile_step(  # noqa: C901, PLR0912
             added += (product(v, weights[i], outputs[number][i] * decays[i], AXIS),)
         new_outputs += (added,)
     return new_sums, new_outputs
+
+
+settle(globals())
