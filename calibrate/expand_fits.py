@@ -1,12 +1,13 @@
 """Rates of prefill over quantised caches: unpacking a piece of each format, and attention over what was unpacked.
 
 Unpacking is a latency a piece and a share of the memory's rate over codes read and numbers written. Attention over
-pieces is the same kernel for all formats: a latency a call and a share of the tensor roof, from whole chunks of several
-formats less what unpacking and folding take of them. On a GPU that share goes by how full the waves of its programs
-are, which depends on rows in steps; elsewhere by the rows.
+pieces is the same kernel for all formats, from whole chunks of several formats less what unpacking and folding take of
+them. On a GPU it is a latency a call, a share of the tensor roof in waves of one or of two programs a multiprocessor
+(see `twin/waves.py`), and a share of the memory's rate for partial results; elsewhere a latency and a share by rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import mul
 from typing import Any
 
 import msgspec
@@ -21,13 +22,15 @@ from calibrate.fits import (
     latency_and_efficiency,
     solve,
 )
+from calibrate.format_forms import MERGING
 from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.probe import ProbeRecord, Sample
-from hwprofiles.profile import WAVE_FILL, HardwareProfile, Kernel
+from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel
 from twin.case import Case
 from twin.format_ops import Heads, format_case, prefill_ops
 from twin.ops import Op
 from twin.roofline import Roofs
+from twin.waves import RESIDENT
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 
@@ -50,10 +53,13 @@ def expand_rates(
     for samples in _by(_samples(records, CHUNKS), "operands"):
         usable = [sample for sample in samples if _ops(sample)[0].kernel in kernels]
         if usable and _ops(usable[0])[1].dtype in base.gpu.tensor:
-            key, shape = _attended(usable, base, kernels)
+            key, shape, merging = _attended(usable, base, kernels)
             note = "whole chunks of several formats, less unpacking and folding; latency of a piece"
-            over = WAVE_FILL if _by_waves(base) else "rows"
-            kernels[key] = kernel_entry(shape, provenance(usable, shape.spread, note), over=over)
+            over = RESIDENT_PROGRAMS if _by_waves(base) else "rows"
+            source = provenance(usable, shape.spread, note)
+            kernels[key] = kernel_entry(shape, source, over=over)
+            if merging is not None:
+                kernels[key]["merging"] = {"value": merging, "unit": "1", **source}
             fitted[key] = residual_rows(usable, shape)
     return kernels, fitted
 
@@ -101,8 +107,13 @@ def _unpacked(samples: Sequence[Sample], roofs: Roofs) -> tuple[str, Shape]:
     return ops[0].kernel, shape
 
 
-def _attended(samples: Sequence[Sample], base: HardwareProfile, kernels: Mapping[str, Any]) -> tuple[str, Shape]:
-    """(key, latency of a call and share of the tensor roof by fill or rows); residuals are of whole chunks."""
+def _attended(
+    samples: Sequence[Sample], base: HardwareProfile, kernels: Mapping[str, Any]
+) -> tuple[str, Shape, float | None]:
+    """(key, latency of a call and shares of the tensor roof, share of the memory's rate for partial results).
+
+    Residuals are of whole chunks.
+    """
     roofs = Roofs(replace(base, kernels=msgspec.convert(dict(kernels), dict[str, Kernel])))
     chains = [_ops(sample) for sample in samples]
     beside = [roofs.cost(unpack).seconds + roofs.cost(fold).seconds for unpack, _, fold in chains]
@@ -111,32 +122,56 @@ def _attended(samples: Sequence[Sample], base: HardwareProfile, kernels: Mapping
         for sample, other in zip(samples, beside, strict=True)
     ]
     attends = [attend for _, attend, _ in chains]
-    products = [attend.flops * attend.calls / base.gpu.tensor[attend.dtype].rate.value for attend in attends]
     calls = [attend.calls for attend in attends]
-    places = [_place(attend, base) for attend in attends]
-    at = sorted(set(places))
-    columns = [[roof if place == one else 0.0 for place, roof in zip(places, products, strict=True)] for one in at]
+    shares, merged = _in_waves(attends, base) if _by_waves(base) else (_by_rows(attends, base), [])
     most_latency = LATENCY_SHARE * min(seconds / count for seconds, count in zip(left, calls, strict=True))
-    together = len(samples) <= len(at)  # then a latency cannot be told from an efficiency
+    together = len(samples) <= len(shares)  # then a latency cannot be told from an efficiency
+    merges = [merged] if any(merged) else []
+    columns = [calls, *shares.values(), *merges]
     found = solve(
-        [calls, *columns], left, least=[LEAST_LATENCY_S, *[1.0] * len(at)],
+        columns, left,
+        least=[LEAST_LATENCY_S, *[1.0] * len(shares), *[1 / MERGING[1]] * len(merges)],
         most=[2 * LEAST_LATENCY_S if together else max(2 * LEAST_LATENCY_S, most_latency)]
-        + [1 / LEAST_EFFICIENCY] * len(at), huber=EVERY,
+        + [1 / LEAST_EFFICIENCY] * len(shares) + [1 / MERGING[0]] * len(merges), huber=EVERY,
     )  # fmt: skip
-    latency, *inverse = found.coefficients
-    by_place = dict(zip(at, inverse, strict=True))
-    residuals = [
-        (other + latency * count + roof * by_place[place]) / sample.median_s - 1
-        for sample, other, count, place, roof in zip(samples, beside, calls, places, products, strict=True)
-    ]
-    efficiency = tuple(1 / value for value in inverse)
-    return attends[0].kernel, Shape(
-        latency_s=latency, at=tuple(float(place) for place in at), efficiency=efficiency, residuals=tuple(residuals)
+    latency_s, *inverse = found.coefficients
+    fitted = [sum(map(mul, found.coefficients, terms)) for terms in zip(*columns, strict=True)]
+    shape = Shape(
+        latency_s=latency_s,
+        at=tuple(float(place) for place in shares),
+        efficiency=tuple(1 / value for value in inverse[: len(shares)]),
+        residuals=tuple(
+            (other + seconds) / sample.median_s - 1
+            for sample, other, seconds in zip(samples, beside, fitted, strict=True)
+        ),
     )
+    return attends[0].kernel, shape, 1 / inverse[-1] if merges else None
 
 
-def _place(attend: Op, base: HardwareProfile) -> float:
-    """Where a call lies on the curve of efficiencies."""
-    if attend.grid is None or not _by_waves(base):
-        return attend.grain
-    return attend.grid.fill(base.gpu.sm_count)
+def _by_rows(attends: Sequence[Op], base: HardwareProfile) -> dict[float, list[float]]:
+    """By number of rows: seconds at the whole tensor roof, of calls with other rows 0."""
+    return {
+        rows: [_products_s(attend, base) if attend.grain == rows else 0.0 for attend in attends]
+        for rows in sorted({attend.grain for attend in attends})
+    }
+
+
+def _in_waves(attends: Sequence[Op], base: HardwareProfile) -> tuple[dict[float, list[float]], list[float]]:
+    """(seconds in waves of 1 and of RESIDENT programs a multiprocessor at the whole roof, those of partial results)."""
+    multiprocessors = base.gpu.sm_count
+    alone, full, merged = [], [], []
+    for attend in attends:
+        if attend.grid is None:
+            raise ValueError(f"{attend.kernel}: a call that says nothing of its programs")
+        waves = attend.grid.on(multiprocessors)
+        of_one_s = _products_s(attend, base) * multiprocessors / waves.programs
+        alone.append(of_one_s * waves.alone)
+        full.append(of_one_s * waves.full * RESIDENT)
+        merged.append(attend.calls * waves.merged_bytes / base.gpu.vram_read.rate.value)
+    columns = {1.0: alone, float(RESIDENT): full}
+    return {held: column for held, column in columns.items() if any(column)}, merged
+
+
+def _products_s(attend: Op, base: HardwareProfile) -> float:
+    """Of all calls, at the measured peak of the tensor cores."""
+    return attend.flops * attend.calls / base.gpu.tensor[attend.dtype].rate.value

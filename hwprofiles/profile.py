@@ -32,10 +32,10 @@ KERNEL_AXES = {
 }
 """What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
-WAVE_FILL = "wave_fill"
-"""The share of places in a call's waves of programs that hold a program (wave quantisation)."""
+RESIDENT_PROGRAMS = "resident_programs"
+"""Programs that a multiprocessor holds at a time, in each wave of a call's programs (wave quantisation)."""
 
-OTHER_AXES = {"attend_dense": (WAVE_FILL,)}
+OTHER_AXES = {"attend_dense": (RESIDENT_PROGRAMS,)}
 """What it may depend on instead."""
 
 Allowed = tuple[Unit, float, float]

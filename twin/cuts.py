@@ -63,19 +63,6 @@ def tile_tokens(program: Program, *, head_dim: int) -> int:
     return max(LEAST_TILE, min(program.tile * FULL_HEAD // head_dim, MOST_TILE))
 
 
-class Grid(NamedTuple):
-    """Programs of one call that take the same time each: they fill a device wave by wave."""
-
-    programs: int
-    per_multiprocessor: int
-    """Programs that a multiprocessor holds at a time."""
-
-    def fill(self, multiprocessors: int) -> float:
-        """Share of the places of all waves that hold a program: 1 where the last wave is as full as the others."""
-        places = multiprocessors * self.per_multiprocessor
-        return self.programs / (-(-self.programs // places) * places)
-
-
 class Share(NamedTuple):
     """A cut on a device."""
 

@@ -7,11 +7,11 @@ does not.
 
 from twin.case import Case
 from twin.counts import HALF_BYTES
-from twin.cuts import Grid
 from twin.layouts.layout import Pass
 from twin.models.spec import Attention
 from twin.ops import Block, Engine, Op
 from twin.products import ACCUMULATOR_BYTES, append
+from twin.waves import Grid
 
 FULL_BYTES = 4
 """Bytes of an fp32 element."""
@@ -19,8 +19,8 @@ FULL_BYTES = 4
 FLASH_ROWS, FLASH_ROWS_WIDE, WIDE_HEAD = 128, 64, 128
 """Query rows of a program of FlashAttention-2, and those of one whose heads are wider than WIDE_HEAD elements."""
 
-FLASH_PER_MULTIPROCESSOR = 2
-"""Its programs that a multiprocessor of compute capability 9.0 holds; fewer fit where shared memory is 100 KiB."""
+FLASH_TILE, FLASH_TILE_WIDE = 128, 64
+"""Keys of a tile, likewise."""
 
 
 def expands(case: Case) -> bool:
@@ -88,7 +88,7 @@ def expanded_ops(case: Case, chunk: Pass, device: int, *, first: int = 0) -> tup
         vram_bytes=tokens * unpacked / attends,
         dtype=case.operand_dtype,
         grain=chunk.rows,
-        grid=flash_grid(attention, int(chunk.rows)),
+        grid=flash_grid(attention, rows=int(chunk.rows), tokens=int(unpack.grain)),
         after=(first,),
     )
     fold = Op(
@@ -102,10 +102,15 @@ def expanded_ops(case: Case, chunk: Pass, device: int, *, first: int = 0) -> tup
     return unpack, attend, fold
 
 
-def flash_grid(attention: Attention, rows: int) -> Grid:
-    """Programs of flash attention for a sequence's `rows`: some rows of one query head each."""
-    each = FLASH_ROWS_WIDE if attention.head_dim > WIDE_HEAD else FLASH_ROWS
-    return Grid(programs=-(-rows // each) * attention.query_heads, per_multiprocessor=FLASH_PER_MULTIPROCESSOR)
+def flash_grid(attention: Attention, *, rows: int, tokens: int) -> Grid:
+    """Programs of flash attention for a sequence's `rows` over `tokens` keys: some rows of one query head each."""
+    wide = attention.head_dim > WIDE_HEAD
+    blocks = -(-rows // (FLASH_ROWS_WIDE if wide else FLASH_ROWS))
+    return Grid(
+        programs=blocks * attention.query_heads,
+        tiles=-(-tokens // (FLASH_TILE_WIDE if wide else FLASH_TILE)),
+        partial_bytes=rows * attention.query_heads * (attention.head_dim + 1) * ACCUMULATOR_BYTES,
+    )
 
 
 def fold_bytes(case: Case, chunk: Pass) -> int:

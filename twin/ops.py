@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from twin.cuts import Cut, Grid
+from twin.cuts import Cut
+from twin.waves import Grid
 
 
 class Engine(StrEnum):
@@ -49,7 +50,7 @@ class Op(Struct, frozen=True, kw_only=True, gc=False):
     cut: Cut | None = None
     """How it is cut into programs, where that is known: what a device is filled with, and what it merges."""
     grid: Grid | None = None
-    """Programs of a call, where the kernel's efficiency goes by how they fill the waves of a device."""
+    """Programs of a call, where the kernel's efficiency goes by how they fill a device in waves."""
     after: tuple[int, ...] = ()
     """Ops of the same iteration, by index in the block, that must have ended."""
 

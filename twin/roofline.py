@@ -2,10 +2,11 @@
 
 from typing import NamedTuple
 
-from hwprofiles.profile import WAVE_FILL, HardwareProfile, Link
+from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
+from twin.waves import RESIDENT, Grid
 
 WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (H2D)", "d2h": "host link (D2H)"}
 WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
@@ -166,6 +167,8 @@ class Roofs:
         if bound_s and (wall == "tensor" or not kernel.of_products):
             rates += kernel.efficiency_rates
         latency_s = kernel.latency_s
+        if op.grid is not None and kernel.merging:
+            latency_s += op.grid.on(self.profile.gpu.sm_count).merged_bytes / (self._vram[0] * kernel.merging)
         if op.cut is not None and (kernel.operations is not None or kernel.merging):
             share = op.cut.on(self.profile.gpu.sm_count)
             if kernel.merging:
@@ -216,12 +219,22 @@ class Roofs:
         return _Bound(wall, bound_s, rates, sol_s, floor_s)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
-        at = op.grain
-        if curve.over == WAVE_FILL and op.grid is not None:
-            at = op.grid.fill(self.profile.gpu.sm_count)
+        if curve.over == RESIDENT_PROGRAMS and op.grid is not None:
+            return self._in_waves(op.kernel, op.grid, curve)
+        return self._read(op.kernel, curve, op.grain)
+
+    def _read(self, key: str, curve: Curve, at: float) -> float:
         if not curve.covers(at):
-            self.extrapolated.add(f"{op.kernel} at {at:g} {curve.over}")
+            self.extrapolated.add(f"{key} at {at:g} {curve.over}")
         return curve(at)
+
+    def _in_waves(self, key: str, grid: Grid, curve: Curve) -> float:
+        """Of the whole device: each wave lasts as long as the programs of its fullest multiprocessor."""
+        multiprocessors = self.profile.gpu.sm_count
+        waves = grid.on(multiprocessors)
+        lasting = waves.full * RESIDENT / self._read(key, curve, RESIDENT) if waves.full else 0.0
+        lasting += waves.alone / self._read(key, curve, 1) if waves.alone else 0.0
+        return waves.programs / multiprocessors / lasting
 
     def _operations(self, op: Op, counts: Counts, rows: int) -> float:
         if not counts.covers(rows):

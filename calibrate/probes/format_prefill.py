@@ -11,21 +11,27 @@ from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check
 from realkernels.format_pool import NoKernel
 from realkernels.format_prefill import FormatPrefill
 from realkernels.formats import Arrangement
+from twin.expansion import FLASH_ROWS_WIDE
 from twin.formats import kv_format
+from twin.waves import Grid
 
 EXPANDED = (512, 32_768, 65_536)
 """Tokens: one small piece, whose time is a launch, and many whole ones, more than a device's L2 holds."""
 
 CPU_EXPANDED = (256, 2_048)
 CHUNK_FORMATS = ("bf16", "int8_per_token_head", "kvarn_k4v2_g128", "fp16")
-CHUNKS = (
-    (512, 16_384), (2_048, 65_536), (512, 65_536), (2_048, 16_384),
-    (832, 16_384), (192, 32_768), (64, 32_768), (512, 0),
-)  # fmt: skip
-"""Rows and the tokens before them: on 132 multiprocessors 73, 97, 59, 27 and 9 % of the places in waves are filled.
+QUICK_CHUNKS = ((512, 16_384), (2_048, 16_384), (64, 32_768))
+"""Rows and the tokens before them; few rows are divided over keys, 2,048 are not."""
 
-The last is next to nothing but the latency of a call.
-"""
+CHUNKS = (*QUICK_CHUNKS, (2_048, 65_536), (512, 65_536), (192, 32_768), (512, 0))
+ALONE_PAST = 16_384
+"""Tokens before the rows whose last programs have a multiprocessor each."""
+
+ALONE_AFTER = 2
+"""Full waves before them, at the least."""
+
+MOST_BLOCKS = 64
+"""Of FLASH_ROWS_WIDE rows that are tried."""
 
 CPU_CHUNKS = ((32, 1_024), (128, 1_024), (128, 2_048))
 
@@ -64,12 +70,29 @@ def _expanded(context: Context, name: str, arrangement: Arrangement) -> list[Sam
 def chunks(context: Context) -> list[Sample]:
     """Whole chunks of one layer, rotations included, over formats that unpack at different costs."""
     names = [name for name in CHUNK_FORMATS if name in FORMATS and not _supported(context.machine, name=name)]
-    sizes = CHUNKS if context.cuda else CPU_CHUNKS
-    points = [(name, *size) for name in names for size in (sizes[:2] if context.quick else sizes)]
+    points = [(name, *size) for name in names for size in _sizes(context)]
     try:
         return [_chunk(context, *point) for point in context.points(points) if _fits(context, *point)]
     except NoKernel as missing:
         raise CannotRun(str(missing)) from None
+
+
+def _sizes(context: Context) -> tuple[tuple[int, int], ...]:
+    """(rows, tokens before them)."""
+    if not context.cuda:
+        return context.pick(CPU_CHUNKS[:2], CPU_CHUNKS)
+    rows = rows_with_some_alone(context.machine.sm_count, query_heads=shape_of(context).query_heads)
+    sizes = context.pick(QUICK_CHUNKS, CHUNKS)
+    return (*sizes, (rows, ALONE_PAST)) if rows else sizes
+
+
+def rows_with_some_alone(multiprocessors: int, *, query_heads: int) -> int:
+    """The fewest rows that leave a last wave at most a program a multiprocessor, after full waves; 0 if none do."""
+    for blocks in range(1, MOST_BLOCKS):
+        waves = Grid(programs=blocks * query_heads).on(multiprocessors)
+        if waves.full >= ALONE_AFTER and waves.alone:
+            return blocks * FLASH_ROWS_WIDE
+    return 0
 
 
 def _fits(context: Context, name: str, rows: int, past: int) -> bool:

@@ -16,11 +16,12 @@ from twin.format_ops import Heads, format_case, prefill_ops
 from twin.roofline import Roofs
 
 EXPAND_S, READS = 3e-6, 0.8
-ATTEND_S, PRODUCTS = 20e-6, {0.78: 0.4, 0.96: 0.5}
-"""Share of the tensor roof by how full waves are: 832 rows are 312 programs on 2 x 200 places, 512 are 192 on 200."""
+ATTEND_S, PRODUCTS, MERGING = 20e-6, {1: 0.25, 2: 0.5}, 0.6
+"""Latency; share of the tensor roof with one and with two programs a multiprocessor; of the memory's for partials."""
 
 NAMES = ("bf16", "int4_per_token_head")
-CHUNKS = ((512, 16_384), (832, 65_536), (512, 65_536), (832, 16_384))
+CHUNKS = ((512, 16_384), (576, 65_536), (64, 65_536), (512, 65_536))
+"""Of 200 places 512 rows fill nearly all; 576 are 216 programs, 16 of them alone; 64 are 24, divided over keys."""
 
 
 def at(name: str, **sizes: int) -> dict[str, Any]:
@@ -35,8 +36,14 @@ def expand_s(name: str, ctx: int) -> float:
 def chunk_s(name: str, rows: int, ctx: int) -> float:
     _, attend, fold = prefill_ops(format_case(name), ctx_tokens=ctx, rows=rows)
     assert attend.grid is not None
-    share = PRODUCTS[attend.grid.fill(worlds.machine().sm_count)]
-    products = attend.calls * (ATTEND_S + attend.flops / worlds.TENSOR / share)
+    count = worlds.machine().sm_count
+    waves = attend.grid.on(count)
+    one_s = attend.flops / waves.programs / (worlds.TENSOR / count)
+    products = attend.calls * (
+        ATTEND_S
+        + one_s * (2 * waves.full / PRODUCTS[2] + waves.alone / PRODUCTS[1])
+        + waves.merged_bytes / (worlds.VRAM * MERGING)
+    )
     return expand_s(name, ctx) + products + fold.calls * fold.vram_bytes / worlds.VRAM
 
 
@@ -84,13 +91,16 @@ def test_attention_over_pieces_is_what_unpacking_and_folding_leave(toy: tuple[Ha
     assert kernel.latency is not None
     assert kernel.efficiency is not None
     assert kernel.latency.value == pytest.approx(ATTEND_S, rel=0.1)
-    assert kernel.efficiency.over == "wave_fill"
-    for fill, share in PRODUCTS.items():
-        assert kernel.efficiency(fill) == pytest.approx(share, rel=0.02)
+    assert kernel.efficiency.over == "resident_programs"
+    assert kernel.efficiency.at == tuple(PRODUCTS)
+    for held, share in PRODUCTS.items():
+        assert kernel.efficiency(held) == pytest.approx(share, rel=0.02)
+    assert kernel.merging is not None
+    assert kernel.merging.value == pytest.approx(MERGING, rel=0.1)
     assert all(abs(row["residual"]) < 0.01 for row in toy[1]["fitted"]["attend_dense/twin/bf16"])
 
 
-@pytest.mark.parametrize(("rows", "ctx"), [(512, 100_000), (832, 50_000), (2_048, 30_001)])
+@pytest.mark.parametrize(("rows", "ctx"), [(512, 100_000), (576, 50_000), (832, 50_000), (96, 90_000), (2_048, 30_001)])
 def test_a_chunk_that_was_not_measured_is_predicted(
     toy: tuple[HardwareProfile, dict[str, Any]], rows: int, ctx: int
 ) -> None:
@@ -106,7 +116,7 @@ def test_where_there_are_no_waves_attention_goes_by_rows() -> None:
     profile, _ = build(machine=worlds.machine(), records=records, name="toy", date="2026-11-29")
     kernel = checked(profile).kernels["attend_dense/twin/bf16"]
     assert kernel.efficiency is not None
-    assert (kernel.efficiency.over, kernel.efficiency.at) == ("rows", (512, 832))
+    assert (kernel.efficiency.over, kernel.efficiency.at) == ("rows", (64, 512, 576))
 
 
 def test_without_a_second_size_of_rows_all_of_attention_is_efficiency() -> None:
@@ -145,8 +155,8 @@ def test_the_grid_has_every_format_and_no_size_that_is_calibrated(device: str) -
     assert len({case.id for case in whole}) == len(whole)
     assert {case.format for case in quick} == {case.format for case in whole}
     for case in whole:
-        assert case.rows not in {512, 2_048}
-        assert case.ctx_tokens - case.rows not in {16_384, 65_536}
+        assert case.rows not in {64, 192, 512, 1_472, 2_048}
+        assert case.ctx_tokens - case.rows not in {0, 16_384, 32_768, 65_536}
 
 
 def test_a_profile_of_before_chunks_were_calibrated_says_what_it_lacks(

@@ -47,3 +47,13 @@ def test_a_case_of_a_chunk_is_measured() -> None:
     (found,) = measure_formats([case], CpuBackend(folder=".", threads=1))
     assert isinstance(found, Measurement)
     assert found.error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "heads", "rows"), [(132, 24, 23 * 64), (108, 24, 19 * 64), (82, 24, 14 * 64), (12, 24, 0)]
+)
+def test_some_rows_leave_programs_alone_after_two_waves(multiprocessors: int, heads: int, rows: int) -> None:
+    """Of 132: 22 blocks are two waves of 264, the 23rd has a multiprocessor for each of its 24. 24 fill 12 always."""
+    from calibrate.probes.format_prefill import rows_with_some_alone
+
+    assert rows_with_some_alone(multiprocessors, query_heads=heads) == rows

@@ -82,7 +82,7 @@ WRONG: list[tuple[str, Edit, str]] = [
     (
         "kernel axes",
         put(msgspec.to_builtins(kernel(efficiency=curve(over="tokens"))), "kernels", "attend_dense/a/b"),
-        r"\$\.kernels\.attend_dense/a/b\.efficiency: 'over' must be 'rows' or 'wave_fill', not 'tokens'",
+        r"\$\.kernels\.attend_dense/a/b\.efficiency: 'over' must be 'rows' or 'resident_programs', not 'tokens'",
     ),
     ("unknown key", put(1, "gpu", "colour"), r"unknown field `colour` - at `\$\.gpu`"),
     ("unknown key of a link", put(1, "gpu", "h2d", "lanes"), r"unknown field `lanes` - at `\$\.gpu\.h2d`"),

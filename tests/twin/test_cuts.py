@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.cuts import BEGUN_TILES, Cut, Grid, Plan, Program, even_splits, tile_tokens
+from twin.cuts import BEGUN_TILES, Cut, Plan, Program, even_splits, tile_tokens
 
 ONE, TWO, THREE = (Program(64, 16, sets, 2) for sets in (1, 2, 3))
 PLAN = Plan(programs=(ONE, TWO, THREE))
@@ -67,11 +67,3 @@ def test_programs_do_at_least_the_work_that_there_is(pairs: int, tiles: int, mul
 
 def test_the_number_of_multiprocessors_changes_the_cut() -> None:
     assert even_splits(pairs=4, tiles=2048, slots=264) != even_splits(pairs=4, tiles=2048, slots=164)
-
-
-@pytest.mark.parametrize(
-    ("programs", "fill"), [(1, 1 / 8), (8, 1.0), (9, 9 / 16), (16, 1.0), (17, 17 / 24), (8000, 1.0)]
-)
-def test_waves_are_as_full_as_their_places(programs: int, fill: float) -> None:
-    """4 multiprocessors of 2 places."""
-    assert Grid(programs=programs, per_multiprocessor=2).fill(4) == fill

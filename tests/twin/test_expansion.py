@@ -34,8 +34,14 @@ def test_bytes_are_codes_read_numbers_written_and_read_again() -> None:
 
 @pytest.mark.parametrize(("rows", "programs"), [(1, 24), (64, 24), (65, 48), (2_048, 768)])
 def test_programs_of_flash_attention_take_64_rows_of_a_wide_head(rows: int, programs: int) -> None:
-    _, attend, _ = prefill_ops(case_of(), ctx_tokens=PIECE, rows=rows)
-    assert attend.grid == (programs, 2)
+    _, attend, _ = prefill_ops(case_of(), ctx_tokens=2 * PIECE, rows=rows)
+    assert attend.grid == (programs, PIECE // 64, rows * 24 * 257 * 4)
+
+
+def test_narrower_heads_have_larger_tiles() -> None:
+    heads = Heads(query_heads=8, kv_heads=2, head_dim=128)
+    _, attend, _ = prefill_ops(format_case("q8_0", heads=heads), ctx_tokens=1_000, rows=129)
+    assert attend.grid == (2 * 8, 8, 129 * 8 * 129 * 4)
 
 
 def test_operations_are_those_of_every_row_and_what_it_sees() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hwprofiles.profile import Roof
+from hwprofiles.rates import Rate
 from tests.worlds import (
     KERNELS,
     LATENCY_S,
@@ -20,10 +21,11 @@ from tests.worlds import (
     operations,
     rate,
 )
-from twin.cuts import BEGUN_TILES, Cut, Grid
+from twin.cuts import BEGUN_TILES, Cut
 from twin.errors import MissingRate
 from twin.ops import Engine, Op
 from twin.roofline import WALLS, Roofs
+from twin.waves import Grid
 
 KEY = LINEAR[0]
 
@@ -98,16 +100,30 @@ def test_an_efficiency_is_read_at_the_ops_grain() -> None:
     assert seconds == pytest.approx([10, 1 / 0.3, 2])
 
 
-def test_an_efficiency_over_waves_is_read_at_how_full_they_are() -> None:
-    """1 multiprocessor of 4 places: 6 programs fill 3 of 4 places of two waves, 8 all of them."""
-    by_waves = kernel(efficiency=curve(over="wave_fill", at=(0.75, 1.0), efficiency=(0.25, 0.5)))
-    machine_of = roofs(kernels={"attend_dense/a/b": by_waves})
-    seconds = [
-        machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grain=512, grid=Grid(programs, 4))).seconds
-        for programs in (6, 8)
-    ]
-    assert seconds == pytest.approx([4, 2])
+def in_waves(held: tuple[float, ...], efficiency: tuple[float, ...], **rates: Rate) -> Roofs:
+    by_waves = kernel(efficiency=curve(over="resident_programs", at=held, efficiency=efficiency))
+    return roofs(kernels={"attend_dense/a/b": replace(by_waves, **rates)})
+
+
+@pytest.mark.parametrize(("programs", "seconds"), [(2, 1 / 0.5), (4, 1 / 0.5), (3, (2 / 0.5 + 1 / 0.25) / 3)])
+def test_waves_last_as_long_as_what_their_multiprocessors_hold(programs: int, seconds: float) -> None:
+    """1 multiprocessor of 2 places: of 3 programs the last is alone, with half of what two at a time reach."""
+    machine_of = in_waves((1, 2), (0.25, 0.5))
+    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grain=512, grid=Grid(programs)))
+    assert cost.seconds == pytest.approx(seconds)
     assert not machine_of.extrapolated
+
+
+def test_where_only_full_waves_were_calibrated_a_program_alone_is_as_efficient() -> None:
+    cost = in_waves((2,), (0.5,)).cost(op(kernel="attend_dense/a/b", flops=1e12, grid=Grid(3)))
+    assert cost.seconds == pytest.approx(2)
+
+
+def test_partial_results_of_divided_programs_are_latency() -> None:
+    """1 program over 2 tiles takes both places; 1 GB of each split's results is written and read at half the rate."""
+    machine_of = in_waves((1, 2), (0.25, 0.5), merging=rate(0.5, "1"))
+    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grid=Grid(1, 2, partial_bytes=10**9)))
+    assert (cost.latency_s, cost.bound_s) == (pytest.approx(2 * 2 / 0.5), pytest.approx(2))
 
 
 def test_what_lies_outside_a_curve_is_reported_as_extrapolated() -> None:
