@@ -59,6 +59,8 @@ def _kind(row: MeasuredRow, profile: HardwareProfile) -> str:
     if profile.gpu.compute_capability == CPU_CAPABILITY:
         return "cpu"
     if row.group == "formats":
+        if row.case.metric != "decode_format":
+            return "cuda"
         return "open_tile" if row.case.ctx_tokens % kv_format(row.case.format).tile_tokens else "format"
     if row.group != "grid":
         return "long_curve"
