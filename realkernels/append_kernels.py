@@ -6,7 +6,7 @@ one: what is read then differs by about 1 % of its norm. Its sidecar is the same
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import sqrt
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import triton
 
 from realkernels.append.groups import append_groups
-from realkernels.append.kvarn_aside import write_aside
+from realkernels.append.kvarn_aside import move_aside, rotate_rows, write_aside
 from realkernels.append.kvarn_places import place_tokens
 from realkernels.append.kvarn_tile import quantise_tiles
 from realkernels.append.per_token_head import append_per_token_head
@@ -151,37 +151,39 @@ def _turboquant(fmt: Format, planes: Planes, index: torch.Tensor, keys: torch.Te
 
 
 def _kvarn(fmt: KVarN, planes: Planes, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Run by run of a tile's tokens, as the reference: tiles that a run completes make room for the next."""
-    for first in range(0, index.numel(), fmt.tile_tokens):
-        run = slice(first, first + fmt.tile_tokens)
-        _kvarn_run(fmt, planes, index[run], keys[run], values[run])
-
-
-def _kvarn_run(fmt: KVarN, planes: Planes, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Three launches for up to a tile's tokens, four for any number: all tiles are quantised together."""
     side, views, count, dim = planes.sidecar, fmt.views(planes), index.numel(), planes.head_dim
     key_bits, value_bits, tile = kvarn.SIZES[fmt.name]
-    sides = side["tile_of_side"].numel()
-    most = min(count, sides)
-    slot_of_token = torch.empty(count, dtype=torch.int32, device=planes.device)
-    done = torch.empty(most, 2, dtype=torch.int32, device=planes.device)
-    device = planes.device.type != "cpu"
+    sides, several = side["tile_of_side"].numel(), count > tile
+    most = min(count, sides + count // tile)  # tiles that an append completes: those begun before, and whole ones
+    integers = partial(torch.empty, dtype=torch.int32, device=planes.device)
+    slot_of_token, done = integers(count), integers(most, 2)
+    last, source = (integers(sides, tile), integers(most, tile)) if several else (done, done)
+    present = side["present"].view(torch.uint8)
     place_tokens[(1,)](
-        index, side["side_of_tile"], side["tile_of_side"], side["present"].view(torch.uint8),
-        side["sink"].view(torch.uint8), slot_of_token, done, count, sides, most, TILE=tile,
-        SIDES=triton.next_power_of_2(sides), BLOCK=triton.next_power_of_2(count),
-        num_warps=1 if count <= 8 else 8,
+        index, side["side_of_tile"], side["tile_of_side"], present, present.view(torch.int64),
+        side["sink"].view(torch.uint8), slot_of_token, done, last, source, count, sides, most, TILE=tile,
+        SIDES=triton.next_power_of_2(sides), BLOCK=min(tile, triton.next_power_of_2(count)), SEVERAL=several,
+        num_warps=1 if count <= 8 else 8, num_stages=1,
     )  # fmt: skip
     block = _block(count, planes.device)
-    options = {"num_warps": max(1, min(8, block * dim // 512)), "enable_fp_fusion": False}
-    pools = [part(views[name]) for name in ("side_keys", "side_values")]
-    write_aside[_grid(planes, count, block)](
-        rows(keys), rows(values), index, slot_of_token, *pools, 1 / sqrt(dim), count, TILE=tile, DIM=dim, BLOCK=block,
-        **options,
-    )  # fmt: skip
+    options = {"DIM": dim, "BLOCK": block, "num_warps": max(1, min(8, block * dim // 512)), "enable_fp_fusion": False}
+    grid, pools = _grid(planes, count, block), [part(views[name]) for name in ("side_keys", "side_values")]
+    halves = partial(torch.empty, keys.shape, dtype=torch.float16, device=planes.device)
+    new = [rows(halves() if several else side[name][0]) for name in ("side_keys", "side_values")]
+    if several:
+        rotate_rows[grid](rows(keys), rows(values), *new, 1 / sqrt(dim), count, **options)
+    else:
+        write_aside[grid](
+            rows(keys), rows(values), index, slot_of_token, *pools, 1 / sqrt(dim), count, TILE=tile, **options
+        )
     names = ("key_data", "key_scale", "key_zero", "key_token_scale", "value_data", "value_channel_scale", "value_scale",
              "value_zero")  # fmt: skip
     parts = [(views[name], *views[name].stride()[:2]) for name in names]
     quantise_tiles[(most, planes.kv_heads, 2)](
-        done, *pools, *parts, KEY_BITS=key_bits, VALUE_BITS=value_bits, TILE=tile, DIM=dim, DEVICE=device,
-        num_warps=max(1, min(16, tile * dim // 2048)), enable_fp_fusion=False,
+        done, source, *pools, *new, *parts, KEY_BITS=key_bits, VALUE_BITS=value_bits, TILE=tile, DIM=dim,
+        FRESH=several, DEVICE=planes.device.type != "cpu", num_warps=max(1, min(16, tile * dim // 2048)),
+        enable_fp_fusion=False,
     )  # fmt: skip
+    if several:
+        move_aside[grid](*new, index, slot_of_token, last, *pools, count, TILE=tile, **options)

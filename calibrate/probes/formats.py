@@ -29,8 +29,11 @@ FORMATS = (*UNQUANTISED, *QUANTISED)
 TOLERANCE = 2e-2
 """Relative error of an output in half precision against float64 that is still called right."""
 
-APPEND_LAYERS = {1: 8, 512: 2}
+APPEND_LAYERS = {1: 8, 512: 2, 4096: 2}
 """Layers that take so many tokens each."""
+
+CPU_APPENDED = 512
+"""Tokens at the most where torch appends them."""
 
 SHARE = 0.8
 """Of the free memory that the caches of a point may take."""
@@ -147,7 +150,11 @@ def _decoded(context: Context, name: str, arrangement: Arrangement, point: Point
 def append(context: Context) -> list[Sample]:
     """New tokens into the caches of several layers, every format that this device has a kernel for."""
     points = [
-        (name, tokens) for name in FORMATS if not _supported(context.machine, name=name) for tokens in APPEND_LAYERS
+        (name, tokens)
+        for name in FORMATS
+        if not _supported(context.machine, name=name)
+        for tokens in APPEND_LAYERS
+        if context.cuda or tokens <= CPU_APPENDED
     ]
     return [_appended(context, name, tokens) for name, tokens in context.points(points)]
 

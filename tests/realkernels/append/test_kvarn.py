@@ -63,6 +63,44 @@ def test_tokens_in_a_row(name: str, sizes: list[int], sinks: tuple[int, ...]) ->
     check(fmt, one, other)
 
 
+def appended_together(name: str, parts: list[torch.Tensor], **options: object) -> None:
+    """Each part at once leaves what it leaves run by run, in every byte, and the reference's sidecar."""
+    fmt, (one, runs) = pair_of(name, **options)
+    together = pair_of(name, **options)[1][0]
+    for part in parts:
+        keys, values = outliers(part.numel(), 2, 16, seed=part.numel())
+        fmt.append(one, part, keys, values, checked=False)
+        append(fmt, together, part, keys, values, checked=False)
+        for first in range(0, part.numel(), fmt.tile_tokens):
+            run = slice(first, first + fmt.tile_tokens)
+            append(fmt, runs, part[run], keys[run], values[run], checked=False)
+    for side, part in one.sidecar.items():
+        for other in (together, runs):
+            assert torch.equal(part.view(torch.uint8), other.sidecar[side].view(torch.uint8)), side
+    assert torch.equal(together.tensors["tiles"], runs.tensors["tiles"])
+    assert runs.tensors["tiles"].any()
+
+
+@pytest.mark.parametrize("name", KVARN)
+def test_tiles_of_one_append_are_quantised_together(name: str) -> None:
+    appended_together(name, [torch.arange(700 if "g128" in name else 350)], sinks=(1,), side_tiles=4)
+
+
+@pytest.mark.parametrize("size", [127, 128, 129, 300, 440])
+def test_an_append_of_several_tiles_after_a_partly_filled_one(size: int) -> None:
+    """Off a tile, past a sink, with two side slots beside its own: tiles take turns in them within one append."""
+    parts = torch.arange(37 + size + 1).split([37, size, 1])
+    appended_together("kvarn_k4v2_g64", list(parts), sinks=(2,), side_tiles=3)
+
+
+@pytest.mark.parametrize("side_tiles", [2, 8])
+def test_an_append_of_several_tiles_in_any_order(side_tiles: int) -> None:
+    """Tokens that find no side slot in their run are dropped, those of a later run may find one."""
+    shuffled = torch.randperm(448, generator=torch.Generator().manual_seed(4)) + 64
+    parts = [torch.arange(20), torch.cat([torch.arange(20, 64), shuffled])]
+    appended_together("kvarn_k4v2_g64", parts, sinks=(3,), side_tiles=side_tiles)
+
+
 def test_a_head_of_256_and_bf16_rows() -> None:
     fmt, (one, other) = pair_of("kvarn_k4v2_g64", dims=256, sinks=())  # the open tile gets the slot of the full one
     rows = [part.bfloat16() for part in outliers(70, 2, 256)]
