@@ -38,6 +38,9 @@ EXPAND, CHUNKS = "format_expand", "format_prefill"
 LEAST_SHARE = 0.05
 """Of a chunk's time that is left to attention at the least."""
 
+UNSEEN = 0.04
+"""Spread that a fit through all of its points does not show: of an H200's chunks of twice as many sizes."""
+
 
 def expand_rates(
     records: Mapping[str, ProbeRecord], base: HardwareProfile, provenance: Provenance
@@ -56,12 +59,19 @@ def expand_rates(
             key, shape, merging = _attended(usable, base, kernels)
             note = "whole chunks of several formats, less unpacking and folding; latency of a piece"
             over = RESIDENT_PROGRAMS if _by_waves(base) else "rows"
-            source = provenance(usable, shape.spread, note)
+            source = provenance(usable, _spread(usable, shape, merging), note)
             kernels[key] = kernel_entry(shape, source, over=over)
             if merging is not None:
                 kernels[key]["merging"] = {"value": merging, "unit": "1", **source}
             fitted[key] = residual_rows(usable, shape)
     return kernels, fitted
+
+
+def _spread(samples: Sequence[Sample], shape: Shape, merging: float | None) -> float:
+    """That of the residuals; UNSEEN at the least where there are no more sizes of chunks than numbers that fit them."""
+    sizes = {(sample.at["rows"], sample.at["past"]) for sample in samples}
+    fitted = 1 + len(shape.at) + (merging is not None)
+    return max(shape.spread, UNSEEN) if len(sizes) <= fitted else shape.spread
 
 
 def _by_waves(base: HardwareProfile) -> bool:

@@ -103,6 +103,6 @@ _HOST = partial(gather, tier="host")
 PROBES = (
     Probe(name="select", run=select, quick_s=6, full_s=25),
     Probe(name="gather_vram", run=partial(gather, tier="vram", huge_pages=True), quick_s=4, full_s=25),
-    Probe(name="gather_host", run=partial(_HOST, huge_pages=True), quick_s=8, full_s=65),
+    Probe(name="gather_host", run=partial(_HOST, huge_pages=True), quick_s=6.5, full_s=65),
     Probe(name="gather_host_4k", run=partial(_HOST, huge_pages=False), supported=_pages, quick_s=7, full_s=25),
 )

@@ -132,5 +132,5 @@ PROBES = (
     Probe(name="host_read", run=host_read, quick_s=2, full_s=6),
     Probe(name="disk_read", run=disk_read, quick_s=3, full_s=10),
     Probe(name="disk_random_read", run=disk_random_read, quick_s=3, full_s=10),
-    Probe(name="host_register", run=host_register, supported=cuda_only, quick_s=4, full_s=14),
+    Probe(name="host_register", run=host_register, supported=cuda_only, quick_s=3, full_s=14),
 )

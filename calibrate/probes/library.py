@@ -241,10 +241,10 @@ def layer_check(context: Context) -> list[Sample]:
 
 PROBES = (
     Probe(name="library_linear", run=linear, supported=_half_precision, quick_s=2, full_s=10),
-    Probe(name="library_elementwise", run=elementwise, supported=_half_precision, quick_s=2.5, full_s=7),
+    Probe(name="library_elementwise", run=elementwise, supported=_half_precision, quick_s=2, full_s=7),
     Probe(name="library_append", run=append, supported=_half_precision, quick_s=0.5, full_s=2),
     Probe(name="library_sample", run=sample, supported=_half_precision, quick_s=0.3, full_s=1),
     Probe(name="library_attend_dense", run=attend_dense, supported=_half_precision, quick_s=1.5, full_s=7),
     Probe(name="library_attend_decode", run=attend_decode, supported=_half_precision, quick_s=1.5, full_s=7),
-    Probe(name="layer_check", run=layer_check, supported=_half_precision, quick_s=2.5, full_s=7),
+    Probe(name="layer_check", run=layer_check, supported=_half_precision, quick_s=1.5, full_s=7),
 )

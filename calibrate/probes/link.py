@@ -129,6 +129,12 @@ def device_to_host_copy_duplex(context: Context) -> list[Sample]:
 PROBES = (
     Probe(name="host_to_device_copy", run=host_to_device_copy, quick_s=4, full_s=12),
     Probe(name="device_to_host_copy", run=device_to_host_copy, quick_s=3, full_s=12),
-    Probe(name="host_to_device_copy_pageable", run=host_to_device_copy_pageable, supported=cuda_only, full_s=4),
+    Probe(
+        name="host_to_device_copy_pageable",
+        run=host_to_device_copy_pageable,
+        supported=cuda_only,
+        quick_s=1.5,
+        full_s=4,
+    ),
     Probe(name="device_to_host_copy_duplex", run=device_to_host_copy_duplex, supported=cuda_only, full_s=4),
 )

@@ -75,5 +75,5 @@ def _gather(context: Context, data: Any, run: int) -> tuple[tuple[float, ...], i
 
 PROBES = (
     Probe(name="host_to_device_read", run=host_to_device_read, supported=cuda_only, full_s=4),
-    Probe(name="host_to_device_gather", run=host_to_device_gather, quick_s=4, full_s=35),
+    Probe(name="host_to_device_gather", run=host_to_device_gather, quick_s=3.5, full_s=35),
 )

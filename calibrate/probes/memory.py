@@ -50,5 +50,5 @@ def vram_copy(context: Context) -> list[Sample]:
 
 PROBES = (
     Probe(name="vram_read", run=vram_read, quick_s=2, full_s=4),
-    Probe(name="vram_copy", run=vram_copy, quick_s=2, full_s=5),
+    Probe(name="vram_copy", run=vram_copy, quick_s=1, full_s=5),
 )

@@ -124,6 +124,6 @@ def score_rows(context: Context) -> list[Sample]:
 
 PROBES = (
     Probe(name="attend_rows", run=attend_rows, quick_s=14, full_s=40),
-    Probe(name="score_rows", run=score_rows, quick_s=3, full_s=15),
-    Probe(name="gather_rows_host", run=gather_rows_host, quick_s=3, full_s=15),
+    Probe(name="score_rows", run=score_rows, quick_s=2, full_s=15),
+    Probe(name="gather_rows_host", run=gather_rows_host, quick_s=2, full_s=15),
 )

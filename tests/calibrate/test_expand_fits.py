@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from calibrate.build import build, checked
+from calibrate.expand_fits import UNSEEN
 from calibrate.kernel_cases import KernelCase, missing_rate, program_of
 from calibrate.prefill_grid import prefill_grid
 from calibrate.probes import ProbeRecord, Sample
@@ -98,6 +99,19 @@ def test_attention_over_pieces_is_what_unpacking_and_folding_leave(toy: tuple[Ha
     assert kernel.merging is not None
     assert kernel.merging.value == pytest.approx(MERGING, rel=0.1)
     assert all(abs(row["residual"]) < 0.01 for row in toy[1]["fitted"]["attend_dense/twin/bf16"])
+    assert kernel.efficiency.spread == UNSEEN  # four sizes of chunks and four numbers: residuals say nothing
+
+
+def test_more_sizes_of_chunks_than_numbers_say_how_far_they_scatter() -> None:
+    more = [
+        worlds.sample(chunk_s(name, rows, past + rows), **at(name, rows=rows, past=past))
+        for name in NAMES
+        for rows, past in (*CHUNKS, (2_048, 16_384))
+    ]
+    profile, _ = built(format_expand=expand_record(), format_prefill=ProbeRecord(samples=tuple(more), took_s=1.0))
+    efficiency = profile.kernels["attend_dense/twin/bf16"].efficiency
+    assert efficiency is not None
+    assert efficiency.spread < UNSEEN
 
 
 @pytest.mark.parametrize(("rows", "ctx"), [(512, 100_000), (576, 50_000), (832, 50_000), (96, 90_000), (2_048, 30_001)])
