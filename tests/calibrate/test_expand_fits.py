@@ -1,5 +1,6 @@
 """Rates of unpacking and of attention over pieces: what was put into samples comes out again."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -57,11 +58,11 @@ def expand_record() -> ProbeRecord:
     return ProbeRecord(samples=tuple(made), took_s=1.0)
 
 
-def chunk_record(count: int = 4) -> ProbeRecord:
+def chunk_record(sizes: Sequence[tuple[int, int]] = CHUNKS) -> ProbeRecord:
     made = [
         worlds.sample(chunk_s(name, rows, past + rows), **at(name, rows=rows, past=past))
         for name in NAMES
-        for rows, past in CHUNKS[:count]
+        for rows, past in sizes
     ]
     return ProbeRecord(samples=tuple(made), took_s=1.0)
 
@@ -103,12 +104,8 @@ def test_attention_over_pieces_is_what_unpacking_and_folding_leave(toy: tuple[Ha
 
 
 def test_more_sizes_of_chunks_than_numbers_say_how_far_they_scatter() -> None:
-    more = [
-        worlds.sample(chunk_s(name, rows, past + rows), **at(name, rows=rows, past=past))
-        for name in NAMES
-        for rows, past in (*CHUNKS, (2_048, 16_384))
-    ]
-    profile, _ = built(format_expand=expand_record(), format_prefill=ProbeRecord(samples=tuple(more), took_s=1.0))
+    more = chunk_record((*CHUNKS, (2_048, 16_384)))
+    profile, _ = built(format_expand=expand_record(), format_prefill=more)
     efficiency = profile.kernels["attend_dense/twin/bf16"].efficiency
     assert efficiency is not None
     assert efficiency.spread < UNSEEN
@@ -135,7 +132,8 @@ def test_where_there_are_no_waves_attention_goes_by_rows() -> None:
 
 def test_without_a_second_size_of_rows_all_of_attention_is_efficiency() -> None:
     profile, _ = built(
-        format_expand=expand_record(), format_prefill=ProbeRecord(samples=chunk_record(1).samples[:1], took_s=1.0)
+        format_expand=expand_record(),
+        format_prefill=ProbeRecord(samples=chunk_record(CHUNKS[:1]).samples[:1], took_s=1.0),
     )
     kernel = profile.kernels["attend_dense/twin/bf16"]
     assert kernel.latency is None or kernel.latency.value < 1e-7
