@@ -1,0 +1,121 @@
+"""Questions that are refused: what a rulebook has no place for, numbers out of range, names that are not known.
+
+Refusals in click's own words (a choice that is none) are left out: their wording belongs to click.
+"""
+
+from collections.abc import Iterator
+
+from hwprofiles import profile_names
+from twin.engines import engine_names, load_engine
+from twin.formats import format_names
+from twin.layouts import layout_names
+from twin.models import load_model, model_names
+
+Words = tuple[str, ...]
+
+DENSE, SPARSE = "qwen3.8-27b", "qwen3.8-flash-next"
+NAMED = ("--model", "--hw", "--engine", "--layout", "--kv-dtype", "--backend")
+UNKNOWN = "nonesuch"
+TOO_MANY = "99999999999999"
+
+ONLY_OFFLOADED: tuple[Words, ...] = (
+    ("--staging", "32MiB"),
+    ("--prefill", "staged"),
+    ("--copies", "serial"),
+    ("--pooled", "host"),
+    ("--host-pages", "4KiB"),
+)
+ONLY_POOLED: tuple[Words, ...] = (
+    ("--util", "0.9"),
+    ("--pool", "2GiB"),
+    ("--max-model-len", "2M"),
+    ("--max-seqs", "4"),
+    ("--prefix-cache",),
+    ("--cached", "1k"),
+    ("--cold-start",),
+    ("--stock",),
+    ("--sync-scheduling",),
+    ("--spec", "mtp:3"),
+)
+OUT_OF_RANGE: tuple[Words, ...] = (
+    *(("--ctx", ctx) for ctx in ("0", "-1", TOO_MANY, "1.5", UNKNOWN)),
+    *(("--batch", batch) for batch in ("0", "4097")),
+    *(("--chunk", chunk) for chunk in ("0", "100")),
+    *(("--staging", size) for size in ("0", "1KiB", "32")),
+    ("--prefill", "staged", "--batch", "2"),
+)
+OUT_OF_RANGE_POOLED: tuple[Words, ...] = (
+    *(("--util", share) for share in ("0", "1.5", "nan")),
+    *(("--pool", size) for size in ("0", "7")),
+    *(("--max-seqs", most) for most in ("0", "4097")),
+    ("--max-seqs", "2", "--batch", "3"),
+    ("--max-model-len", "1k", "--ctx", "2k"),
+    ("--prefix-cache", "--cached", "3k", "--ctx", "2k"),
+    ("--cached", "1k", "--ctx", "2k"),
+    ("--accept", "2"),
+    ("--task", "all"),
+    ("--ngram", "ram"),
+    *(("--spec", spec) for spec in (UNKNOWN, f"{UNKNOWN}:3", "mtp:0", "mtp:99", "mtp:x", "dflash2:21")),
+    *(("--spec", "mtp:3", "--accept", accepted) for accepted in ("0.5", "4.5", "nan")),
+    ("--spec", "mtp:3", "--task", UNKNOWN),
+    ("--spec", "mtp:3", "--task", "all", "--accept", "2"),
+)
+WRONG_WORKLOADS: tuple[Words, ...] = (
+    ("--requests", "0"),
+    *(("--rate", rate) for rate in ("0", "-1", "nan")),
+    *(("--prompt", tokens) for tokens in ("0", TOO_MANY)),
+    *(("--output-tokens", tokens) for tokens in ("0", TOO_MANY)),
+    ("--cv", "0.5"),
+    ("--lengths", "lognormal", "--cv", "-1"),
+    ("--burstiness", "0", "--rate", "1"),
+    ("--arrivals", "burst", "--rate", "1"),
+    ("--trace-in", "trace.jsonl", "--requests", "3"),
+    ("--trace-in", f"{UNKNOWN}.jsonl"),
+)
+WRONG_COMPARISONS: tuple[Words, ...] = (
+    ("--over", "layouts", "--formats", "fp16"),
+    ("--over", "layouts", "--layout", "vram"),
+    ("--over", "formats", "--kv-dtype", "fp16"),
+    ("--formats", UNKNOWN),
+    ("--formats", ""),
+)
+
+
+def refusals() -> Iterator[Words]:
+    """All of them; some are answered where a rulebook is more patient than its name says, and kept as they are."""
+    yield from _misplaced()
+    yield from (("predict", "--layout", "vram", *words) for words in ONLY_OFFLOADED)
+    without_pool = [engine for engine in engine_names() if load_engine(engine).block_pool is None]
+    for at, words in enumerate(ONLY_POOLED):
+        yield ("predict", "--engine", without_pool[at % len(without_pool)], *words)
+    yield from (("simulate", "--engine", engine, "--requests", "1") for engine in without_pool)
+    yield from (("predict", *words) for words in OUT_OF_RANGE)
+    yield from (("predict", "--model", DENSE, *words) for words in OUT_OF_RANGE_POOLED)
+    for words in WRONG_WORKLOADS:
+        few = () if {"--requests", "--trace-in"} & set(words) else ("--requests", "2")
+        yield ("simulate", "--model", DENSE, *few, *words)
+    yield from (("compare", *words) for words in WRONG_COMPARISONS)
+    yield from (("predict", option, name) for option in NAMED for name in (UNKNOWN, ""))
+    yield from ((command, UNKNOWN) for command in ("profiles", "models", "formats"))
+    yield ("formats", "--hw", UNKNOWN)
+
+
+def _misplaced() -> Iterator[Words]:
+    """Models under engines that do not load them, layouts and formats under engines that do not have them."""
+    for engine in engine_names():
+        rules = load_engine(engine)
+        for model in model_names():
+            if load_model(model).weights.format not in rules.weight_formats:
+                yield ("predict", "--model", model, "--engine", engine, "--layout", "vram", "--ctx", "8k")
+        model = next(name for name in model_names() if load_model(name).weights.format in rules.weight_formats)
+        for layout in layout_names():
+            if layout not in rules.layouts:
+                yield ("predict", "--model", model, "--engine", engine, "--layout", layout, "--ctx", "8k")
+                continue
+            foreign = [fmt for fmt in format_names() if fmt not in rules.formats_of(layout)]
+            for fmt in foreign[:: max(1, len(foreign) - 1)]:
+                yield ("predict", "--engine", engine, "--layout", layout, "--kv-dtype", fmt, "--ctx", "8k")
+    for machine in profile_names():
+        yield ("predict", "--model", DENSE, "--engine", "twin", "--hw", machine, "--kv-dtype", "fp8", "--ctx", "8k")
+    yield ("predict", "--model", DENSE, "--layout", "offload")
+    yield ("predict", "--model", "llama-3.1-8b", "--hw", "h200", "--spec", "mtp:3")
