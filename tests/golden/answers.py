@@ -3,7 +3,7 @@
 All fields are, with these reductions, so that the files stay small and nothing but what an answer says can move them:
 - floats have 12 digits;
 - of `sources` and `assumptions` the names remain, and remarks (`note` and the like) are left out;
-- of the cases of `validate` what is predicted and how it is judged remains, not what was measured;
+- of the cases of `validate` what is predicted and how it is judged remains, not what was measured or how far off it is;
 - a list whose entries have names becomes a table by `[name]`, which tells equal entries once;
 - a list of requests, or of points in time, becomes a digest: how many, and for every field the sum of its numbers and
   the sum of numbers x place in the list: an entry that moves by 1e-9 of its field's sum is seen.
@@ -26,7 +26,7 @@ from twin.delivery import end
 DIGITS = 12
 LEFT_OUT = {"note", "tolerance_reason", "role_reason"}
 NAMED_ONLY = {"sources": "rate", "skipped": "id"}
-SHORTENED = {"cases": ("predicted", "low", "high", "error", "naive_error", "role", "within", "wall", "also")}
+SHORTENED = {"cases": ("predicted", "low", "high", "naive_error", "role", "within", "wall", "also")}
 DIGESTED = {"requests", "points", "rejected"}
 NAMES = ("name", "id", "kv_dtype")
 HOMES = "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HOME", "USERPROFILE", "APPDATA"
