@@ -25,6 +25,9 @@ median (0.1 % for long kernels, 3 % for selection)."""
 CACHED_BYTES = 64 * MIB
 """Copies on the CPU that move less than this are served by its caches."""
 
+SAME = 1e-9
+"""Rates nearer than this are equal: a clock's ticks make many that are."""
+
 UNITS = {"tensor": "FLOP/s", "instructions": "op/s"}
 """Of roofs of operations; those of all others are bytes a second."""
 
@@ -124,10 +127,16 @@ def _stated(value: float, date: str, note: str) -> dict[str, Any]:
 def _roof(evidence: Evidence, kind: str, samples: Sequence[Sample], *, note: str = "") -> dict[str, Any]:
     """The best median over sizes and shapes: what the others fall short of is theirs to explain."""
     unit = UNITS.get(kind, "B/s")
-    best = max(samples, key=lambda sample: _per_second(sample, kind))
+    best = _quickest(samples, kind)
     value = _per_second(best, kind)
     rate = {"value": value, "unit": unit, **evidence.provenance([best], note=note or _at(best))}
     return {"rate": rate, "datasheet": peak(kind, value, unit, evidence.machine, date=evidence.date)}
+
+
+def _quickest(samples: Sequence[Sample], kind: str) -> Sample:
+    """The one of the highest rate; of equals the first by where it was taken, whatever order they come in."""
+    highest = max(_per_second(sample, kind) for sample in samples)
+    return min((sample for sample in samples if _per_second(sample, kind) >= (1 - SAME) * highest), key=_at)
 
 
 def _per_second(sample: Sample, kind: str) -> float:
@@ -198,12 +207,8 @@ def _run_lengths(evidence: Evidence) -> dict[str, Any]:
 
 
 def _best_shares(evidence: Evidence, samples: Sequence[Sample], rate: float, note: str) -> dict[str, Any]:
-    best: dict[float, Sample] = {}
-    for sample in samples:
-        run = float(sample.at["run_bytes"])
-        if run not in best or _per_second(sample, "link") > _per_second(best[run], "link"):
-            best[run] = sample
-    at = sorted(best)
+    at = sorted({float(sample.at["run_bytes"]) for sample in samples})
+    best = {run: _quickest([s for s in samples if float(s.at["run_bytes"]) == run], "link") for run in at}
     shares = [min(1.0, _per_second(best[run], "link") / rate) for run in at]
     return {"over": "run_bytes", "at": at, "efficiency": shares, **evidence.provenance(list(best.values()), 0.0, note)}
 
@@ -228,7 +233,7 @@ def _disk(evidence: Evidence) -> list[Sample]:
 
 def _random_link(evidence: Evidence, kind: str, samples: Sequence[Sample], counted: str) -> dict[str, Any]:
     """Rate of the quickest pattern, its share by run length, and the latency of one read alone."""
-    best = max(samples, key=lambda sample: _per_second(sample, "link"))
+    best = _quickest(samples, "link")
     rate = _per_second(best, "link")
     probe = "host_read" if kind == "dram" else "disk_random_read"
     alone = [s for s in evidence.samples(probe) if s.at.get("alone") == 1 or s.at.get("threads") == 1]

@@ -22,7 +22,6 @@ from calibrate.fits import (
     latency_and_efficiency,
     solve,
 )
-from calibrate.format_forms import MERGING
 from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel
@@ -35,6 +34,9 @@ from twin.waves import RESIDENT
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 
 EXPAND, CHUNKS = "format_expand", "format_prefill"
+MERGING = (2e-2, 2.0)
+"""Least and most of the share of the memory's rate for partial results that a fit may claim."""
+
 LEAST_SHARE = 0.05
 """Of a chunk's time that is left to attention at the least."""
 

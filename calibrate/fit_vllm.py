@@ -60,6 +60,9 @@ PARAMETERS = (
     _set("attend_decode/turboquant/turboquant_4bit_nc", 1, "turbo.decode"),
 )
 
+SETTLED = 1e-8
+"""Logarithm by which the last step of a search moves a parameter at the most."""
+
 Values = NDArray[Any]
 """Logarithms of the parameters, in the order of PARAMETERS."""
 
@@ -121,16 +124,18 @@ def predicted(case: RecordedCase, profile: HardwareProfile) -> float:
 def solve(residuals: Callable[[Values], Values], start: Values) -> tuple[Values, Values]:
     """Least squares on relative errors: the parameters and the residuals' Jacobian there."""
     step = np.full(start.shape, 1e-4)
-    found = least_squares(residuals, start, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=1e-9, ftol=1e-10)
+    found = least_squares(
+        residuals, start, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=SETTLED, ftol=None, gtol=None
+    )
     if not found.success:
         raise ArithmeticError(f"the fit of the published rows failed: {found.message}")
     return np.asarray(found.x), np.asarray(found.jac)
 
 
-def fit() -> dict[str, float]:
-    """The fitted value of each parameter."""
+def fit(recorded: Recorded | None = None) -> dict[str, float]:
+    """The fitted value of each parameter, to the published rows unless others are given."""
     profile = load_profile(MACHINE)
-    rows = Rows(load_recorded(MACHINE), profile)
+    rows = Rows(recorded or load_recorded(MACHINE), profile)
     ids = [row for parameter in PARAMETERS for row in parameter.rows]
     values, _ = solve(lambda at: rows.logarithms(ids, at), np.minimum(shipped(profile), -1e-3))
     return dict(zip(map(str, PARAMETERS), map(float, np.exp(values)), strict=True))

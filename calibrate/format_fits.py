@@ -96,6 +96,8 @@ class _FormatFits:
     def __init__(self, records: Mapping[str, ProbeRecord], base: HardwareProfile, provenance: Provenance) -> None:
         self.records, self.base, self.provenance = records, base, provenance
         self.roofs = Roofs(base)
+        self.lines: dict[tuple[Sampled, ...], Form] = {}
+        """Fits with a line of operations, by samples: a number for each kind of program is looked for near them."""
         self.kernels: dict[str, Any] = {}
         self.fitted: dict[str, Any] = {}
 
@@ -141,11 +143,14 @@ class _FormatFits:
         return best, tried
 
     def _operations(self, points: Sequence[Sampled], near: Form | None) -> Form:
-        read = self._plain_read()
-        return programs_form(points, roofs=self.roofs, kind="operations", plain_read=read, near=near)
+        known = tuple(points)
+        if known not in self.lines:
+            self.lines[known] = programs_form(points, roofs=self.roofs, plain_read=self._plain_read(), near=near)
+        return self.lines[known]
 
     def _rows(self, points: Sequence[Sampled], near: Form | None) -> Form:
-        return programs_form(points, roofs=self.roofs, kind="rows", plain_read=self._plain_read(), near=near)
+        line = self._operations(points, None if near is None else near.line)
+        return programs_form(points, roofs=self.roofs, plain_read=self._plain_read(), near=near, line=line)
 
     def _plain_read(self) -> float | None:
         """Of the memory's rate, by the kernel that only reads."""

@@ -10,37 +10,33 @@ number of rows have a number of their own. Elsewhere (`efficiency`) there is a s
 query tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.special import expit, logit
 
 from calibrate.fits import EVERY, LATENCY_SHARE, LEAST_EFFICIENCY, LEAST_LATENCY_S, Array, solve
+from calibrate.searches import Found, Prior, minimum, slower
 from twin.ops import Op
 from twin.roofline import Roofs
 
-OPERATIONS = (1e-3, 1e3)
-"""Least and most operations an element (for each row) that a fit may claim."""
+FACTOR_4, FACTOR_2 = math.log(4), math.log(2)
+READ = Prior(logit(0.9), 1.4)
+"""Share of the memory's rate that a kernel reaches where bytes hold it, as log-odds: 0.7 to 0.97."""
 
-MERGING = (2e-2, 2.0)
-"""The same of the share of the memory's rate for partial results, most of which stay on the chip."""
+NEAR_PLAIN = 0.35
+"""Deviation of the same from what the kernel of plain caches reaches: at 0.96, 0.94 to 0.97."""
 
-LEAST_READ = 0.05
-NEAR_PLAIN = 0.9
-"""Share of what the kernel of plain caches reaches of the memory's rate that any other reaches where bytes hold it."""
+MERGING = Prior(math.log(0.5), FACTOR_4)
+"""Logarithm of the share of the memory's rate for partial results, most of which stay on the chip."""
 
-STARTS = (0.5, 0.15)
-"""Where searches begin: what part of the quickest sample for its work is the operations' own."""
-
-ROBUST = 0.05
-"""Relative residuals beyond this count by their size, not by their square: some calls alternate between two states."""
-
-EXACT = 1e-12
-"""Where a search ends: beyond what a library's version changes."""
+LATENCY_PART, OPERATIONS_PART = 0.5, 0.3
+"""Of the quickest sample, and of the quickest for its work: what latency and operations begin at."""
 
 
 class Sampled(NamedTuple):
@@ -63,8 +59,10 @@ class Form:
     merging: float = 0.0
     operations: tuple[tuple[float, float], ...] = ()
     """(rows of a program, operations an element)."""
-    found: tuple[float, ...] = ()
+    found: Found | None = None
     """Where the search ended."""
+    line: "Form | None" = None
+    """Near which a number for each kind of program was looked for."""
 
     def entry(self, provenance: dict[str, Any]) -> dict[str, Any]:
         """As a kernel of a profile; rates below the least that a profile may hold are left out."""
@@ -126,84 +124,51 @@ def programs_form(
     points: Sequence[Sampled],
     *,
     roofs: Roofs,
-    kind: Literal["operations", "rows"],
     plain_read: float | None = None,
     near: Form | None = None,
+    line: Form | None = None,
 ) -> Form:
     """A latency, a share for partial results, one for bytes, operations an element: fitted in their logarithms.
 
-    `plain_read` is the share of bytes that the kernel of plain caches reaches: others come near to it, and have it
-    where bytes hold none of their samples. `near` is a fit to begin from; without one the search begins at several
-    places.
+    Operations are so many and so many more a query row; where `line` is such a fit, they are a number for each kind of
+    program near it. What the samples do not tell is as the priors have it: others read as the kernel of plain caches
+    does (`plain_read`). `near` is a fit of almost the same samples to begin from.
     """
     bounds = _bounds(points, roofs)
-    each = sorted(set(bounds.rows.tolist()))
-    count = 2 if kind == "operations" else len(each)
-    place = np.searchsorted(each, bounds.rows)
-
-    def of_rows(counts: Array) -> Array:
-        return counts[0] + counts[1] * np.array(each) if kind == "operations" else counts
-
-    def residuals(logs: Array) -> Array:
-        latency, merging, read, *counts = np.exp(logs)
-        held = np.maximum(bounds.bytes_s / read, bounds.elements_s * of_rows(np.array(counts))[place])
-        return np.asarray((latency + bounds.merged_s / merging + held) / bounds.seconds - 1, dtype=np.float64)
-
-    least_read = LEAST_READ if plain_read is None else NEAR_PLAIN * plain_read
-    most = _most_latency(bounds.seconds.tolist())
-    low = np.log([LEAST_LATENCY_S, MERGING[0], least_read, *[OPERATIONS[0]] * count])
-    high = np.log([most, MERGING[1], 1.0, *[OPERATIONS[1]] * count])
-    left = float(np.min(bounds.seconds / bounds.elements_s))
-    starts = [
-        np.log([0.5 * most, 0.5, 0.9, *([part * left, part * left / each[0]] if kind == "operations" else
-                                        [part * left * rows / each[0] for rows in each])])
-        for part in STARTS
-    ]  # fmt: skip
-    if near is not None and len(near.found) == len(low):
-        starts = [np.array(near.found)]
-    answers = [
-        least_squares(
-            residuals,
-            np.clip(start, low + 1e-9, high - 1e-9),
-            bounds=(low, high),
-            x_scale="jac",
-            loss="soft_l1",
-            f_scale=ROBUST,
-            ftol=EXACT,
-            xtol=EXACT,
-            gtol=EXACT,
-        )
-        for start in starts
-    ]
-    found = min(answers, key=lambda answer: float(answer.cost))
-    latency, merging, read, *counts = (float(value) for value in np.exp(found.x))
-    read, operations = _told(bounds, read, of_rows(np.array(counts)), place, plain_read, line=kind == "operations")
+    each, place = np.unique(bounds.rows, return_inverse=True)
+    if line is None:
+        of_parameters = np.stack([np.ones_like(each), each], axis=1)
+        left = OPERATIONS_PART * float(np.min(bounds.seconds / bounds.elements_s))
+        counts = [Prior(math.log(left / rows), FACTOR_4) for rows in (1.0, float(each[0]))]
+    else:
+        of_parameters = np.eye(len(each))
+        counts = [Prior(math.log(operations), FACTOR_2) for _, operations in line.operations]
+    latency_s = LATENCY_PART * _most_latency(bounds.seconds.tolist())
+    read = READ if plain_read is None else Prior(logit(plain_read), NEAR_PLAIN)
+    found = minimum(
+        partial(_law, bounds, of_parameters[place]),
+        [Prior(math.log(latency_s), FACTOR_4), MERGING, read, *counts],
+        near=None if near is None else near.found,
+    )
+    at = found.parameters
     return Form(
-        name=kind, latency_s=latency, merging=merging, at=(1.0,), efficiency=(read,),
-        operations=tuple((float(rows), float(value)) for rows, value in zip(each, operations, strict=True)),
-        residuals=tuple(float(value) for value in residuals(found.x)), found=tuple(float(value) for value in found.x),
+        name="operations" if line is None else "rows",
+        latency_s=math.exp(at[0]), merging=math.exp(at[1]), at=(1.0,), efficiency=(float(expit(at[2])),),
+        operations=tuple(zip(each.tolist(), (of_parameters @ np.exp(at[3:])).tolist(), strict=True)),
+        residuals=tuple(found.residuals.tolist()), found=found, line=line,
     )  # fmt: skip
 
 
-def _told(
-    bounds: _Bounds, read: float, operations: Array, place: NDArray[np.intp], plain_read: float | None, *, line: bool
-) -> tuple[float, Array]:
-    """(share of bytes, operations) that samples tell.
-
-    In place of what holds none of them: the plain kernel's share, half of the most operations that leave every sample
-    as it is fitted. Two numbers that hold samples make a line.
-    """
-    bytes_s, work_s = bounds.bytes_s / read, bounds.elements_s * operations[place]
-    if plain_read is not None and not np.any(bytes_s > work_s):
-        read = max(plain_read, float(np.max(bounds.bytes_s / work_s)))
-    silent = [number for number in range(len(operations)) if not np.any((work_s >= bytes_s)[place == number])]
-    if line and len(operations) - len(silent) > 1:
-        return read, operations
-    told = operations.copy()
-    for number in silent:
-        own = place == number
-        told[number] = 0.5 * float(np.min(bytes_s[own] / bounds.elements_s[own]))
-    return read, told
+def _law(bounds: _Bounds, of_parameters: Array, at: Array, sharpness: float) -> tuple[Array, Array]:
+    """Relative residuals and their Jacobian. `of_parameters`: how often each count is in an element of each sample."""
+    latency_s, merged_s, share = math.exp(at[0]), bounds.merged_s / math.exp(at[1]), float(expit(at[2]))
+    counted = of_parameters * np.exp(at[3:])
+    each = counted.sum(axis=1)
+    held_s, of_bytes = slower(bounds.bytes_s / share, bounds.elements_s * each, sharpness)
+    slopes = [np.full_like(held_s, latency_s), -merged_s, -held_s * of_bytes * (1 - share)]
+    of_counts = counted * (held_s * (1 - of_bytes) / each)[:, None]
+    jacobian = np.concatenate([np.stack(slopes, axis=1), of_counts], axis=1) / bounds.seconds[:, None]
+    return (latency_s + merged_s + held_s) / bounds.seconds - 1, jacobian
 
 
 def _bounds(points: Sequence[Sampled], roofs: Roofs) -> _Bounds:

@@ -6,6 +6,7 @@ import pytest
 
 from calibrate.fits import (
     EVERY,
+    HUBER,
     LEAST_LATENCY_S,
     AttendSample,
     attend_fit,
@@ -61,6 +62,31 @@ def test_bounds_hold_where_the_samples_pull_beyond_them() -> None:
     found = solve([[1.0, 2.0, 3.0]], [1.0, 2.0, 3.0], least=[1.5])
     assert found.coefficients == pytest.approx((1.5,))
     assert all(residual == pytest.approx(0.5) for residual in found.residuals)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_robust_fit_ends_where_nothing_pulls_any_more(seed: int) -> None:
+    """Residuals within the limit pull by their size, others by the limit: at the end they cancel in each column."""
+    noise = random.Random(seed)  # noqa: S311
+    columns = [[1.0] * len(SIZES), SIZES]
+    seconds = [(20e-6 + size / 50e9) * (1 + noise.gauss(0, 0.1)) for size in SIZES]
+    found = solve(columns, seconds, least=[LEAST_LATENCY_S, 1e-15])
+    held = [max(-HUBER, min(HUBER, residual)) for residual in found.residuals]
+    for column, coefficient in zip(columns, found.coefficients, strict=True):
+        pulls = [pull * coefficient * part / time for pull, part, time in zip(held, column, seconds, strict=True)]
+        assert abs(sum(pulls)) < 1e-6 * sum(map(abs, pulls))
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-9])
+def test_columns_that_samples_cannot_tell_apart_share_what_they_explain(apart: float) -> None:
+    """A latency and a rate from copies of one size: half each, and a last bit of a sample changes nothing."""
+    sizes = [1e9 * (1 + apart * number) for number in range(6)]
+    seconds = [1e-3 * (1 + 0.01 * (number % 3)) for number in range(6)]
+    line = latency_and_rate([1.0] * 6, sizes, seconds)
+    assert line.latency_s == pytest.approx(0.5e-3, rel=0.02)
+    assert sizes[0] / line.bytes_per_s == pytest.approx(0.5e-3, rel=0.02)
+    again = latency_and_rate([1.0] * 6, sizes, [time * (1 + 1e-12 * (-1) ** n) for n, time in enumerate(seconds)])
+    assert (again.latency_s, again.bytes_per_s) == pytest.approx((line.latency_s, line.bytes_per_s), rel=1e-6)
 
 
 def test_nothing_to_fit_is_refused() -> None:

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.build import Evidence, checked, instructions_roof
-from calibrate.format_fits import format_rates
-from calibrate.kernel_fits import record_rates
 from calibrate.probes import Machine, ProbeRecord
+from calibrate.refit import format_kernels
 from hwprofiles.profile import HardwareProfile, Roof
 from hwprofiles.store import DATA, read_json
 from tests.gpu.probing import probed, reported
@@ -33,13 +32,6 @@ def roofed(raw: dict[str, Any], evidence: Evidence) -> HardwareProfile:
     found = instructions_roof(evidence)
     gpu = replace(profile.gpu, instructions=msgspec.convert(found["instructions"], Roof)) if found else profile.gpu
     return replace(profile, gpu=gpu, kernels={})
-
-
-def rates(evidence: Evidence, bare: HardwareProfile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(kernels, residuals of each fit) of all formats, over a profile without kernels."""
-    kernels, fitted = format_rates(evidence.records, bare, evidence.provenance)
-    gathers, parts = record_rates(evidence.machine, evidence.records, bare, evidence.provenance)
-    return kernels | gathers, fitted | parts
 
 
 def tell(records: dict[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[str, Any]) -> None:
@@ -96,7 +88,7 @@ def main() -> None:
         machine, date = msgspec.convert(earlier["machine"], Machine), earlier["date"]
         records = msgspec.convert(earlier["probes"], dict[str, ProbeRecord])
     evidence = Evidence(machine=machine, records=records, date=date)
-    kernels, fitted = rates(evidence, roofed(raw, evidence))
+    kernels, fitted = format_kernels(evidence, roofed(raw, evidence))
     tell(records, kernels, fitted)
     if asked.report is not None:
         made = reported(machine, records) | {

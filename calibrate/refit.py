@@ -1,0 +1,84 @@
+"""Fits the raw samples of a shipped machine once more: its records and its profile follow from them alone.
+
+`python -m calibrate.refit h200` writes them where they lie; predictions say what a changed fit moves.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from calibrate.build import Evidence, build, checked, instructions_roof
+from calibrate.format_fits import format_rates
+from calibrate.kernel_fits import record_rates
+from calibrate.library_fits import library_rates
+from calibrate.probes import Machine, ProbeRecord
+from hwprofiles.profile import HardwareProfile
+from hwprofiles.store import DATA, read_json
+
+Records = Mapping[str, ProbeRecord]
+
+OWN, LIBRARY, FORMATS, PROFILE = "calibration.json", "library_suite.json", "format_rates.json", "profile.json"
+DERIVED = ("median_s", "spread", "n")
+"""What a record holds beside a sample's raw seconds."""
+
+
+def as_they_are(records: Records) -> Records:
+    """The samples as they were taken."""
+    return records
+
+
+def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) -> dict[str, dict[str, Any]]:
+    """Every file of the machine that rates are in, by name; `samples` may change those of each record first."""
+    own, library, formats = (read_json(DATA / machine / name) for name in (OWN, LIBRARY, FORMATS))
+    profile, record = build(
+        machine=msgspec.convert(own["machine"], Machine), records=samples(probes(own)),
+        name=own["name"], date=own["date"], command=own["command"],
+    )  # fmt: skip
+    evidence = Evidence(
+        machine=msgspec.convert(formats["machine"], Machine), records=samples(probes(formats)), date=formats["date"]
+    )
+    profile["gpu"] |= instructions_roof(evidence)
+    bare = checked(profile | {"kernels": {}})
+    of_formats, coded = format_kernels(evidence, bare)
+    beside = Evidence(machine=evidence.machine, records=samples(probes(library)), date=own["date"])
+    of_library, parts = library_rates(beside.records, bare, beside.provenance)
+    profile["kernels"] |= of_library | of_formats
+    checked(profile)
+    made = {
+        OWN: own | record | {"machine": own["machine"]},
+        LIBRARY: library | {"kernels": of_library, "fitted": parts},
+        FORMATS: formats | {"kernels": of_formats, "fitted": coded, "gpu": instructions_roof(evidence)},
+        PROFILE: read_json(DATA / machine / PROFILE) | profile,
+    }
+    as_data: dict[str, dict[str, Any]] = json.loads(json.dumps(made, allow_nan=False))
+    return as_data
+
+
+def format_kernels(evidence: Evidence, bare: HardwareProfile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(kernels, residuals of each fit) of all cache formats, over a profile without kernels."""
+    kernels, fitted = format_rates(evidence.records, bare, evidence.provenance)
+    gathers, parts = record_rates(evidence.machine, evidence.records, bare, evidence.provenance)
+    return kernels | gathers, fitted | parts
+
+
+def probes(record: dict[str, Any]) -> dict[str, ProbeRecord]:
+    """The raw samples of a record."""
+    found = {}
+    for name, probe in record["probes"].items():
+        samples = [{key: value for key, value in sample.items() if key not in DERIVED} for sample in probe["samples"]]
+        found[name] = msgspec.convert(probe | {"samples": samples}, ProbeRecord)
+    return found
+
+
+def main(machine: str) -> None:
+    """Write every file anew."""
+    for name, document in refitted(machine).items():
+        Path(DATA / machine / name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,160 @@
+"""A search that ends at the minimum: least squares of relative residuals and priors, sharpened, then polished."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+Array = NDArray[np.float64]
+
+Law = Callable[[Array, float], tuple[Array, Array]]
+"""(relative residuals, their Jacobian) at parameters and at a sharpness: of maxima, see `slower`."""
+
+Terms = Callable[[Array], tuple[Array, Array]]
+"""(what is squared and summed, its Jacobian) at parameters."""
+
+NOISE, LEAST_NOISE = 0.02, 0.002
+"""Relative residual that weighs as much as a parameter one deviation off its prior: at first, and at the least."""
+
+ROBUST = 0.05
+"""Relative residuals beyond this count by their size, not by their square: some calls alternate between two states."""
+
+SHARPNESS = (8.0, 64.0, 512.0, 4096.0)
+"""Powers at which a maximum is taken one after the other: the last is 2e-4 above it where both sides are equal."""
+
+COARSE, TIGHT = 1e-6, 2.3e-16
+"""Relative changes at which a step towards a sharper maximum ends, and the last of them."""
+
+NEWTON_STEPS = 8
+SETTLED = 1e-11
+"""Newton's last step, in units of a parameter."""
+
+APART = 1e-6
+"""Between the gradients of which a Hessian is made."""
+
+
+class Prior(NamedTuple):
+    """What is known of a parameter before any sample: it decides where samples do not."""
+
+    centre: float
+    deviation: float
+
+
+class Found(NamedTuple):
+    """Where a search ended."""
+
+    parameters: Array
+    residuals: Array
+    """Relative, of the samples alone, in order."""
+    noise: float
+    """What a residual was weighed by."""
+
+
+def slower(one: Array, other: Array, sharpness: float) -> tuple[Array, Array]:
+    """(the larger of two positive numbers, smoothly; how far its logarithm follows that of `one`, 0 to 1).
+
+    (one^p + other^p)^(1/p): a search crosses the edge of a maximum that it would stop at otherwise.
+    """
+    top = np.maximum(one, other)
+    less = np.exp(sharpness * np.log(np.minimum(one, other) / top))
+    follows = np.where(one >= other, 1.0, less) / (1.0 + less)
+    return top * np.exp(np.log1p(less) / sharpness), follows
+
+
+def minimum(law: Law, priors: Sequence[Prior], *, near: Found | None = None) -> Found:
+    """Parameters with the least sum of robust squares of residuals and of squared distances from their priors.
+
+    Begins at the priors' centres and takes the maxima of the law sharper step by step, then once more with the
+    residuals' own size as their noise: priors tell little beside samples that a law fits well, and much beside others.
+    From an end `near` by, which almost the same samples had, all that is known already. Newton's method goes on to
+    where the gradient is zero, so that the end depends on the samples and not on the way there.
+    """
+    if near is None:
+        centres = np.array([prior.centre for prior in priors])
+        first = _search(law, priors, centres, NOISE, SHARPNESS)
+        noise = max(LEAST_NOISE, float(np.sqrt(np.mean(first.residuals**2))))
+        near = first._replace(noise=noise)
+    return _search(law, priors, near.parameters, near.noise, SHARPNESS[-1:])
+
+
+def _search(law: Law, priors: Sequence[Prior], at: Array, noise: float, powers: Sequence[float]) -> Found:
+    centres = np.array([prior.centre for prior in priors])
+    pull = noise / np.array([prior.deviation for prior in priors])
+
+    def terms(at: Array, sharpness: float) -> tuple[Array, Array]:
+        residuals, jacobian = law(at, sharpness)
+        bent, slope = _bent(residuals)
+        return np.concatenate([bent, pull * (at - centres)]), np.concatenate([jacobian * slope[:, None], np.diag(pull)])
+
+    for sharpness in powers:
+        at = _descended(partial(terms, sharpness=sharpness), at, COARSE)
+    at = _polished(partial(terms, sharpness=powers[-1]), at)
+    return Found(parameters=at, residuals=law(at, powers[-1])[0], noise=noise)
+
+
+def _descended(terms: Terms, at: Array, tolerance: float) -> Array:
+    """Levenberg and Marquardt's search."""
+    kept = _Kept(terms)
+    found = least_squares(
+        kept.values, at, jac=kept.slopes, method="lm", x_scale="jac", ftol=tolerance, xtol=tolerance, gtol=tolerance
+    )
+    return np.asarray(found.x)
+
+
+class _Kept:
+    """The last answer, which is asked for twice: once for its values, once for their slopes."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.at: bytes = b""
+        self.answer: tuple[Array, Array]
+
+    def values(self, at: Array) -> Array:
+        """What is squared and summed."""
+        return self._at(at)[0]
+
+    def slopes(self, at: Array) -> Array:
+        """Its Jacobian."""
+        return self._at(at)[1]
+
+    def _at(self, at: Array) -> tuple[Array, Array]:
+        if at.tobytes() != self.at:
+            self.at, self.answer = at.tobytes(), self.terms(at)
+        return self.answer
+
+
+def _bent(residuals: Array) -> tuple[Array, Array]:
+    """(signed roots of the pseudo-Huber loss, their slopes): squares where residuals are small, sizes where large."""
+    grown = np.sqrt(1 + (residuals / ROBUST) ** 2)
+    slope = np.sqrt((grown + 1) / 2) / grown
+    return residuals * np.sqrt(2 / (grown + 1)), slope
+
+
+def _polished(terms: Terms, at: Array) -> Array:
+    """Newton's method on the gradient; where it does not settle, from where a tighter search ends."""
+    found, settled = _newton(terms, at)
+    return found if settled else _newton(terms, _descended(terms, at, TIGHT))[0]
+
+
+def _newton(terms: Terms, at: Array) -> tuple[Array, bool]:
+    """(where its steps lead down to, whether they came to an end there)."""
+
+    def gradient(x: Array) -> Array:
+        values, jacobian = terms(x)
+        return np.asarray(jacobian.T @ values)
+
+    cost = np.linalg.norm(terms(at)[0])
+    for _ in range(NEWTON_STEPS):
+        aside = APART * np.eye(len(at))
+        hessian = np.array([(gradient(at + step) - gradient(at - step)) / (2 * APART) for step in aside])
+        step = np.linalg.solve((hessian + hessian.T) / 2, -gradient(at))
+        after = np.linalg.norm(terms(at + step)[0])
+        if after > cost * (1 + 1e-12):
+            return at, False
+        at, cost = at + step, after
+        if np.max(np.abs(step)) <= SETTLED:
+            return at, True
+    return at, False

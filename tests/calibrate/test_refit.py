@@ -1,0 +1,155 @@
+"""Rates follow from samples alone: not from their last bits, not from their order, not from where a search began."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from calibrate import fit_published, fit_vllm
+from calibrate.build import build
+from calibrate.cases import load_recorded
+from calibrate.probes import ProbeRecord
+from calibrate.refit import PROFILE, Records, main, refitted
+from hwprofiles.store import DATA, read_json
+from tests.calibrate import format_worlds as formats
+from tests.calibrate import library_worlds as library
+from tests.calibrate import probe_worlds as worlds
+
+MACHINE = "h200"
+SEEDS = range(20)
+JITTER = 1e-12
+"""Relative change of every sample: what another processor's last bit may be."""
+
+EQUAL = 1e-6
+"""Relative difference of rates, and difference of relative residuals, up to which two fits are the same."""
+
+LIKE_RESIDUALS = ("residual", "left_out")
+
+
+def differences(one: Any, other: Any, path: str = "$") -> Iterator[str]:
+    """Places where two JSON values are not the same: numbers to EQUAL of themselves, relative residuals to EQUAL."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        yield from (f"{path}.{key}" for key in one.keys() ^ other.keys())
+        for key in one.keys() & other.keys():
+            yield from differences(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, list) and isinstance(other, list):
+        if len(one) != len(other):
+            yield path
+        for index, (left, right) in enumerate(zip(one, other, strict=False)):
+            yield from differences(left, right, f"{path}[{index}]")
+    elif isinstance(one, float) or isinstance(other, float):
+        least = EQUAL if path.endswith(LIKE_RESIDUALS) or "#left_out" in path else 0.0
+        if one != pytest.approx(other, rel=EQUAL, abs=least):
+            yield f"{path}: {one} {other}"
+    elif one != other:
+        yield f"{path}: {one} {other}"
+
+
+def rates_of(profile: dict[str, Any]) -> dict[str, Any]:
+    """What a fit sets."""
+    return {part: profile[part] for part in ("gpu", "host", "kernels")}
+
+
+def disturbed(seed: int) -> Callable[[Records], Records]:
+    """Every sample a last bit off, in another order."""
+    chance = random.Random(seed)  # noqa: S311
+
+    def change(records: Records) -> Records:
+        changed: dict[str, ProbeRecord] = {}
+        for name, record in records.items():
+            samples = [
+                replace(sample, seconds=tuple(s * (1 + JITTER * chance.uniform(-1, 1)) for s in sample.seconds))
+                for sample in record.samples
+            ]
+            chance.shuffle(samples)
+            changed[name] = replace(record, samples=tuple(samples))
+        return changed
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def again() -> dict[str, dict[str, Any]]:
+    """The shipped samples, fitted here and now."""
+    return refitted(MACHINE)
+
+
+def test_every_shipped_rate_and_residual_is_what_the_raw_samples_make(again: dict[str, dict[str, Any]]) -> None:
+    for name, document in again.items():
+        assert list(differences(document, read_json(DATA / MACHINE / name))) == [], name
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rates_hang_neither_on_last_bits_nor_on_order(again: dict[str, dict[str, Any]], seed: int) -> None:
+    other = refitted(MACHINE, disturbed(seed))
+    assert list(differences(rates_of(other[PROFILE]), rates_of(again[PROFILE]))) == []
+
+
+def noisy() -> Records:
+    """Probes of a processor, which has no rate of instructions, with noise of 3 %."""
+    chance = random.Random(5)  # noqa: S311
+    exact = formats.records(**library.probes()) | {"instructions": ProbeRecord(skipped="none")}
+    return {
+        name: replace(
+            record,
+            samples=tuple(
+                replace(sample, seconds=tuple(s * (1 + chance.gauss(0, 0.03)) for s in sample.seconds))
+                for sample in record.samples
+            ),
+        )
+        for name, record in exact.items()
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_holds_where_nothing_is_known_of_programs(seed: int) -> None:
+    records = noisy()
+    one, other = (
+        build(machine=worlds.machine(), records=samples, name="toy", date="2026-12-01")[0]
+        for samples in (records, disturbed(seed)(records))
+    )
+    assert list(differences(rates_of(other), rates_of(one))) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_the_same_holds_of_published_rows_of_one_machine(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    recorded = load_recorded(fit_vllm.MACHINE)
+    setting = {row for parameter in fit_vllm.PARAMETERS for row in parameter.rows}
+    rows = tuple(
+        replace(row, value=row.middle * (1 + JITTER * chance.uniform(-1, 1))) if row.id in setting else row
+        for row in recorded.rows
+    )
+    assert fit_vllm.fit(replace(recorded, rows=rows)) == pytest.approx(fit_vllm.fit(), rel=EQUAL)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_holds_of_published_rows_of_the_other(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    targets = [
+        replace(target, published=target.published * (1 + JITTER * chance.uniform(-1, 1)))
+        for target in fit_published.TARGETS
+    ]
+    assert fit_published.fit(targets) == pytest.approx(fit_published.fit(), rel=EQUAL)
+
+
+def test_the_comparison_finds_what_moved(again: dict[str, dict[str, Any]]) -> None:
+    moved = json.loads(json.dumps(rates_of(again[PROFILE])))
+    moved["kernels"]["attend_decode/twin/bf16"]["latency"]["value"] *= 1 + 3 * EQUAL
+    (found,) = differences(moved, rates_of(again[PROFILE]))
+    assert found.startswith("$.kernels.attend_decode/twin/bf16.latency.value")
+
+
+def test_the_command_writes_every_file(
+    again: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / MACHINE).mkdir()
+    for name in again:
+        (tmp_path / MACHINE / name).write_text((DATA / MACHINE / name).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr("calibrate.refit.DATA", tmp_path)
+    main(MACHINE)
+    for name, document in again.items():
+        assert json.loads((tmp_path / MACHINE / name).read_text(encoding="utf-8")) == document
