@@ -12,9 +12,14 @@ import msgspec
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.extending import Table, extended
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
+from hwprofiles.recognition import PROFILE, recognised
 from hwprofiles.spelling import is_accelerator, match, nearest, shortened
 
 DATA = Path(__file__).parent / "data"
+
+_INSTEAD = (
+    "--hw reads JSON of schema twin.hardware/1: twin calibrate -o FILE writes it, twin profiles NAME --json shows it"
+)
 
 
 def profile_names() -> list[str]:
@@ -32,7 +37,8 @@ def load_profile(name: str) -> HardwareProfile:
     if known is not None:
         return _shipped(known)
     if is_path(name):
-        return _parse(Path(name))
+        with recognised(Path(name), PROFILE, instead=_INSTEAD):
+            return _parse(Path(name))
     if is_accelerator(name) and not shortened(name, names):
         near = nearest(name, names)
         other = f"; {near} is another" if near else ""

@@ -152,7 +152,7 @@ def test_a_wrong_profile_is_refused_by_file_and_key(capsys: Capture, tmp_path: P
 
 WHOLE = json.dumps(PROFILE).encode()
 WRONG_BYTES = {
-    "cut short": (WHOLE[:500], "not valid JSON"),
+    "cut short": (b'{"extends": "rtx3090", "name"', "not valid JSON"),
     "empty": (b"", "not valid JSON"),
     "not UTF-8": (b'{"name": "\xff"}', "not UTF-8 text (byte 10)"),
     "UTF-16": (json.dumps(PROFILE).encode("utf-16"), "not UTF-8 text"),
@@ -184,7 +184,7 @@ def test_a_name_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) ->
 
 @pytest.mark.parametrize("option", ["--hw", "--model"])
 def test_a_directory_is_no_file(capsys: Capture, tmp_path: Path, option: str) -> None:
-    assert_one_line(run(capsys, "predict", option, f"{tmp_path}/"), WRONG_INPUT, "Is a directory")
+    assert_one_line(run(capsys, "predict", option, f"{tmp_path}/"), WRONG_INPUT, f"{tmp_path}: a folder, not a twin m")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -99,7 +99,7 @@ EDITS: list[tuple[str, Edit, str]] = [
     ),
     ("no samples", lambda data: data["gpu"]["vram"].update(n=0), "$.gpu.vram.n"),
     ("no fitted rows", lambda data: data["gpu"]["vram"].update(source="fitted"), "fitted_on"),
-    ("wrong schema", lambda data: data.update(schema="twin.model/1"), "schema must be 'twin.hardware/1'"),
+    ("wrong schema", lambda data: data.update(schema="twin.hardware/9"), "schema must be 'twin.hardware/1'"),
     ("kernel name", lambda data: data["kernels"].update({"a": {"latency": None}}), "kernel"),
 ]
 
@@ -160,7 +160,7 @@ def test_what_is_no_profile_at_all_is_refused(tmp_path: Path, content: bytes, me
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith("cannot be read: Is a directory")
+    assert refusal(tmp_path).endswith(": a folder, not a twin machine profile")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
 """Finding and reading models: a shipped name, or the path of a JSON file."""
 
+import re
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from hwprofiles.extending import extended
-from hwprofiles.spelling import match
+from hwprofiles.recognition import MODEL, recognised
+from hwprofiles.spelling import match, suggestions
 from hwprofiles.store import is_path, read_json
 from twin.errors import BadFile, UnknownName
 from twin.models.spec import ModelSpec
 
 DATA = Path(__file__).parent / "data"
+
+_INSTEAD = "--model reads a shipped name or JSON of schema twin.model/1: twin models NAME --json shows it"
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def model_names() -> list[str]:
@@ -27,9 +32,19 @@ def load_model(name: str) -> ModelSpec:
     known = match(name, model_names())
     if known is not None:
         return _shipped(known)
+    if is_hub_name(name):
+        near = suggestions(name.split("/")[1], model_names())
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise BadFile(f"{name}: no such file, and names on a hub are not looked up", hint=f"{meant}{_INSTEAD}")
     if is_path(name):
-        return _parse(Path(name))
+        with recognised(Path(name), MODEL, instead=_INSTEAD):
+            return _parse(Path(name))
     raise UnknownName("model", name, model_names())
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it reads like `owner/model`, and no folder of that owner is here."""
+    return _HUB_NAME.fullmatch(name) is not None and not name.endswith(".json") and not Path(name).parent.is_dir()
 
 
 @cache

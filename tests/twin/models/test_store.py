@@ -65,9 +65,29 @@ def test_a_model_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_model(str(tmp_path / "missing.json"))
 
 
-@pytest.mark.parametrize("name", ["missing.json", "folder/missing", "/qwen3.8-27b"])
+@pytest.mark.parametrize("name", ["missing.json", "folder/missing.json", "./missing", "/qwen3.8-27b"])
 def test_what_looks_like_a_path_is_read_as_one(name: str) -> None:
-    with pytest.raises(BadFile, match=f"{name}: cannot be read"):
+    with pytest.raises(BadFile, match=f"{name.removeprefix('./')}: cannot be read"):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("meta-llama/Llama-3.1-8B", "did you mean llama-3.1-8b? "),
+        ("meta-llama/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b? "),
+        ("meta-llama/Llama-3.1-70B", ""),
+        ("someone/else", ""),
+    ],
+)
+def test_a_name_on_a_hub_is_no_path(name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadFile) as refused:
+        load_model(name)
+    assert str(refused.value) == f"{name}: no such file, and names on a hub are not looked up"
+    assert refused.value.hint.startswith(f"{meant}--model reads a shipped name or JSON of schema twin.model/1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).parent.mkdir()
+    with pytest.raises(BadFile, match="cannot be read: No such file or directory"):
         load_model(name)
 
 
