@@ -11,7 +11,7 @@ from hwprofiles.errors import BadFile
 HEAD_BYTES = 4096
 """Bytes that are looked at."""
 
-PROFILE, MODEL, TRACE = "a twin machine profile", "a twin model file", "a request trace"
+PROFILE, MODEL, TRACE = "a twin machine profile", "a twin model file", "a trace of JSON lines"
 
 _MAGIC = (
     (b"GGUF", "a GGUF model"),

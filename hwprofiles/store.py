@@ -41,7 +41,7 @@ def load_profile(name: str) -> HardwareProfile:
             return _parse(Path(name))
     if is_accelerator(name) and not shortened(name, names):
         near = nearest(name, names)
-        other = f"; {near} is another" if near else ""
+        other = f"; the nearest, {near}, is another machine" if near else ""
         measure = "twin calibrate measures yours, --hw FILE takes a profile"
         raise NotShipped("machine", name, f"shipped: {', '.join(names)}{other}; {measure}")
     raise UnknownName("machine", name, names)

@@ -39,8 +39,11 @@ REFUSED = [
     ("--staging 1KiB", "below the smallest of"),
     ("--staging 9e9GiB", "outside the range"),
     ("--model qwen3.8-flash", "did you mean qwen3.8-flash-next?"),
-    ("--hw 3x-rtx309", "machine '3x-rtx309' is not shipped (shipped: 3x-rtx3090, h200, rtx3090; 3x-rtx3090 is another"),
-    ("--hw h100", "machine 'h100' is not shipped (shipped: 3x-rtx3090, h200, rtx3090; h200 is another; twin calibrate"),
+    (
+        "--hw 3x-rtx309",
+        "machine '3x-rtx309' is not shipped (shipped: 3x-rtx3090, h200, rtx3090; the nearest, 3x-rtx3090, is another",
+    ),
+    ("--hw h100", "machine 'h100' is not shipped (shipped: 3x-rtx3090, h200, rtx3090; the nearest, h200, is another"),
     ("--hw rtz3090", "did you mean rtx3090?"),
     ("--layout ofload", "did you mean offload?"),
     ("--engine exlama", "did you mean exllamav3?"),

@@ -65,7 +65,7 @@ def test_a_trace_that_is_not_there_or_no_file_is_refused(capsys: Capture, tmp_pa
     for path, says in (
         (tmp_path / "nowhere", "cannot be read: No such file or directory"),
         (long, "cannot be read: File name too long"),
-        (tmp_path, "a folder, not a request trace"),
+        (tmp_path, "a folder, not a trace of JSON lines"),
     ):
         done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
         assert_one_line(done, WRONG_INPUT, f"{path}: {says}")
@@ -93,7 +93,7 @@ def test_a_file_of_another_kind_is_named(
     path = tmp_path / "file"
     path.write_bytes(pack(content))
     done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
-    said = f"{path}: {kind_of_head(content)}, not a request trace (--trace-in reads JSON lines"
+    said = f"{path}: {kind_of_head(content)}, not a trace of JSON lines (--trace-in reads"
     assert_one_line(done, WRONG_INPUT, said)
 
 

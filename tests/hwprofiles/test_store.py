@@ -57,9 +57,9 @@ def test_a_machine_is_found_whatever_its_case_and_separators(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        ("h100", "; h200 is another"),
-        ("4090", "; rtx3090 is another"),
-        ("rtx3090ti", "; rtx3090 is another"),
+        ("h100", "; the nearest, h200, is another machine"),
+        ("4090", "; the nearest, rtx3090, is another machine"),
+        ("rtx3090ti", "; the nearest, rtx3090, is another machine"),
         ("mi300x", ""),
     ],
 )

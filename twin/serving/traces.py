@@ -25,7 +25,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NOTHING_ASKED = Reading()
 _INSTEAD = (
-    "--trace-in reads JSON lines, plain or gzipped, with arrival_s (seconds) or timestamp, "
+    "--trace-in reads JSON objects, one a line, with arrival_s (seconds) or timestamp, "
     "prompt_tokens or input_length, output_tokens or output_length"
 )
 

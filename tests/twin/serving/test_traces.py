@@ -160,7 +160,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.jsonl") == ": cannot be read: No such file or directory"
-    assert refusal(tmp_path) == ": a folder, not a request trace"
+    assert refusal(tmp_path) == ": a folder, not a trace of JSON lines"
 
 
 def test_gzip_that_is_cut_off_or_damaged(tmp_path: Path) -> None:
