@@ -41,19 +41,19 @@ def is_accelerator(name: str) -> bool:
 
 
 def suggestions(name: str, known: Iterable[str]) -> list[str]:
-    """Known names that may be meant, in order: those that it shortens, or else the one that it misspells."""
+    """Known names that may be meant, in order: those that it shortens, or else one that it misspells (no card is)."""
     names = sorted(known)
-    found = shortened(name, names)
-    if found:
+    found = _shortened(name, names)
+    if found or is_accelerator(name):
         return found if len(found) <= MOST_SUGGESTED else []
     digits = _numbers(name)
     near = nearest(name, [each for each in names if not digits or _numbers(each) == digits], alike=MISSPELT)
     return [near] if near else []
 
 
-def shortened(name: str, known: Iterable[str]) -> list[str]:
-    """Known names that begin with it, or else that hold it: words may be cut short and left out, numbers may not."""
-    tokens, names = _tokens(_without_vendor(name)), sorted(known)
+def _shortened(name: str, names: list[str]) -> list[str]:
+    """Names that begin with it, or else that hold it: words may be cut short and left out, numbers may not."""
+    tokens = _tokens(_without_vendor(name))
     if not tokens:
         return []
     whole = [each for each in names if _tokens(each) == tokens]
@@ -87,7 +87,7 @@ def _rests(tokens: list[str]) -> Iterator[list[str]]:
 
 
 def _starts(tokens: list[str], asked: list[str]) -> bool:
-    """Whether `asked` is a beginning of `tokens`, as `shortened` has it."""
+    """Whether `asked` is a beginning of `tokens`, as `_shortened` has it."""
     if not _begins(tokens[0], asked[0]):
         return False
     at = 1

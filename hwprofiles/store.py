@@ -12,8 +12,7 @@ import msgspec
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.extending import Table, extended
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
-from hwprofiles.recognition import PROFILE, recognised
-from hwprofiles.spelling import is_accelerator, match, nearest, shortened
+from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
 DATA = Path(__file__).parent / "data"
 
@@ -37,9 +36,11 @@ def load_profile(name: str) -> HardwareProfile:
     if known is not None:
         return _shipped(known)
     if is_path(name):
+        from hwprofiles.recognition import PROFILE, recognised  # noqa: PLC0415 - a shipped machine needs none
+
         with recognised(Path(name), PROFILE, instead=_INSTEAD):
             return _parse(Path(name))
-    if is_accelerator(name) and not shortened(name, names):
+    if is_accelerator(name) and not suggestions(name, names):
         near = nearest(name, names)
         other = f"; the nearest, {near}, is another machine" if near else ""
         measure = "twin calibrate measures yours, --hw FILE takes a profile"

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from hwprofiles.extending import extended
-from hwprofiles.recognition import MODEL, recognised
 from hwprofiles.spelling import match, suggestions
 from hwprofiles.store import is_path, read_json
 from twin.errors import BadFile, UnknownName
@@ -37,6 +36,8 @@ def load_model(name: str) -> ModelSpec:
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise BadFile(f"{name}: no such file, and names on a hub are not looked up", hint=f"{meant}{_INSTEAD}")
     if is_path(name):
+        from hwprofiles.recognition import MODEL, recognised  # noqa: PLC0415 - a shipped model needs none
+
         with recognised(Path(name), MODEL, instead=_INSTEAD):
             return _parse(Path(name))
     raise UnknownName("model", name, model_names())
