@@ -9,7 +9,7 @@ try:
     import click
 
     from twin import options as ask
-    from twin.commandline import FILE, INPUT, JSON, OUT, OUTPUT, Name, options, progress_bar
+    from twin.commandline import FILE, JSON, OUT, OUTPUT, Name, options, progress_bar
     from twin.commandline import question as question_of
     from twin.completion import completion
     from twin.delivery import EXIT_CODES, deliver, dump, end
@@ -123,9 +123,7 @@ def compare(*, over: str | None, formats: str | None, as_json: bool, output: Pat
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(ask.SERVED_MODEL_OPTIONS, ask.WORKLOAD_OPTIONS)
-@click.option("--trace-in", type=INPUT, default=None,
-              help="Serve the requests of a JSONL trace, with their timestamps.")  # fmt: skip
+@options(ask.SERVED_MODEL_OPTIONS, ask.WORKLOAD_OPTIONS, ask.TRACE_OPTIONS)
 @options((ask.SERVED_MAX_LEN,), ask.POOL_OPTIONS, ask.SPECULATION_OPTIONS)
 @click.option("--trace", type=OUTPUT, default=None, help="Write residents, steps and requests for Perfetto.")
 @click.option("--requests-out", type=OUTPUT, default=None, help="Write a JSON line for every finished request.")
@@ -148,7 +146,8 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
     files = {f"--{name.replace('_', '-')}": asked[name] for name in ("trace_in", "trace", "requests_out")}
     check_apart(files | {"-o": output})
     service, source = serve_asked(asked, question_of)
-    deliver(dump(service_json(service, source.text)) if as_json else service_text(service, source.text), output)
+    told = service, source.text, source.reading
+    deliver(dump(service_json(*told)) if as_json else service_text(*told), output)
     return 0 if service.result.completed else EXIT_DOES_NOT_FIT
 
 

@@ -1,7 +1,8 @@
 """The base of every refusal, and the two that reading a data file can raise. `twin/errors.py` draws the whole tree."""
 
-import difflib
 from collections.abc import Iterable
+
+from hwprofiles.spelling import match, suggestions
 
 EXIT_BAD_INPUT = 2
 
@@ -22,15 +23,30 @@ class TwinError(Exception):
 
 
 class UnknownName(TwinError, KeyError):
-    """A name that stands for nothing here; the hint has the nearest one, and the known ones or what `listed` says."""
+    """A name that stands for nothing here; the hint has those that may be meant, and the known ones or `listed`."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, listed: str = "") -> None:
         names = sorted(known)
-        extended = [known_name for known_name in names if known_name.startswith(name) and name]
-        near = extended or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        nearest = f"did you mean {near[0]}? " if near else ""
-        super().__init__(f"unknown {kind} {name!r}", hint=f"{nearest}known: {listed or ', '.join(names)}")
+        near = suggestions(name, names)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        super().__init__(f"unknown {kind} {name!r}", hint=f"{meant}known: {listed or ', '.join(names)}")
+
+
+class NotShipped(UnknownName):
+    """A name of something that exists, but not here: another one is no misspelling of it."""
+
+    def __init__(self, kind: str, name: str, hint: str) -> None:
+        TwinError.__init__(self, f"{kind} {name!r} is not shipped", hint=hint)
 
 
 class BadFile(TwinError, ValueError):
     """A data file that cannot be read as what it claims to be; the message names the file and the key."""
+
+
+def find(kind: str, name: str, known: Iterable[str], *, listed: str = "") -> str:
+    """The known name that `name` stands for, whatever its case and separators; UnknownName where there is none."""
+    names = list(known)
+    found = match(name, names)
+    if found is None:
+        raise UnknownName(kind, name, names, listed=listed)
+    return found

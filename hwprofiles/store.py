@@ -3,15 +3,22 @@
 import json
 from functools import cache
 from math import isfinite
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.errors import BadFile, NotShipped, UnknownName
+from hwprofiles.extending import Table, extended
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
+from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
 DATA = Path(__file__).parent / "data"
+
+_INSTEAD = (
+    "--hw reads JSON of schema twin.hardware/1: twin calibrate -o FILE writes it, twin profiles NAME --json shows it"
+)
 
 
 def profile_names() -> list[str]:
@@ -20,15 +27,30 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> HardwareProfile:
-    """The machine called `name`, or read from the file `name` if it looks like a path.
+    """The machine called `name` (case and separators aside), or read from the file `name` if it looks like a path.
 
     Raises UnknownName for a name that is not shipped, BadFile for a file that is not a profile.
     """
-    if name in profile_names():
-        return _shipped(name)
-    if "/" in name or name.endswith(".json"):
-        return _parse(Path(name))
-    raise UnknownName("machine", name, profile_names())
+    names = profile_names()
+    known = match(name, names)
+    if known is not None:
+        return _shipped(known)
+    if is_path(name):
+        from hwprofiles.recognition import PROFILE, recognised  # noqa: PLC0415 - a shipped machine needs none
+
+        with recognised(Path(name), PROFILE, instead=_INSTEAD):
+            return _parse(Path(name))
+    if is_accelerator(name) and not suggestions(name, names):
+        near = nearest(name, names)
+        other = f"; the nearest, {near}, is another machine" if near else ""
+        measure = "twin calibrate measures yours, --hw FILE takes a profile"
+        raise NotShipped("machine", name, f"shipped: {', '.join(names)}{other}; {measure}")
+    raise UnknownName("machine", name, names)
+
+
+def is_path(name: str) -> bool:
+    """Whether it means a file, and not something that is shipped under a name."""
+    return "/" in name or name.endswith(".json") or isfile(name)
 
 
 @cache
@@ -37,7 +59,14 @@ def _shipped(name: str) -> HardwareProfile:
 
 
 def _parse(path: Path) -> HardwareProfile:
-    raw = _with_parent(read_json(path), path)
+    raw = extended(
+        read_json(path),
+        path,
+        kind="machine",
+        names=profile_names(),
+        shipped=lambda name: read_json(DATA / name / "profile.json"),
+        lay_over=_lay_over,
+    )
     try:
         return msgspec.convert(raw, HardwareProfile)
     except (msgspec.ValidationError, ValueError) as wrong:
@@ -60,18 +89,17 @@ def _named(raw: Any, wrong: Exception) -> str:
     return message
 
 
-def _with_parent(raw: Any, path: Path) -> Any:
-    """`raw` laid over the shipped profile that it extends, key by key; kernels are merged one by one."""
-    if not isinstance(raw, dict) or "extends" not in raw:
-        return raw
-    own = {key: value for key, value in raw.items() if key != "extends"}
-    parent = raw["extends"]
-    if parent not in profile_names():
-        raise BadFile(f"{path}: extends {parent!r}, which is not a shipped machine", hint=", ".join(profile_names()))
-    base = _with_parent(read_json(DATA / parent / "profile.json"), path)
-    if isinstance(own.get("kernels"), dict):
-        own["kernels"] = {**base.get("kernels", {}), **own["kernels"]}
-    return {**base, **own}
+def _lay_over(parent: Table, own: Table) -> Table:
+    """`own` laid over `parent`, key by key at every level, down to a rate, a curve, counts or a kernel.
+
+    These are replaced whole: half a rate with another's source and date would be a lie.
+    """
+    merged = {**parent, **own}
+    for key, there in parent.items():
+        mine = own.get(key)
+        if isinstance(there, dict) and isinstance(mine, dict) and "source" not in there:
+            merged[key] = {**there, **mine} if key == "kernels" else _lay_over(there, mine)
+    return merged
 
 
 def read_json(path: Path) -> Any:

@@ -112,9 +112,10 @@ def kept(name: str | None) -> tuple[str, ...]:
     """The format called `name`, or all quantised ones, of this project's kernels; Impossible for one that is not."""
     if name is None:
         return QUANTISED
-    if kv_format(name).name not in QUANTISED:
-        raise Impossible(f"this project has no kernel for {name}", hint=f"it has them for {', '.join(QUANTISED)}")
-    return (name,)
+    fmt = kv_format(name).name
+    if fmt not in QUANTISED:
+        raise Impossible(f"this project has no kernel for {fmt}", hint=f"it has them for {', '.join(QUANTISED)}")
+    return (fmt,)
 
 
 def _key(name: str) -> str:

@@ -3,6 +3,7 @@
 TwinError                    one line for the user, an optional hint, an exit code
 ├── BadValue (ValueError)    a number or word outside its range                            exit 2
 ├── UnknownName (KeyError)   a model, machine, layout, engine or format that is not there  exit 2
+│   └── NotShipped           a card that exists, but whose profile is not here              exit 2
 ├── BadFile (ValueError)     a data file that does not say what it must                    exit 2
 ├── Impossible (ValueError)  each part is fine, the combination is not                     exit 2
 ├── MissingRate (KeyError)   the machine's profile lacks a rate that the question needs    exit 2
@@ -11,7 +12,7 @@ TwinError                    one line for the user, an optional hint, an exit co
 That a cache does not fit is an answer, not an error: the prediction says so and the command exits with 3.
 """
 
-from hwprofiles.errors import EXIT_BAD_INPUT, BadFile, TwinError, UnknownName
+from hwprofiles.errors import EXIT_BAD_INPUT, BadFile, NotShipped, TwinError, UnknownName, find
 
 __all__ = [
     "EXIT_BAD_INPUT",
@@ -25,8 +26,10 @@ __all__ = [
     "CannotWrite",
     "Impossible",
     "MissingRate",
+    "NotShipped",
     "TwinError",
     "UnknownName",
+    "find",
 ]
 
 EXIT_DOES_NOT_FIT = 3

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from twin.errors import UnknownName
+from twin.errors import find
 
 EXL3_BITS = range(2, 9)
 """Bits that exllamav3's cache takes for K and for V."""
@@ -200,6 +200,4 @@ def listed(names: Iterable[str]) -> str:
 
 def kv_format(name: str) -> KVFormat:
     """The format called `name`; UnknownName otherwise."""
-    if name not in _FORMATS:
-        raise UnknownName("KV format", name, _FORMATS, listed=listed(format_names()))
-    return _FORMATS[name]
+    return _FORMATS.get(name) or _FORMATS[find("KV format", name, _FORMATS, listed=listed(format_names()))]

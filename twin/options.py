@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from twin.commandline import BYTES, TOKENS, Name
+from twin.commandline import BYTES, INPUT, TOKENS, Name
 
 Option = Callable[[Any], Any]
 
@@ -96,6 +96,17 @@ SERVED_MAX_LEN = _longest("the model's own limit")
 
 CACHED = click.option("--cached", "cached_tokens", type=TOKENS, default=None,
                       help="With --prefix-cache: prompt tokens that an earlier request left there.")  # fmt: skip
+
+TRACE_OPTIONS = (
+    click.option("--trace-in", type=INPUT, default=None,
+                 help="Serve the requests of a trace: JSON lines with arrival_s (seconds) or timestamp, prompt_tokens "
+                      "or input_length, output_tokens or output_length; optional are id, hash_ids, and prefix_id with "
+                      "prefix_tokens."),
+    click.option("--time-unit", type=click.Choice(["s", "ms"]), default=None,
+                 help="What timestamp counts [default: what the trace shows]."),
+    click.option("--hash-tokens", type=TOKENS, default=None,
+                 help="Prompt tokens of each of hash_ids [default: what the trace shows]."),
+)  # fmt: skip
 
 WORKLOAD_OPTIONS = (
     click.option("--requests", type=int, default=None, help="How many requests [default: 1000]."),

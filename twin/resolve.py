@@ -2,6 +2,7 @@
 
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import FULL_LANES
+from hwprofiles.spelling import match, plain
 from twin.case import Case
 from twin.counts import HALF_BYTES
 from twin.engines import EngineRules, engine_names, load_engine
@@ -25,6 +26,9 @@ _POOL_OPTIONS: dict[str, tuple[str, object]] = {
     "async_scheduling": ("--sync-scheduling", True),
 }
 """What only an engine with a block pool understands: the option, and the value that asks for nothing."""
+
+ENGINES_OWN = "auto"
+"""What engines call their default format."""
 
 
 def resolve(question: Question) -> Case:
@@ -80,7 +84,8 @@ def _engine_of(model: ModelSpec) -> EngineRules:
 
 
 def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout: CacheLayout) -> KVFormat:
-    fmt = kv_format(_or(question.kv_dtype, rules.formats[0]))
+    asked = question.kv_dtype
+    fmt = kv_format(rules.formats[0] if asked is None or plain(asked) == ENGINES_OWN else asked)
     if fmt.name not in rules.formats_of(layout.name) and not question.what_if:
         raise Impossible(
             f"{rules.name} keeps no {fmt.name} cache under {layout.name}",
@@ -99,10 +104,11 @@ def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple
     asked = question.backend
     if asked is None:
         return default, rules.verify_backends.get(fmt.name, default)
-    if asked not in backends:
+    found = match(asked, backends)
+    if found is None:
         known = ", ".join(backends) or "no choice of backends"
         raise Impossible(f"{rules.name} runs no {fmt.name} cache on {asked!r}", hint=f"it has {known}")
-    return (default if asked in rules.verify_only.get(fmt.name, ()) else asked), asked
+    return (default if found in rules.verify_only.get(fmt.name, ()) else found), found
 
 
 def _state_bytes(question: Question, rules: EngineRules) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from hwprofiles.spelling import match
 from hwprofiles.store import read_json
 from twin.errors import BadFile, BadValue, Impossible
 from twin.models.spec import Drafter, ModelSpec
@@ -74,12 +75,13 @@ def speculation_of(
     model: ModelSpec, text: str, *, accepted: float | None, task: str | None, kv_dtype: str, ctx_tokens: int
 ) -> Speculation:
     """The speculation that `text` (`<drafter>:<tokens>`) asks for. Raises BadValue or Impossible."""
-    name, colon, count = text.partition(":")
+    asked, colon, count = text.partition(":")
     if not model.drafters:
         raise Impossible(f"{model.name} has no drafter", hint="ask without --spec")
     drafters = {drafter.name: drafter for drafter in model.drafters}
-    if name not in drafters:
-        raise BadValue(f"{model.name} has no drafter {name!r}", hint=f"it has {', '.join(sorted(drafters))}")
+    name = match(asked, drafters)
+    if name is None:
+        raise BadValue(f"{model.name} has no drafter {asked!r}", hint=f"it has {', '.join(sorted(drafters))}")
     drafter = drafters[name]
     tokens = _count(text, count) if colon else drafter.default_tokens
     if not 1 <= tokens <= drafter.max_tokens:
@@ -114,7 +116,8 @@ def published_acceptance(
     rows = [row for row in _acceptances(model) if row.drafter == drafter]
     tasks = sorted({row.task for row in rows})
     asked = "all" if task is None else task
-    fitting = [row for row in rows if row.task == asked]
+    meant = match(asked, tasks)
+    fitting = [row for row in rows if row.task == meant]
     if not fitting:
         raise BadValue(
             f"no acceptance of {drafter} on task {asked!r} is published for {model}",

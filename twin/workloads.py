@@ -1,6 +1,7 @@
 """From the words of a command to requests: a trace, or a made-up workload; both can be read again from the start."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from twin.question import Question
 from twin.render.output import open_atomic
 from twin.render.serving import ServingTrace, record_json
 from twin.service import Service, serve
+from twin.serving.reading import Reading
 from twin.serving.records import RequestRecord
 from twin.serving.requests import Distribution, Lengths, Request, Workload
 from twin.serving.traces import read_trace
@@ -35,6 +37,7 @@ _FLAGS = {
     "burstiness": "--burstiness",
     "prefix_tokens": "--prefix",
 }
+_TRACE_FLAGS = {"time_unit": "--time-unit", "hash_tokens": "--hash-tokens"}
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -46,12 +49,21 @@ class Source(Struct, frozen=True, kw_only=True):
     workload: Workload | None
     once: bool = False
     """Whether it can be read but once."""
+    asked: Reading = Reading()
+    """What is said of the trace."""
+    readings: list[Reading] = []
+    """How the trace was read, each time that it was."""
 
     def requests(self) -> Iterable[Request]:
         """The requests from the first on; BadFile where a trace is not one."""
         if self.trace is not None:
-            return read_trace(self.trace)
+            return read_trace(self.trace, self.asked, understood=self.readings.append)
         return self.workload.requests() if self.workload else ()
+
+    @property
+    def reading(self) -> Reading | None:
+        """How the trace was read; None before that, and of a made-up workload."""
+        return self.readings[0] if self.readings else None
 
 
 def source_of(trace: Path | None, asked: dict[str, Any]) -> Source:
@@ -60,9 +72,13 @@ def source_of(trace: Path | None, asked: dict[str, Any]) -> Source:
     if trace is not None:
         if given:
             raise Impossible(f"{given[0]} means nothing beside --trace-in: the trace says what comes when")
-        if trace.exists() and not (trace.is_file() or trace.is_dir()):
-            return Source(text="trace from a pipe: read once, so no intervals", trace=trace, workload=None, once=True)
-        return Source(text=f"trace {trace.name}", trace=trace, workload=None)
+        once = os.path.exists(trace) and not (os.path.isfile(trace) or os.path.isdir(trace))
+        text = "trace from a pipe: read once, so no intervals" if once else f"trace {trace.name}"
+        said = Reading(time_unit=asked.get("time_unit"), hash_tokens=asked.get("hash_tokens"))
+        return Source(text=text, trace=trace, workload=None, once=once, asked=said)
+    for name, flag in _TRACE_FLAGS.items():
+        if asked.get(name) is not None:
+            raise Impossible(f"{flag} means nothing without --trace-in")
     kind: Distribution = asked["lengths"] or "exponential"
     workload = Workload(
         count=_or(asked["requests"], DEFAULT_REQUESTS),
@@ -96,7 +112,8 @@ def serve_asked(asked: dict[str, Any], question_of: Callable[[dict[str, Any]], Q
     Raises as `twin.service.serve` does; CannotWrite where a file cannot be written.
     """
     asked = dict(asked)
-    source = source_of(asked.pop("trace_in"), {name: asked.pop(name) for name in (*_FLAGS, "seed")})
+    workload = {name: asked.pop(name, None) for name in (*_FLAGS, *_TRACE_FLAGS, "seed")}
+    source = source_of(asked.pop("trace_in"), workload)
     trace, finished, intervals = asked.pop("trace"), asked.pop("requests_out"), not asked.pop("no_interval")
     longest = asked["max_model_tokens"] or load_model(asked["model"]).native_ctx_tokens
     question = question_of(asked | {"ctx_tokens": longest})

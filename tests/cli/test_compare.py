@@ -134,7 +134,7 @@ def test_where_nothing_fits_the_exit_code_says_so(capsys: Capture, arguments: tu
         ("--over layouts --formats fp16", "--formats goes with --over formats"),
         ("--over layouts --layout vram", "--layout goes with --over formats"),
         ("--over engines", "'engines' is not one of 'layouts', 'formats'"),
-        ("--formats fp16,fp17", "unknown KV format 'fp17' (did you mean fp16?"),
+        ("--formats fp16,fpp16", "unknown KV format 'fpp16' (did you mean fp16?"),
         ("--formats=", "unknown KV format ''"),
         ("--formats fp16,", "unknown KV format ''"),
         ("--formats fp8", "exllamav3 keeps no fp8 cache under offload"),

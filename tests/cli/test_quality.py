@@ -108,11 +108,11 @@ def test_own_tensors_are_measured_where_they_are_given(capsys: Capture, tmp_path
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("--kv-dtype fp17", "unknown KV format 'fp17' (did you mean fp16?"),
+        ("--kv-dtype fpp16", "unknown KV format 'fpp16' (did you mean fp16?"),
         ("--kv-dtype=", "unknown KV format ''"),
         ("--kv-dtype fp8,", "unknown KV format ''"),
         ("--kv-dtype absmax_int4", "unknown KV format 'absmax_int4'"),
-        ("--kv-dtype exl3_k9v9", "did you mean exl3_k"),
+        ("--kv-dtype exl3_k9v9", "exl3_k2v2 to exl3_k8v8"),
         ("--heads uniform", "'uniform' is not one of 'outliers', 'gaussian', 'tails', 'sinks'"),
         ("--model qwen3.8-flash", "did you mean qwen3.8-flash-next?"),
         ("--model no/such/file.json", "no/such/file.json: cannot be read: No such file or directory"),

@@ -39,10 +39,18 @@ REFUSED = [
     ("--staging 1KiB", "below the smallest of"),
     ("--staging 9e9GiB", "outside the range"),
     ("--model qwen3.8-flash", "did you mean qwen3.8-flash-next?"),
-    ("--hw 3x-rtx309", "did you mean 3x-rtx3090?"),
+    (
+        "--hw 3x-rtx309",
+        "machine '3x-rtx309' is not shipped (shipped: 3x-rtx3090, h200, rtx3090; the nearest, 3x-rtx3090, is another",
+    ),
+    ("--hw h100", "machine 'h100' is not shipped (shipped: 3x-rtx3090, h200, rtx3090; the nearest, h200, is another"),
+    ("--hw rtz3090", "did you mean rtx3090?"),
     ("--layout ofload", "did you mean offload?"),
     ("--engine exlama", "did you mean exllamav3?"),
-    ("--kv-dtype fp17", "did you mean fp16?"),
+    ("--kv-dtype fpp16", "did you mean fp16?"),
+    ("--kv-dtype k8v4", "did you mean exl3_k8v4 or turboquant_k8v4?"),
+    ("--kv-dtype fp17", "unknown KV format 'fp17' (known: "),
+    ("--model llama-3.1-70b", "unknown model 'llama-3.1-70b' (known: "),
     ("--kv-dtype=", "unknown KV format ''"),
     ("--engine=", "unknown engine ''"),
     ("--layout=", "unknown layout ''"),
@@ -79,7 +87,7 @@ OTHER_COMMANDS = [
     ("profiles nothing", "unknown machine 'nothing'"),
     ("models nothing", "unknown model 'nothing'"),
     ("formats nothing", "unknown KV format 'nothing'"),
-    ("formats exl3_k1v1", "did you mean exl3_k"),
+    ("formats exl3_k1v1", "unknown KV format 'exl3_k1v1' (known: "),
     ("completion tcsh", "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
     ("validate --quick", "go with --device"),
 ]
@@ -147,7 +155,7 @@ def test_a_wrong_profile_is_refused_by_file_and_key(capsys: Capture, tmp_path: P
 
 WHOLE = json.dumps(PROFILE).encode()
 WRONG_BYTES = {
-    "cut short": (WHOLE[:500], "not valid JSON"),
+    "cut short": (b'{"extends": "rtx3090", "name"', "not valid JSON"),
     "empty": (b"", "not valid JSON"),
     "not UTF-8": (b'{"name": "\xff"}', "not UTF-8 text (byte 10)"),
     "UTF-16": (json.dumps(PROFILE).encode("utf-16"), "not UTF-8 text"),
@@ -179,7 +187,7 @@ def test_a_name_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) ->
 
 @pytest.mark.parametrize("option", ["--hw", "--model"])
 def test_a_directory_is_no_file(capsys: Capture, tmp_path: Path, option: str) -> None:
-    assert_one_line(run(capsys, "predict", option, f"{tmp_path}/"), WRONG_INPUT, "Is a directory")
+    assert_one_line(run(capsys, "predict", option, f"{tmp_path}/"), WRONG_INPUT, f"{tmp_path}: a folder, not a twin m")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

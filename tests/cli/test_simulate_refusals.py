@@ -1,13 +1,16 @@
 """What `twin simulate` refuses: traces by file and line, options by name, in one line and with nothing left behind."""
 
+import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hwprofiles.recognition import kind_of_head
 from tests.cli.command import ANSWERED, WRONG_INPUT, assert_one_line, child, run
-from tests.cli.served import FAST, GOOD, OLD, Capture, line
+from tests.cli.served import FAST, GOOD, OLD, Capture, asked, line
 
 BAD_TRACES: dict[str, tuple[bytes, int, str]] = {
     "no arrival": ((GOOD + line(arrival_s=...)).encode(), 2, "has no arrival_s"),
@@ -58,9 +61,56 @@ def test_a_trace_without_a_request_is_refused(capsys: Capture, tmp_path: Path, c
 
 
 def test_a_trace_that_is_not_there_or_no_file_is_refused(capsys: Capture, tmp_path: Path) -> None:
-    for path, says in ((tmp_path / "nowhere", "No such file or directory"), (tmp_path, "Is a directory")):
+    long = tmp_path / ("x" * 300)
+    for path, says in (
+        (tmp_path / "nowhere", "cannot be read: No such file or directory"),
+        (long, "cannot be read: File name too long"),
+        (tmp_path, "a folder, not a trace of JSON lines"),
+    ):
         done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
-        assert_one_line(done, WRONG_INPUT, f"{path}: cannot be read: {says}")
+        assert_one_line(done, WRONG_INPUT, f"{path}: {says}")
+
+
+FOREIGN = {
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n",
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,G,472,18,490,Chat\n",
+    "splitwise": "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n",
+    "vidur": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,7\n",
+    "sharegpt": '[\n  {\n    "id": "a",\n    "conversations": [{"from": "human", "value": "Hi"}]\n  }\n]\n',
+    "prompts": '{"prompt": "Hello", "output_tokens": 5}\n',
+    "batch": '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n',
+    "csv": "a,b\n1,2\n",
+    "perfetto": '{"traceEvents": []}\n',
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzipped"])
+def test_a_file_of_another_kind_is_named(
+    capsys: Capture, tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    content = FOREIGN[name].encode()
+    path = tmp_path / "file"
+    path.write_bytes(pack(content))
+    done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
+    said = f"{path}: {kind_of_head(content)}, not a trace of JSON lines (--trace-in reads"
+    assert_one_line(done, WRONG_INPUT, said)
+
+
+def test_what_a_trace_leaves_open_is_asked_for_by_option(capsys: Capture, tmp_path: Path) -> None:
+    """Sixteen tokens a hash follow from the lengths; 60 may be seconds or milliseconds."""
+    path = tmp_path / "trace.jsonl"
+    text = '{"timestamp": %s, "input_length": 48, "output_length": 20, "hash_ids": [11, 12, 13]}\n'
+    path.write_text(text % "0.0" + text % "60.0", encoding="utf-8")
+    done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
+    says = "--time-unit s or ms: 60 s or ms from the first to the last of 2 requests"
+    assert_one_line(done, WRONG_INPUT, f"{path}: timestamp may be in seconds or in milliseconds ({says})")
+    for unit, seconds in (("s", 60), ("ms", 0.06)):
+        answer = asked(capsys, *FAST, "--trace-in", str(path), "--time-unit", unit)
+        assert answer["question"]["trace"] == {"time_unit": unit, "hash_tokens": 16}
+        assert answer["requests"][1]["arrival_s"] == pytest.approx(seconds)
+    shown = run(capsys, "simulate", *FAST, "--trace-in", str(path), "--time-unit", "s").out
+    assert "\ntrace trace.jsonl; arrivals in seconds, 16 tokens a hash\n" in shown
 
 
 def test_a_wrong_trace_in_json_is_a_document(capsys: Capture, tmp_path: Path) -> None:
@@ -133,6 +183,10 @@ def test_a_trace_may_come_through_a_pipe(name: str) -> None:
         ("--hw 3x-rtx3090", "vllm is modelled on one device"),
         ("--layout vram", "No such option '--layout'"),
         ("--ctx 1k", "No such option '--ctx'"),
+        ("--time-unit ms", "--time-unit means nothing without --trace-in"),
+        ("--hash-tokens 16", "--hash-tokens means nothing without --trace-in"),
+        ("--trace-in x.jsonl --time-unit us", "'us' is not one of 's', 'ms'"),
+        ("--trace-in x.jsonl --hash-tokens 0", "--hash-tokens: '0' is outside the range of 1 to"),
         ("--trace-in x.jsonl --rate 3", "--rate means nothing beside --trace-in"),
         ("--trace-in x.jsonl --requests 3", "--requests means nothing beside --trace-in"),
     ],

@@ -1,14 +1,18 @@
 """Machines are found by name or path and read strictly: whatever is wrong with a file is one line with its path."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from hwprofiles import load_profile, profile_names
+from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.profile import Kernel
+from hwprofiles.rates import Rate
 from hwprofiles.store import DATA, read_json
 
 SHIPPED = (DATA / "rtx3090" / "profile.json").read_text(encoding="utf-8")
@@ -37,14 +41,43 @@ def test_a_machine_copied_to_a_file_is_the_same_machine(tmp_path: Path) -> None:
     assert load_profile(str(path)) == load_profile("rtx3090")
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"), [("rtx3091", "rtx3090"), ("3xrtx3090", "3x-rtx3090"), ("3x", "3x-rtx3090"), ("rtx", "rtx3090")]
-)
+@pytest.mark.parametrize(("name", "nearest"), [("rtz3090", "rtx3090"), ("3x", "3x-rtx3090"), ("rtx", "rtx3090")])
 def test_an_unknown_machine_suggests_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UnknownName) as refused:
         load_profile(name)
     assert str(refused.value) == f"unknown machine {name!r}"
     assert refused.value.hint.startswith(f"did you mean {nearest}? known: ")
+
+
+@pytest.mark.parametrize("name", ["H200", "h-200", "H 200"])
+def test_a_machine_is_found_whatever_its_case_and_separators(name: str) -> None:
+    assert load_profile(name) is load_profile("h200")
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("h100", "; the nearest, h200, is another machine"),
+        ("4090", "; the nearest, rtx3090, is another machine"),
+        ("rtx3090ti", "; the nearest, rtx3090, is another machine"),
+        ("mi300x", ""),
+    ],
+)
+def test_a_card_that_is_not_shipped_is_no_misspelt_other_one(name: str, other: str) -> None:
+    with pytest.raises(UnknownName) as refused:
+        load_profile(name)
+    assert str(refused.value) == f"machine {name!r} is not shipped"
+    assert refused.value.hint == (
+        f"shipped: {', '.join(profile_names())}{other}; twin calibrate measures yours, --hw FILE takes a profile"
+    )
+
+
+def test_a_file_beside_is_read_where_no_machine_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "rtx3090"):
+        (tmp_path / name).write_text(SHIPPED.replace('"rtx3090"', '"from a file"', 1), encoding="utf-8")
+    assert load_profile("mine").name == "from a file"
+    assert load_profile("rtx3090").name == load_profile("RTX3090").name == "rtx3090"
 
 
 EDITS: list[tuple[str, Edit, str]] = [
@@ -66,7 +99,7 @@ EDITS: list[tuple[str, Edit, str]] = [
     ),
     ("no samples", lambda data: data["gpu"]["vram"].update(n=0), "$.gpu.vram.n"),
     ("no fitted rows", lambda data: data["gpu"]["vram"].update(source="fitted"), "fitted_on"),
-    ("wrong schema", lambda data: data.update(schema="twin.model/1"), "schema must be 'twin.hardware/1'"),
+    ("wrong schema", lambda data: data.update(schema="twin.hardware/9"), "schema must be 'twin.hardware/1'"),
     ("kernel name", lambda data: data["kernels"].update({"a": {"latency": None}}), "kernel"),
 ]
 
@@ -127,7 +160,7 @@ def test_what_is_no_profile_at_all_is_refused(tmp_path: Path, content: bytes, me
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith("cannot be read: Is a directory")
+    assert refusal(tmp_path).endswith(": a folder, not a twin machine profile")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -152,6 +185,86 @@ def test_a_file_lies_over_the_machine_that_it_extends(tmp_path: Path) -> None:
     profile = load_profile(str(path))
     assert (profile.name, profile.gpu_count, profile.gpu) == ("own", 3, base.gpu)
     assert profile.kernels == base.kernels | {"linear/b/c": base.kernels["linear/exllamav3/exl3"]}
+
+
+def extending(path: Path, **own: Any) -> HardwareProfile:
+    path.write_text(json.dumps({"extends": "h200", **own}), encoding="utf-8")
+    return load_profile(str(path))
+
+
+RATE = {"value": 2.0e10, "unit": "B", "spread": 0.02, "n": 3, "source": "measured", "date": "2026-01-02"}
+
+
+def tables_of(table: dict[str, Any], *above: str) -> list[tuple[str, ...]]:
+    """Where objects with keys lie in a profile: rates, curves, counts and what holds them."""
+    inner = [(*above, key) for key, value in table.items() if isinstance(value, dict)]
+    return inner + [each for path in inner for each in tables_of(table[path[-1]], *path)]
+
+
+H200 = json.loads((DATA / "h200" / "profile.json").read_text(encoding="utf-8"))
+LEAVES = [
+    path for path in tables_of(H200) if path[0] != "kernels" and "source" in functools.reduce(dict.get, path, H200)
+]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids="/".join)
+def test_what_extends_reaches_down_to_every_rate_and_leaves_all_others(tmp_path: Path, path: tuple[str, ...]) -> None:
+    """A copy of the parent's rate with another note, alone in its file, changes that note and nothing else."""
+    mine = functools.reduce(dict.get, path, H200) | {"note": "mine"}
+    own = functools.reduce(lambda inner, key: {key: inner}, reversed(path), mine)
+    expected = json.loads(json.dumps(H200))
+    functools.reduce(dict.get, path, expected)["note"] = "mine"
+    assert msgspec.to_builtins(extending(tmp_path / "own.json", **own)) == msgspec.to_builtins(
+        msgspec.convert(expected, HardwareProfile)
+    )
+
+
+def test_a_rate_is_replaced_whole(tmp_path: Path) -> None:
+    """Half a rate beside another's source and date would be a lie."""
+    path = tmp_path / "own.json"
+    assert extending(path, gpu={"vram": RATE}).gpu.vram == Rate(**RATE)  # and no note of the parent's
+    path.write_text('{"extends": "h200", "gpu": {"vram": {"value": 2e10}}}', encoding="utf-8")
+    assert refusal(path).endswith("missing required field `spread` - at `$.gpu.vram`")
+
+
+def test_a_kernel_is_replaced_whole_and_the_others_stay(tmp_path: Path) -> None:
+    base = load_profile("h200")
+    key = next(key for key, kernel in base.kernels.items() if kernel.efficiency and kernel.latency)
+    latency = msgspec.to_builtins(base.kernels[key].latency)
+    kernels = extending(tmp_path / "own.json", kernels={key: {"latency": latency}}).kernels
+    assert kernels[key] == Kernel(latency=base.kernels[key].latency)
+    assert {each for each in base.kernels if kernels[each] != base.kernels[each]} == {key}
+
+
+def test_null_takes_a_part_away_that_need_not_be_there(tmp_path: Path) -> None:
+    assert load_profile("h200").gpu.instructions is not None
+    assert extending(tmp_path / "own.json", gpu={"instructions": None}).gpu.instructions is None
+
+
+@pytest.mark.parametrize("gpu", ["null", "[]", '"h200"', "7"])
+def test_what_replaces_a_table_must_be_one(tmp_path: Path, gpu: str) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(f'{{"extends": "h200", "gpu": {gpu}}}', encoding="utf-8")
+    assert "Expected `object`" in refusal(path)
+
+
+@pytest.mark.parametrize("depth", [100, 900, 1_100, 100_000])
+@pytest.mark.parametrize("key", ["gpu", "kernels", "colour"])
+def test_tables_nested_without_end_are_refused_in_one_line(tmp_path: Path, key: str, depth: int) -> None:
+    path = tmp_path / "own.json"
+    nested = f'{{"{key}": ' * depth + "1" + "}" * depth
+    path.write_text(f'{{"extends": "h200", "{key}": {nested}}}', encoding="utf-8")
+    assert refusal(path)
+
+
+def test_machines_that_extend_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, parent in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.json").write_text(f'{{"extends": "{parent}"}}', encoding="utf-8")
+    monkeypatch.setattr("hwprofiles.store.DATA", tmp_path)
+    path = tmp_path / "own.json"
+    path.write_text('{"extends": "a"}', encoding="utf-8")
+    assert "extends 'a', which extends itself" in refusal(path)
 
 
 @pytest.mark.parametrize("parent", ['"rtx3091"', '"../rtx3090"', "null", "[]", "{}", "3"])

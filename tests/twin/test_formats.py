@@ -238,9 +238,13 @@ def test_formats_of_an_engine_are_there(name: str) -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(UnknownName, match="unknown KV format 'fp17'") as refused:
-        kv_format("fp17")
+    with pytest.raises(UnknownName, match="unknown KV format 'fpp16'") as refused:
+        kv_format("fpp16")
     assert "did you mean fp16?" in refused.value.hint
+
+
+def test_a_format_is_found_whatever_its_case_and_separators() -> None:
+    assert (kv_format("FP8"), kv_format("exl3-K4V4")) == (kv_format("fp8"), kv_format("exl3_k4v4"))
 
 
 NAMES = st.sampled_from(format_names())

@@ -13,7 +13,7 @@ from twin.case import Case
 from twin.engines import load_engine
 from twin.errors import Impossible
 from twin.formats import format_names, kv_format
-from twin.models import ModelSpec
+from twin.models import ModelSpec, model_names
 from twin.models.spec import Weights
 from twin.question import Question
 from twin.resolve import check_capability, resolve
@@ -145,6 +145,14 @@ def test_a_backend_that_is_asked_for_runs_all_that_it_can(name: str, backend: st
     assert (case.backend, case.verify_backend) == (alone, verify)
 
 
+def test_every_name_of_a_question_is_found_whatever_its_case_and_separators() -> None:
+    written = asked(
+        model="Qwen3.8-27B", engine="vLLM", layout="VRAM", kv_dtype="FP8", backend="Flash Infer", hw="RTX 3090"
+    )
+    assert (written.model.name, written.rules.name, written.layout.name) == (HYBRID, "vllm", "vram")
+    assert (written.fmt.name, written.backend) == ("fp8", "flashinfer")
+
+
 @pytest.mark.parametrize(
     ("question", "message", "hint"),
     [
@@ -204,3 +212,9 @@ def test_a_format_starts_on_no_device_before_it_unless_what_if(capability: str) 
 def test_every_other_format_starts_anywhere(name: str) -> None:
     toy = machine()
     check_capability(asked(model=HYBRID, kv_dtype=name), replace(toy, gpu=replace(toy.gpu, compute_capability="7.0")))
+
+
+@pytest.mark.parametrize("name", ["auto", "AUTO"])
+def test_auto_is_the_engines_own_format(name: str) -> None:
+    for each in model_names():
+        assert asked(model=each, kv_dtype=name).fmt is asked(model=each).fmt

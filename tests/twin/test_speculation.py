@@ -42,6 +42,8 @@ def drafting(drafter: Drafter, tokens: int, accepted: float) -> Speculation:
         ("dflash2:15", "dflash2", 15),
         ("dflash2:20", "dflash2", 20),
         ("dflash2", "dflash2", 7),
+        ("MTP:3", "mtp", 3),
+        ("DFlash-2:15", "dflash2", 15),
     ],
 )
 def test_a_speculation_is_a_drafter_and_a_number_of_tokens_or_the_drafters_own(
@@ -72,7 +74,7 @@ def test_more_tokens_than_a_drafter_proposes_are_refused(text: str, message: str
         asked(text, accepted=1.0)
 
 
-@pytest.mark.parametrize("text", ["eagle:3", "", ":3", "MTP:3", "dflash:7"])
+@pytest.mark.parametrize("text", ["eagle:3", "", ":3", "mtp3:3", "dflash:7", "dflash-3:7"])
 def test_a_drafter_that_the_model_has_not_is_refused_with_those_that_it_has(text: str) -> None:
     with pytest.raises(BadValue) as refused:
         asked(text, accepted=1.0)
@@ -95,6 +97,10 @@ def test_a_step_yields_the_bonus_token_and_at_most_every_drafted_one(text: str, 
             asked(text, accepted=accepted)
         expected = f"accepted tokens {shown} is outside the range of 1 to {most} (k + 1) a step"
         assert str(refused.value) == expected
+
+
+def test_a_task_is_found_whatever_its_case() -> None:
+    assert asked("mtp:3", task="Summarize") == asked("mtp:3", task="summarize")
 
 
 def test_an_acceptance_and_a_task_are_one_too_many() -> None:

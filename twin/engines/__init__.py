@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 from twin.engines.rules import EngineRules
-from twin.errors import UnknownName
+from twin.errors import find
 
 __all__ = ["EngineRules", "backend_names", "engine_names", "load_engine"]
 
@@ -18,9 +18,7 @@ def engine_names() -> list[str]:
 
 def load_engine(name: str) -> EngineRules:
     """The rulebook of engine `name`; UnknownName otherwise."""
-    if name not in engine_names():
-        raise UnknownName("engine", name, engine_names())
-    rules: EngineRules = import_module(f"twin.engines.{name}").RULES
+    rules: EngineRules = import_module(f"twin.engines.{find('engine', name, engine_names())}").RULES
     return rules
 
 

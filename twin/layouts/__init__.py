@@ -3,7 +3,7 @@
 from importlib import import_module
 from pathlib import Path
 
-from twin.errors import UnknownName
+from twin.errors import find
 from twin.layouts.layout import CacheLayout, Placement
 
 __all__ = ["CacheLayout", "Placement", "layout_names", "load_layout"]
@@ -18,7 +18,5 @@ def layout_names() -> list[str]:
 
 def load_layout(name: str) -> CacheLayout:
     """The placement called `name`; UnknownName otherwise."""
-    if name not in layout_names():
-        raise UnknownName("layout", name, layout_names())
-    layout: CacheLayout = import_module(f"twin.layouts.{name}").LAYOUT
+    layout: CacheLayout = import_module(f"twin.layouts.{find('layout', name, layout_names())}").LAYOUT
     return layout

@@ -1,16 +1,21 @@
 """Finding and reading models: a shipped name, or the path of a JSON file."""
 
+import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from hwprofiles.store import read_json
+from hwprofiles.extending import extended
+from hwprofiles.spelling import match, suggestions
+from hwprofiles.store import is_path, read_json
 from twin.errors import BadFile, UnknownName
 from twin.models.spec import ModelSpec
 
 DATA = Path(__file__).parent / "data"
+
+_INSTEAD = "--model reads a shipped name or JSON of schema twin.model/1: twin models NAME --json shows it"
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def model_names() -> list[str]:
@@ -19,15 +24,28 @@ def model_names() -> list[str]:
 
 
 def load_model(name: str) -> ModelSpec:
-    """The model called `name`, or read from the file `name` if it looks like a path.
+    """The model called `name` (case and separators aside), or read from the file `name` if it looks like a path.
 
     Raises UnknownName for a name that is not shipped, BadFile for a file that is not a model.
     """
-    if name in model_names():
-        return _shipped(name)
-    if "/" in name or name.endswith(".json"):
-        return _parse(Path(name))
+    known = match(name, model_names())
+    if known is not None:
+        return _shipped(known)
+    if is_hub_name(name):
+        near = suggestions(name.split("/")[1], model_names())
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise BadFile(f"{name}: no such file, and names on a hub are not looked up", hint=f"{meant}{_INSTEAD}")
+    if is_path(name):
+        from hwprofiles.recognition import MODEL, recognised  # noqa: PLC0415 - a shipped model needs none
+
+        with recognised(Path(name), MODEL, instead=_INSTEAD):
+            return _parse(Path(name))
     raise UnknownName("model", name, model_names())
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it reads like `owner/model`, and no folder of that owner is here."""
+    return _HUB_NAME.fullmatch(name) is not None and not name.endswith(".json") and not Path(name).parent.is_dir()
 
 
 @cache
@@ -36,20 +54,16 @@ def _shipped(name: str) -> ModelSpec:
 
 
 def _parse(path: Path) -> ModelSpec:
-    raw = _with_parent(read_json(path), path)
+    """A key of a file that extends a shipped model replaces the parent's whole: a table that is written is complete."""
+    raw = extended(
+        read_json(path),
+        path,
+        kind="model",
+        names=model_names(),
+        shipped=lambda name: read_json(DATA / f"{name}.json"),
+        lay_over=lambda parent, own: {**parent, **own},
+    )
     try:
         return msgspec.convert(raw, ModelSpec)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
-
-
-def _with_parent(raw: Any, path: Path) -> Any:
-    """`raw` laid over the shipped model that it extends, key by key; a key that it has replaces the parent's whole."""
-    if not isinstance(raw, dict) or "extends" not in raw:
-        return raw
-    own = {key: value for key, value in raw.items() if key != "extends"}
-    parent = raw["extends"]
-    if parent not in model_names() or DATA / f"{parent}.json" == path:
-        raise BadFile(f"{path}: extends {parent!r}, which is not another shipped model", hint=", ".join(model_names()))
-    base = _with_parent(read_json(DATA / f"{parent}.json"), path)
-    return {**base, **own}

@@ -5,11 +5,12 @@ from typing import Any
 
 from twin.render.serving import interval_json, serving_json, serving_text
 from twin.service import Service
+from twin.serving.reading import Reading
 from twin.units import format_bytes
 
 
-def service_text(service: Service, what: str) -> str:
-    """What was served by what, and the headline numbers."""
+def service_text(service: Service, what: str, reading: Reading | None = None) -> str:
+    """What was served by what, and the headline numbers; `reading` is how a trace was read."""
     case, pool = service.case, service.kv_pool
     speculation = case.speculation
     drafted = f", {speculation.drafter.name} drafts {speculation.tokens}" if speculation else ""
@@ -19,7 +20,7 @@ def service_text(service: Service, what: str) -> str:
         f"{pool.plan.block_tokens:,} tokens, at most {service.limits.max_sequences:,} sequences, "
         f"{service.limits.batched_tokens:,} tokens a step",
         *_no_cache(service),
-        what,
+        f"{what}; arrivals {reading.text}" if reading else what,
         "",
     ]
     return "\n".join(lines) + "\n" + serving_text(service.result, service.ends)
@@ -35,7 +36,7 @@ def _no_cache(service: Service) -> list[str]:
     return [f"no cache fits: weights and buffers take {format_bytes(taken)} of {there}, a block takes {block}"]
 
 
-def service_json(service: Service, what: str) -> dict[str, Any]:
+def service_json(service: Service, what: str, reading: Reading | None = None) -> dict[str, Any]:
     """The result with its question and, where three runs were made, the 90 % intervals."""
     case, pool = service.case, service.kv_pool
     question = {
@@ -46,6 +47,7 @@ def service_json(service: Service, what: str) -> dict[str, Any]:
         "kv_dtype": case.fmt.name,
         "backend": case.backend or None,
         "workload": what,
+        "trace": reading and {"time_unit": reading.time_unit, "hash_tokens": reading.hash_tokens},
         "max_sequences": service.limits.max_sequences,
         "batched_tokens": service.limits.batched_tokens,
         "max_model_tokens": service.limits.max_model_tokens,

@@ -27,6 +27,17 @@ def test_an_unknown_model_suggests_the_nearest(name: str) -> None:
     assert "qwen3.8-flash-next" in refused.value.hint
 
 
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "llama 3.1 8b", "LLAMA_3.1_8B"])
+def test_a_model_is_found_whatever_its_case_and_separators(name: str) -> None:
+    assert load_model(name) is load_model("llama-3.1-8b")
+
+
+def test_another_size_is_no_misspelling() -> None:
+    with pytest.raises(UnknownName) as refused:
+        load_model("llama-3.1-70b")
+    assert refused.value.hint == f"known: {', '.join(model_names())}"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -54,9 +65,29 @@ def test_a_model_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_model(str(tmp_path / "missing.json"))
 
 
-@pytest.mark.parametrize("name", ["missing.json", "folder/missing", "/qwen3.8-27b"])
+@pytest.mark.parametrize("name", ["missing.json", "folder/missing.json", "./missing", "/qwen3.8-27b"])
 def test_what_looks_like_a_path_is_read_as_one(name: str) -> None:
-    with pytest.raises(BadFile, match=f"{name}: cannot be read"):
+    with pytest.raises(BadFile, match=f"{name.removeprefix('./')}: cannot be read"):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("meta-llama/Llama-3.1-8B", "did you mean llama-3.1-8b? "),
+        ("meta-llama/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b? "),
+        ("meta-llama/Llama-3.1-70B", ""),
+        ("someone/else", ""),
+    ],
+)
+def test_a_name_on_a_hub_is_no_path(name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadFile) as refused:
+        load_model(name)
+    assert str(refused.value) == f"{name}: no such file, and names on a hub are not looked up"
+    assert refused.value.hint.startswith(f"{meant}--model reads a shipped name or JSON of schema twin.model/1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).parent.mkdir()
+    with pytest.raises(BadFile, match="cannot be read: No such file or directory"):
         load_model(name)
 
 
@@ -94,14 +125,14 @@ def test_a_file_may_extend_one_that_extends_another(tmp_path: Path) -> None:
 def test_only_a_shipped_model_can_be_extended(tmp_path: Path, parent: Any) -> None:
     with pytest.raises(BadFile) as refused:
         laid_over(tmp_path, extends=parent, name="mine")
-    assert str(refused.value) == f"{tmp_path / 'mine.json'}: extends {parent!r}, which is not another shipped model"
+    assert str(refused.value) == f"{tmp_path / 'mine.json'}: extends {parent!r}, which is not a shipped model"
     assert refused.value.hint == ", ".join(model_names())
 
 
 def test_a_shipped_model_cannot_extend_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ring.json").write_text('{"extends": "ring", "name": "ring"}', encoding="utf-8")
     monkeypatch.setattr("twin.models.store.DATA", tmp_path)
-    with pytest.raises(BadFile, match="extends 'ring', which is not another shipped model"):
+    with pytest.raises(BadFile, match="extends 'ring', which extends itself"):
         load_model("ring")
 
 

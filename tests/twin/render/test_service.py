@@ -74,6 +74,7 @@ def test_a_document_holds_the_question_with_every_default() -> None:
         "kv_dtype": "fp8",
         "backend": "flashinfer",
         "workload": WHAT,
+        "trace": None,
         "max_sequences": 64,
         "batched_tokens": 2048,
         "max_model_tokens": 8192,

@@ -1,5 +1,6 @@
 """Small worlds of serving: affine costs, pools of all kinds, workloads by hand and drawn."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -146,3 +147,12 @@ def workloads(draw: st.DrawFn, *, prefixes: bool = False) -> list[Request]:
             )
         )
     return found
+
+
+GOOD = '{"arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5}'
+
+
+def line(**changed: Any) -> str:
+    """A line of a trace; `...` leaves a key out."""
+    fields = {"arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5, **changed}
+    return json.dumps({name: value for name, value in fields.items() if value is not ...})

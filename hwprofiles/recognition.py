@@ -1,0 +1,113 @@
+"""What a file is that was taken for another: told by its first bytes, once reading it has failed."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os.path import isdir, isfile
+from pathlib import Path
+
+from hwprofiles.errors import BadFile
+
+HEAD_BYTES = 4096
+"""Bytes that are looked at."""
+
+PROFILE, MODEL, TRACE = "a twin machine profile", "a twin model file", "a trace of JSON lines"
+
+_MAGIC = (
+    (b"GGUF", "a GGUF model"),
+    (b"PAR1", "a Parquet file"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+    (b"\xfd7zXZ\x00", "an xz file"),
+    (b"BZh", "a bzip2 file"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x80\x02", "a pickle, as old PyTorch checkpoints are"),
+    (b"version https://git-lfs", "a pointer of Git LFS, not the file that it stands for"),
+    (b"<", "a web page or other markup"),
+)
+_SCHEMAS = {
+    "hardware": PROFILE,
+    "model": MODEL,
+    "prediction": "a prediction of twin predict",
+    "comparison": "a comparison of twin compare",
+    "simulation": "an answer of twin simulate",
+    "validation": "an answer of twin validate",
+}
+_KEYS = (
+    (("traceEvents",), "a trace of events for Perfetto"),
+    (("weight_map",), "the index of a safetensors checkpoint"),
+    (("architectures",), "a Hugging Face config.json"),
+    (("model_type", "hidden_size"), "a Hugging Face config.json"),
+    (("timestamp", "input_length"), TRACE),
+    (("arrival_s", "prompt_tokens"), TRACE),
+    (("conversations",), "a list of ShareGPT conversations"),
+    (("custom_id", "body"), "an OpenAI batch of requests"),
+    (("prompt",), "a list of prompts without arrivals, as vLLM's custom data sets are"),
+)
+_COLUMNS = (
+    (("timestamp", "contexttokens", "generatedtokens"), "an Azure LLM inference trace (CSV)"),
+    (("timestamp", "request tokens", "response tokens"), "a BurstGPT trace (CSV)"),
+    (("arrival_timestamp", "prompt_size", "token_size"), "a Splitwise trace (CSV)"),
+    (("num_prefill_tokens", "num_decode_tokens"), "a Vidur trace (CSV)"),
+)
+_SCHEMA = re.compile(rb'"schema"\s*:\s*"twin\.([a-z]+)/')
+_KEY = re.compile(r'"([^"\\]{1,40})"\s*:')
+_MOST_SAFETENSORS_HEADER = 10**8
+"""Bytes: the limit of the format."""
+
+
+@contextmanager
+def recognised(path: Path, wanted: str, *, instead: str) -> Iterator[None]:
+    """Say of a file that cannot be read as `wanted` what it is, where that is known; `instead` is the hint then."""
+    try:
+        yield
+    except BadFile:
+        known = kind_of(path)
+        if known in ("", wanted):
+            raise
+        raise BadFile(f"{path}: {known}, not {wanted}", hint=instead) from None
+
+
+def kind_of(path: Path) -> str:
+    """As `kind_of_head`, of what lies under `path`; only a regular file is opened."""
+    if isdir(path):
+        return "a folder"
+    if not isfile(path):
+        return ""
+    try:
+        with path.open("rb") as file:
+            return kind_of_head(file.read(HEAD_BYTES))
+    except OSError:
+        return ""
+
+
+def kind_of_head(head: bytes) -> str:
+    """What begins with these bytes, such as "a GGUF model"; empty where that is not known."""
+    head = head[:HEAD_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if b"/data.pkl" in head and head.startswith(b"PK"):
+        return "a PyTorch checkpoint"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MOST_SAFETENSORS_HEADER:
+        return "a safetensors checkpoint"
+    for magic, known in _MAGIC:
+        if head.startswith(magic):
+            return known
+    return _kind_of_json(head) if head.startswith((b"{", b"[")) else _kind_of_table(head)
+
+
+def _kind_of_json(head: bytes) -> str:
+    schema = _SCHEMA.search(head)
+    if schema is not None:
+        return _SCHEMAS.get(schema[1].decode(), "")
+    keys = set(_KEY.findall(head.decode(errors="ignore")))
+    return next((known for needed, known in _KEYS if keys.issuperset(needed)), "")
+
+
+def _kind_of_table(head: bytes) -> str:
+    """A known table by the names of its columns, or any where two lines have as many cells."""
+    lines = [line.split(",") for line in head.decode(errors="ignore").splitlines()[:2]]
+    columns = {cell.strip().lower() for cell in (lines[0] if lines else ())}
+    for needed, known in _COLUMNS:
+        if columns.issuperset(needed):
+            return known
+    return "a CSV file" if len(lines) == 2 and len(lines[0]) == len(lines[1]) > 1 else ""
