@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from twin.case import Case
@@ -32,6 +33,8 @@ class Pool(Struct, frozen=True, kw_only=True):
     """Bytes by part that one page of every sequence takes here."""
     capacity_spread: float = 0.0
     """Standard deviation of capacity less fixed parts, in bytes."""
+    held_bytes: float = 0.0
+    """Bytes that are taken at once, before any context: with a pool of given size all of it."""
 
     def free_bytes(self) -> float:
         """What the cache may take; negative where even an empty cache does not fit."""
@@ -39,7 +42,9 @@ class Pool(Struct, frozen=True, kw_only=True):
 
     def parts(self, pages: int) -> dict[str, float]:
         """Bytes by part at that many pages."""
-        return self.fixed | {name: size * pages for name, size in self.page_bytes.items() if size}
+        parts = self.fixed | {name: size * pages for name, size in self.page_bytes.items() if size}
+        unused = self.held_bytes - sum(parts.values())
+        return parts | {"unused blocks": unused} if unused > 0 else parts
 
     def used_bytes(self, pages: int) -> float:
         """All bytes at that many pages."""
@@ -48,15 +53,18 @@ class Pool(Struct, frozen=True, kw_only=True):
     def max_pages(self, *, sigmas: float = 0.0) -> int:
         """Most pages that fit, with the capacity off by so many standard deviations."""
         per_page = sum(self.page_bytes.values())
-        free = self.free_bytes() + sigmas * self.capacity_spread
-        if free < 0:
+        more = sigmas * self.capacity_spread
+        free = self.free_bytes() + more
+        if free < 0 or self.held_bytes > self.capacity_bytes + more:
             return 0
         return int(free // per_page) if per_page else MAX_TOKENS
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
-    """Every memory of the machine under one case."""
+    """Every memory of a machine under one case."""
 
+    case: Case
+    machine: HardwareProfile
     pools: tuple[Pool, ...]
     pages: int
     page_tokens: int
@@ -73,13 +81,35 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return [pool for pool in self.pools if pool.max_pages() < self.pages]
 
     def max_ctx_tokens(self, *, sigmas: float = 0.0) -> int:
-        """Longest context of each sequence: whole pages, or all that a question may ask for; 0 if no page fits."""
+        """Longest context of each sequence that fits if it is asked for, whatever was; 0 if no page does.
+
+        Whole pages, unless buffers end it, and at most all that a question may ask for. An engine that is told no
+        longest request sizes buffers for the context asked about: the longer that is, the less they leave. So the
+        context is sought for which they leave just enough.
+        """
+        high = self._told(1)._left_tokens(sigmas)
+        low = self._told(high)._left_tokens(sigmas)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._told(middle)._left_tokens(sigmas) >= middle:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _told(self, ctx_tokens: int) -> "MemoryPlan":
+        """The plan of the same question about another context."""
+        question = replace(self.case.question, ctx_tokens=max(1, ctx_tokens))
+        return plan_memory(replace(self.case, question=question), self.machine)
+
+    def _left_tokens(self, sigmas: float) -> int:
+        """Most tokens of each sequence beside buffers as they are sized here."""
         pages = min(pool.max_pages(sigmas=sigmas) for pool in self.pools)
         return min(pages * self.page_tokens, MAX_TOKENS)
 
     def limit(self) -> Pool:
         """The pool that ends the context first."""
-        return min(self.pools, key=lambda pool: pool.max_pages())
+        return min(self._told(self.max_ctx_tokens()).pools, key=lambda pool: pool.max_pages())
 
     def shortage(self) -> str:
         """What is needed against what is there, tier by tier; empty where it fits."""
@@ -122,13 +152,14 @@ def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
     pools = (*_device_pools(case, profile), _host_pool(case, profile))
-    return MemoryPlan(pools=pools, pages=pages, page_tokens=page_tokens)
+    return MemoryPlan(case=case, machine=profile, pools=pools, pages=pages, page_tokens=page_tokens)
 
 
 def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
 
-    A page is a block of attention in each of its groups. A drafter's windows are counted full, whatever the context.
+    A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
+    its groups. A drafter's windows are counted full, whatever the context.
     """
     if profile.gpu_count > 1:
         raise Impossible(
@@ -141,27 +172,31 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     held = plan.blocks_per_request(MAX_TOKENS) - attention * -(-MAX_TOKENS // plan.block_tokens)
     null_block = plan.block_bytes
     fixed = parts | {"null block": float(null_block), "state and windows": float(held * plan.block_bytes * batch)}
-    capacity = share_bytes(case, profile)
+    capacity, taken = share_bytes(case, profile), 0.0
     if case.question.pool_bytes is not None:
-        capacity = min(sum(parts.values()) + kv_pool.pool_bytes, profile.gpu.vram.value)
+        taken = sum(parts.values()) + kv_pool.pool_bytes
+        capacity = min(taken, profile.gpu.vram.value)
+    outside, untracked = profile.gpu.vram.value - capacity, pool_rules(case).untracked
     device = Pool(
         name="gpu0",
         capacity_bytes=capacity,
         fixed={name: size for name, size in fixed.items() if size},
         page_bytes={"kv cache": float(attention * plan.block_bytes * batch)},
         capacity_spread=spread,
+        held_bytes=taken,
     )
-    untracked = pool_rules(case).untracked
     headroom = Pool(
         name="gpu0 outside the engine's share",
-        capacity_bytes=max(0.0, profile.gpu.vram.value - capacity),
-        fixed={"context": min(untracked.value, max(0.0, profile.gpu.vram.value - capacity))},
+        capacity_bytes=outside,
+        fixed={"context": min(untracked.value, outside)},
         page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
         capacity_spread=untracked.value * untracked.spread,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
     pools = (device, headroom, _host_pool(case, profile))
-    return MemoryPlan(pools=pools, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool)
+    return MemoryPlan(
+        case=case, machine=profile, pools=pools, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool
+    )
 
 
 def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:

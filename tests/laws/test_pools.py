@@ -14,6 +14,7 @@ from twin.memory import plan_memory
 from twin.pool_memory import block_plan
 from twin.question import Question
 from twin.resolve import resolve
+from twin.units import GIB, MAX_TOKENS
 
 VRAM_BYTES = RTX3090.gpu.vram.value
 VLLM = load_engine("vllm")
@@ -79,7 +80,17 @@ def test_the_longest_context_is_one_whose_blocks_are_there(question: Question) -
 
 
 @LAWS
-@given(questions(formats=BOUNDED))
+@given(questions(pool_bytes=None) | questions(pool_bytes=3 * GIB), st.integers(1, MAX_TOKENS))
+def test_the_longest_context_is_the_same_whatever_context_is_asked_about(question: Question, other: int) -> None:
+    """Buffers are sized for the longest request, which is the one asked about unless the engine is told another."""
+    plans = [plan_memory(resolve(replace(question, ctx_tokens=ctx)), RTX3090) for ctx in (question.ctx_tokens, other)]
+    for sigmas in (-1.6, 0.0, 1.6):
+        assert len({plan.max_ctx_tokens(sigmas=sigmas) for plan in plans}) == 1
+    assert len({plan.limit().name for plan in plans}) == 1
+
+
+@LAWS
+@given(questions() | questions(pool_bytes=3 * GIB) | questions(pool_bytes=30 * GIB))
 def test_the_longest_context_can_be_asked_for_and_one_token_more_cannot(question: Question) -> None:
     longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
     if longest:

@@ -13,13 +13,14 @@ from twin.counts import embedding_bytes, head_bytes, layer_parameters, state_byt
 from twin.engines import load_engine
 from twin.errors import Impossible
 from twin.memory import plan_memory
-from twin.pool_memory import block_plan, pool_rules, scratch_token_bytes
+from twin.pool_memory import block_plan, fixed_parts, pool_rules, scratch_token_bytes
 from twin.question import Question
 from twin.resolve import resolve
-from twin.units import GIB, MIB
+from twin.units import GIB, MIB, format_bytes
 
 VRAM_BYTES = RTX3090.gpu.vram.value
-POOL = load_engine("vllm").block_pool
+VLLM = load_engine("vllm")
+POOL = VLLM.block_pool
 assert POOL is not None
 
 PINNED = {"pool_bytes": 5_583_457_484}
@@ -110,6 +111,31 @@ def test_a_pool_of_given_bytes_is_all_that_requests_share(pool_bytes: int, batch
         assert device.capacity_bytes == pytest.approx(before + pool_bytes)
         assert outside.capacity_bytes == pytest.approx(VRAM_BYTES - before - pool_bytes)
         assert plan.max_ctx_tokens() == ((pool_bytes // 26_214_400 - 1) // batch - 3) * 800
+
+
+@pytest.mark.parametrize("kv_dtype", [name for name in VLLM.formats if name != "fp8_per_token_head"])
+@pytest.mark.parametrize("model", [BATCH, FAST, LLAMA])
+def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: str, kv_dtype: str) -> None:
+    """It is taken whole, after weights and buffers: a byte more than is left, and no context at all fits."""
+    asked_for = {"model": model, "kv_dtype": kv_dtype, "utilisation": 0.5}
+    before = sum(fixed_parts(asked(**asked_for), POOL).values())
+    room = int(VRAM_BYTES - before)
+    held, refused = (planned(**asked_for, pool_bytes=size) for size in (room, room + 1))
+    assert pool_of(held).blocks == room // pool_of(held).plan.block_bytes
+    assert held.pools[0].used_bytes(held.pages) == pytest.approx(before + room)
+    assert (pool_of(refused).blocks, refused.max_ctx_tokens(), refused.fits) == (0, 0, False)
+    assert "of VRAM, the machine has 23.56 GiB" in refused.shortage()
+    for plan in (held, refused):
+        assert sum(pool.capacity_bytes for pool in plan.devices()) == pytest.approx(VRAM_BYTES)
+
+
+@pytest.mark.parametrize("pool_bytes", [30 * GIB, 500 * 10**9, 2**50])
+def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes: int) -> None:
+    plan = planned(1024, kv_dtype="bf16", pool_bytes=pool_bytes)
+    before = sum(fixed_parts(asked(kv_dtype="bf16"), POOL).values())
+    short = math.ceil(before + pool_bytes - VRAM_BYTES)
+    assert f"needs {format_bytes(before + pool_bytes)} of VRAM" in plan.shortage()
+    assert f"({format_bytes(short)} short)" in plan.shortage()
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,15 @@ def test_any_whole_count_in_range_is_read_exactly(tokens: int) -> None:
         ("3KiB", 3072),
         ("1.5MB", 1_500_000),
         ("1048576GiB", 2**50),
+        ("1024TiB", 2**50),
+        ("1.5TB", 1_500_000_000_000),
+        ("1.56GiB", 1_675_037_245),
+        ("0.1KiB", 102),
+        ("1.9B", 1),
+        ("1675037245B", 1_675_037_245),
+        ("1675037245", 1_675_037_245),
+        ("1_048_576", MIB),
+        ("1e10", 10**10),
     ],
 )
 def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
@@ -84,12 +93,47 @@ def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "32", "32M", "GiB", "0MiB", "-1MiB", "0.0001KiB", "1048577GiB", "1e400GB", "nanGB", "1TB!"]
+    "text",
+    [
+        "",
+        "32",
+        "1048575",
+        "1048576.5",
+        "32M",
+        "GiB",
+        "0MiB",
+        "-1MiB",
+        "0.0001KiB",
+        "1048577GiB",
+        "1e400GB",
+        "nanGB",
+        "1TB!",
+        "1025TiB",
+        "0.9B",
+    ],
 )
 def test_a_size_without_unit_or_range_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadValue) as refused:
         parse_bytes(text)
     assert repr(text) in str(refused.value)
+
+
+@LAWS
+@given(st.integers(1, 10**4), st.integers(0, 10**6), st.sampled_from([("KiB", KIB), ("GiB", GIB), ("GB", 10**9)]))
+def test_what_an_engine_prints_is_rounded_down_to_whole_bytes(whole: int, part: int, unit: tuple[str, int]) -> None:
+    assert parse_bytes(f"{whole}.{part:06}{unit[0]}") == (whole * 10**6 + part) * unit[1] // 10**6
+
+
+@LAWS
+@given(st.text("0123456789.,_eE+-kKMGiB ", max_size=2000) | st.integers(101, 6000).map(lambda n: "9" * n + ".5"))
+def test_any_text_is_a_number_or_one_short_line(text: str) -> None:
+    for parse in (parse_tokens, parse_bytes):
+        line = ""
+        try:
+            assert parse(text) >= 1
+        except BadValue as refused:
+            line = str(refused)
+        assert len(line) < 300
 
 
 @LAWS

@@ -30,6 +30,8 @@ def _no_cache(service: Service) -> list[str]:
     pool, device = service.kv_pool, service.memory.devices()[0]
     if service.result.pool_blocks:
         return []
+    if device.held_bytes > device.capacity_bytes:
+        return [f"no cache fits: {service.memory.shortage()}"]
     taken = sum(size for name, size in device.fixed.items() if name not in ("null block", "state and windows"))
     there, block = format_bytes(device.capacity_bytes), format_bytes(pool.plan.block_bytes)
     return [f"no cache fits: weights and buffers take {format_bytes(taken)} of {there}, a block takes {block}"]

@@ -6,6 +6,7 @@ from unicodedata import combining, east_asian_width
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.assumptions import ASSUMPTIONS
 from twin.case import Case
+from twin.memory import MemoryPlan
 from twin.prediction import Phase, Prediction, Quantity
 from twin.remedies import remedies
 from twin.units import KIB, format_bytes, format_rate, format_seconds
@@ -28,7 +29,7 @@ def headline(prediction: Prediction) -> str:
         _row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
     ]
     if not prediction.fits:
-        lines.append(_row("longest", longest if plan.max_ctx_tokens() else "not even one page of cache fits"))
+        lines.append(_row("longest", longest if plan.max_ctx_tokens() else _no_page(plan)))
     lines += _speeds(prediction)
     lines += [
         _row(
@@ -42,6 +43,13 @@ def headline(prediction: Prediction) -> str:
     if not prediction.fits:
         lines.append(_row("try", "; ".join(remedies(prediction))))
     return "\n".join(lines) + "\n"
+
+
+def _no_page(plan: MemoryPlan) -> str:
+    pool = plan.kv_pool
+    if pool is not None and pool.pool_bytes >= pool.plan.block_bytes and not pool.blocks:
+        return f"none: the device has no room for a pool of {format_bytes(pool.pool_bytes)}"
+    return "not even one page of cache fits"
 
 
 def _on(case: Case) -> str:

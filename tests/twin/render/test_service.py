@@ -56,6 +56,13 @@ def test_a_pool_without_a_block_says_what_takes_the_memory() -> None:
     assert "no cache fits" not in service_text(SERVICE, WHAT)
 
 
+def test_a_pool_that_the_device_does_not_hold_serves_nothing_and_names_both_sides() -> None:
+    service = served(count=3, pool_bytes=100 * 10**9)
+    line = next(line for line in service_text(service, WHAT).splitlines() if line.startswith("no cache fits: "))
+    assert "of VRAM, the machine has 23.56 GiB" in line
+    assert (service.result.completed, service_json(service, WHAT)["pool"]["blocks"]) == (0, 0)
+
+
 @ALL
 def test_a_document_survives_json(service: Service) -> None:
     document = service_json(service, WHAT)
