@@ -47,6 +47,7 @@ CONTRACT = {
     "max_ctx_tokens": int,
     "max_ctx_tokens_90": {"low": int, "high": int},
     "shortage": str,
+    "engine": str,
     "memory": {
         "cache_vram_bytes": int,
         "cache_host_bytes": int,

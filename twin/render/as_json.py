@@ -26,6 +26,8 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         },
         "shortage": prediction.memory.shortage(),
         "missing_rates": list(prediction.missing),
+        "engine": prediction.case.rules.name,
+        **_kernel_json(prediction),
         "memory": _memory_json(prediction),
         "decode": _phase_json(prediction.decode),
         "prefill": _prefill_json(prediction),
@@ -42,6 +44,16 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             }
             for name, rate in prediction.sources.items()
         ],
+    }
+
+
+def _kernel_json(prediction: Prediction) -> dict[str, str | None]:
+    """Whose kernel reads the cache in a decode step, and where its rates are from; null where none is predicted."""
+    rate = prediction.kernel_rate
+    return {
+        "kernel": prediction.kernel or None,
+        "kernel_source": rate.source if rate else None,
+        "kernel_note": rate.note if rate else None,
     }
 
 

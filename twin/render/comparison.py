@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from twin.comparison import Comparison
+from twin.engines import OWN
 from twin.prediction import Prediction
 from twin.quality import Quality
 from twin.render.text import pool_name, rate, table
@@ -52,12 +53,12 @@ def _used_row(predictions: Sequence[Prediction], tier: str) -> tuple[str, ...]:
 def _formats(compared: Comparison) -> str:
     pooled = any(each.memory.kv_pool for each in compared.predictions)
     heads = ["format", "KiB a token", "fits", "longest context", *(["pool tokens"] if pooled else [])]
-    heads += ["decode", "ms a token", "prefill", "first token", "perplexity", "needle"]
+    heads += ["decode", "ms a token", "prefill", "first token", "decode kernel", "perplexity", "needle"]
     rows = [_format_row(compared, each, pooled=pooled) for each in compared.predictions]
     notes = [f"  {each.case.fmt.name}: {_why_not(each)}\n" for each in compared.predictions if _why_not(each) != "-"]
     sources = {row.source for each in compared.predictions for row in compared.quality(each)}
     carried = "".join(f"  perplexity and needle are published, not predicted: {source}\n" for source in sorted(sources))
-    return table(heads, rows) + "".join(notes) + carried
+    return table(heads, rows) + "".join(notes) + _whose_kernels(compared) + carried
 
 
 def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tuple[str, ...]:
@@ -74,8 +75,28 @@ def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tupl
         f"{each.case.question.batch / decode.tokens_per_s.value / MS:.1f}" if decode else "-",
         rate(prefill.tokens_per_s) if prefill else "-",
         format_seconds(each.ttft_s.value) if each.ttft_s else "-",
+        _kernel(each),
         *quality_cells(compared.quality(each)),
     )
+
+
+def _kernel(each: Prediction) -> str:
+    """Whose kernel reads the cache, and where its rates are from."""
+    rate = each.kernel_rate
+    return f"{each.kernel.split('/')[1]}, {rate.source}" if rate else "-"
+
+
+def _whose_kernels(compared: Comparison) -> str:
+    """What was carried over from another machine, and where this project's own kernels are compared."""
+    told = [(each.case.fmt.name, each.kernel_rate) for each in compared.predictions]
+    text = "".join(f"  {name}: {rate.note}\n" for name, rate in told if rate and "carried over from" in rate.note)
+    first = compared.predictions[0]
+    if first.case.rules.name != OWN:
+        text += (
+            f"  speeds are those of {first.case.rules.name}'s kernels; this project's own may rank the formats "
+            f"otherwise: twin formats --hw {first.machine.name}\n"
+        )
+    return text
 
 
 def quality_cells(rows: Sequence[Quality]) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """A comparison shows every choice, why one is missing, and what is published of its answers beside its source."""
 
 import pytest
+from msgspec.structs import replace
 
 from twin.comparison import Comparison, compare_all
 from twin.question import Question
@@ -68,6 +69,32 @@ def test_published_quality_stands_beside_its_format_and_its_source_below() -> No
     assert bf16.split()[-2:] == ["-", "-"]
     assert f"published, not predicted: {DOCS}\n" in text
     assert "published, not predicted: docstring of vLLM 0.28.0 quantization/turboquant\n" in text
+
+
+def test_every_row_names_the_kernel_of_its_speed_and_where_its_rates_are_from() -> None:
+    compared = compare_all(FORMATS, formats=["bf16", "fp8", "int8_per_token_head", "turboquant_3bit_nc"])
+    for each in compared.predictions:
+        rate = each.kernel_rate
+        assert (rate is None) == (each.decode is None)
+        shown = rows(compared)[each.case.fmt.name]
+        if rate is not None:
+            assert each.kernel == each.case.attention_kernel("attend_decode")
+            assert f"{each.case.backend}, {rate.source}" in " ".join(shown)
+    text = comparison_text(compared)
+    assert "speeds are those of vllm's kernels; " in text
+    assert "twin formats --hw rtx3090\n" in text
+
+
+def test_rates_that_were_carried_over_from_another_machine_are_told() -> None:
+    text = comparison_text(compare_all(replace(FORMATS, ctx_tokens=8192), formats=["bf16", "fp8"]))
+    (line,) = (line for line in text.splitlines() if "carried over from" in line)
+    assert line.startswith("  bf16: ")
+    assert "an H200" in line
+
+
+def test_this_projects_own_kernels_are_not_pointed_to_from_themselves() -> None:
+    own = Question(ctx_tokens=8192, model="llama-3.1-8b", hw="h200", engine="twin", layout="vram")
+    assert "twin formats" not in comparison_text(compare_all(own, formats=["fp8"]))
 
 
 def test_nothing_published_names_no_source() -> None:
