@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance
-from twin.assumptions import assumptions_of
+from twin.assumptions import assumptions_of, beyond_native
 from twin.case import Case
 from twin.drafting import draft_prefill_program, draft_program
 from twin.errors import MissingRate
@@ -82,6 +82,12 @@ class Prediction(Struct, frozen=True, kw_only=True):
     def fits(self) -> bool:
         """Whether the question fits the machine."""
         return self.memory.fits
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said beside the answer: that the context asked about, or the longest, is beyond the model's."""
+        asked = beyond_native(self.case, self.case.question.ctx_tokens)
+        return asked or beyond_native(self.case, self.memory.max_ctx_tokens())
 
     @property
     def kernel(self) -> str:

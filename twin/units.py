@@ -9,6 +9,17 @@ KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 GB = 10**9
 MS, US = 1e-3, 1e-6
 MINUTE, HOUR = 60.0, 3600.0
+YEAR = 365.25 * 24 * HOUR
+
+_TIMES = (
+    (2 * YEAR, YEAR, ".3g", "years"),
+    (2 * HOUR, HOUR, ",.1f", "h"),
+    (2 * MINUTE, MINUTE, ",.1f", "min"),
+    (1.0, 1.0, ",.2f", "s"),
+    (MS, MS, ",.2f", "ms"),
+    (0.1 * US, US, ",.1f", "us"),
+)
+"""From how many seconds on a time is written in which unit, and with which figures."""
 
 MAX_TOKENS = 2**31 - 1
 """Longest context that a question may name: page tables and token indices of today's engines are 32-bit."""
@@ -105,13 +116,8 @@ def format_rate(value: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """'2.4 h', '29.5 min', '20.0 s', '19.7 ms' or '46.7 us'."""
-    if seconds >= 2 * HOUR:
-        return f"{seconds / HOUR:,.1f} h"
-    if seconds >= 2 * MINUTE:
-        return f"{seconds / MINUTE:,.1f} min"
-    if seconds >= 1:
-        return f"{seconds:,.2f} s"
-    if seconds >= MS:
-        return f"{seconds / MS:,.2f} ms"
-    return f"{seconds / US:,.1f} us"
+    """'3 years', '2.4 h', '29.5 min', '20.0 s', '19.7 ms', '46.7 us', '< 0.1 us' or '0 s'."""
+    for least, unit, figures, name in _TIMES:
+        if seconds >= least:
+            return f"{seconds / unit:{figures}} {name}"
+    return "< 0.1 us" if seconds else "0 s"

@@ -185,7 +185,7 @@ def test_whose_kernels_these_are_is_said_first_and_those_of_others_are_pointed_t
     assert [line.split()[:2] for line in lines if line.startswith("  q8_0")] == [["q8_0", "*"]]
     assert "(flashinfer)" in lines[-1]
     assert "twin compare" in lines[-1]
-    assert (plain["engine"], plain["carried_from"], plain["others"]) == ("twin", "donor", ["flashinfer"])
+    assert (plain["engine"], plain["carried_from"], plain["others"]) == ("twin", "donor", ("flashinfer",))
     assert [line["kernel"] for line in plain["lines"]] == [BYTES]
 
 

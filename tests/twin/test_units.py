@@ -162,6 +162,10 @@ def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0, "0 s"),
+        (1e-300, "< 0.1 us"),
+        (9e-8, "< 0.1 us"),
+        (1e-7, "0.1 us"),
         (46.7e-6, "46.7 us"),
         (19.72e-3, "19.72 ms"),
         (1.0, "1.00 s"),
@@ -169,10 +173,21 @@ def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
         (120.0, "2.0 min"),
         (1771.0, "29.5 min"),
         (7200.0, "2.0 h"),
+        (86_400.0 * 365, "8,760.0 h"),
+        (3.15576e9, "100 years"),
+        (1e300, "3.17e+292 years"),
     ],
 )
 def test_seconds_are_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@LAWS
+@given(st.floats(min_value=0, allow_infinity=False, allow_nan=False))
+def test_no_time_is_longer_than_a_word_and_none_but_nothing_is_zero(seconds: float) -> None:
+    text = format_seconds(seconds)
+    assert len(text) < 20
+    assert (float(text.removeprefix("< ").split()[0].replace(",", "")) == 0) == (seconds == 0)
 
 
 @LAWS

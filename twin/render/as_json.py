@@ -26,6 +26,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         },
         "shortage": prediction.memory.shortage(),
         "missing_rates": list(prediction.missing),
+        "notes": list(prediction.notes),
         "engine": prediction.case.rules.name,
         **_kernel_json(prediction),
         "memory": _memory_json(prediction),

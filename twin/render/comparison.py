@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from twin.assumptions import beyond_native
 from twin.comparison import Comparison
 from twin.engines import OWN
 from twin.prediction import Prediction
 from twin.quality import Quality
-from twin.render.text import pool_name, rate, table
+from twin.render.text import plural, pool_name, rate, table
 from twin.units import KIB, MS, format_bytes, format_seconds
 
 
@@ -16,11 +17,19 @@ def comparison_text(compared: Comparison) -> str:
     case = first.case
     layout = f"layout {case.layout.name}, " if compared.over == "formats" else ""
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
-    asked = f"{layout}{case.question.ctx_tokens:,} tokens{batch}"
+    asked = f"{layout}{case.question.ctx_tokens:,} token{plural(case.question.ctx_tokens)}{batch}"
     title = f"{case.model.name} on {first.machine.name}, {case.rules.name}, {asked}"
     body = _layouts(compared.predictions) if compared.over == "layouts" else _formats(compared)
+    beyond = "".join(
+        f"  {note}\n" for note in dict.fromkeys(note for each in compared.predictions for note in _notes(each))
+    )
     refused = "".join(f"  {name} is refused: {why}\n" for name, why in compared.refused.items())
-    return f"{title}\n\n{body}{refused}"
+    return f"{title}\n\n{body}{beyond}{refused}"
+
+
+def _notes(each: Prediction) -> tuple[str, ...]:
+    """What must be said of the context that is compared at; the longest ones differ and have a column."""
+    return beyond_native(each.case, each.case.question.ctx_tokens)
 
 
 def _layouts(predictions: Sequence[Prediction]) -> str:
@@ -30,10 +39,10 @@ def _layouts(predictions: Sequence[Prediction]) -> str:
         ("longest context", *(f"{each.memory.max_ctx_tokens():,}" for each in predictions)),
         ("ended by", *(pool_name(each.memory.limit().name) for each in predictions)),
         ("decode", *(rate(each.decode.tokens_per_s) if each.decode else "-" for each in predictions)),
-        ("prefill", *(rate(each.prefill.tokens_per_s) if each.prefill else "-" for each in predictions)),
+        ("prefill", *(_prefill(each) for each in predictions)),
         ("first token", *(format_seconds(each.ttft_s.value) if each.ttft_s else "-" for each in predictions)),
         ("decode wall", *(each.decode.bound if each.decode else "-" for each in predictions)),
-        ("prefill wall", *(each.prefill.bound if each.prefill else "-" for each in predictions)),
+        ("prefill wall", *(each.prefill.bound if each.prefill and each.prefill.parts else "-" for each in predictions)),
         ("host reads a step", *(format_bytes(each.decode.link_bytes) if each.decode else "-" for each in predictions)),
         *(_used_row(predictions, tier) for tier in ("VRAM", "host RAM")),
         ("why not", *(_why_not(each) for each in predictions)),
@@ -64,7 +73,7 @@ def _formats(compared: Comparison) -> str:
 def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tuple[str, ...]:
     placed, layers = each.case.layout.placement(each.case), each.case.model.attention_layers
     pool = each.memory.kv_pool
-    decode, prefill = each.decode, each.prefill
+    decode = each.decode
     return (
         each.case.fmt.name,
         f"{(placed.vram_bytes + placed.host_bytes) * layers / KIB:.2f}",
@@ -73,11 +82,15 @@ def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tupl
         *([f"{pool.printed_tokens:,}" if pool else "-"] if pooled else []),
         rate(decode.tokens_per_s) if decode else "-",
         f"{each.case.question.batch / decode.tokens_per_s.value / MS:.1f}" if decode else "-",
-        rate(prefill.tokens_per_s) if prefill else "-",
+        _prefill(each),
         format_seconds(each.ttft_s.value) if each.ttft_s else "-",
         _kernel(each),
         *quality_cells(compared.quality(each)),
     )
+
+
+def _prefill(each: Prediction) -> str:
+    return rate(each.prefill.tokens_per_s) if each.prefill and each.prefill.parts else "-"
 
 
 def _kernel(each: Prediction) -> str:

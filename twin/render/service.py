@@ -19,6 +19,7 @@ def service_text(service: Service, what: str) -> str:
         f"{pool.plan.block_tokens:,} tokens, at most {service.limits.max_sequences:,} sequences, "
         f"{service.limits.batched_tokens:,} tokens a step",
         *_no_cache(service),
+        *service.notes,
         what,
         "",
     ]
@@ -61,6 +62,7 @@ def service_json(service: Service, what: str) -> dict[str, Any]:
     return {
         "schema": result.pop("schema"),
         "question": question,
+        "notes": list(service.notes),
         **result,
         "interval_90": interval and _known(interval),
     }

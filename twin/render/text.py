@@ -23,13 +23,14 @@ def headline(prediction: Prediction) -> str:
     longest = f"{plan.max_ctx_tokens():,} tokens ({pool_name(plan.limit().name)} ends it)"
     lines = [
         f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
-        f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} tokens of context{batch}",
+        f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} token{plural(ctx)} of context{batch}",
         *_drafted(case),
         "",
         _row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
     ]
     if not prediction.fits:
         lines.append(_row("longest", longest if plan.max_ctx_tokens() else _no_page(plan)))
+    lines += [_row("note", each) for each in prediction.notes]
     lines += _speeds(prediction)
     lines += [
         _row(
@@ -87,8 +88,10 @@ def _speeds(prediction: Prediction) -> list[str]:
             _row("", f"wall: {_wall(decode)}"),
             *_break_even(prediction),
         ]
-    if prefill is not None:
+    if prefill is not None and prefill.seconds.value:
         lines += [_row("prefill", rate(prefill.tokens_per_s)), _row("", f"wall: {_wall(prefill)}")]
+    elif prefill is not None:
+        lines.append(_row("prefill", "none: the first decode step takes the whole prompt"))
     if ttft_s is not None:
         lines.append(_row("first token", f"{format_seconds(ttft_s.value)} {_range(ttft_s, seconds=True)}"))
     if decode is not None and decode.link_bytes:
@@ -126,7 +129,7 @@ def explain(prediction: Prediction) -> str:
     """Each part of each phase: time, speed of light, share, wall, and the rates it hangs on."""
     sections = []
     for title, phase in (("decode step", prediction.decode), ("prefill", prediction.prefill)):
-        if phase is not None:
+        if phase is not None and phase.parts:
             sections += [f"{title}: {format_seconds(phase.seconds.value)}; wall: {_wall(phase)}", _parts_table(phase)]
     if prediction.sources:
         sections += ["rates", table(("rate", "value", "spread", "source", "from"), _rate_rows(prediction.sources))]
@@ -174,9 +177,9 @@ def _memory_table(prediction: Prediction) -> str:
     rows = [
         (pool.name, name, format_bytes(size)) for pool in plan.pools for name, size in pool.parts(plan.pages).items()
     ]
-    rows += [
-        (pool.name, "free", format_bytes(pool.capacity_bytes - pool.used_bytes(plan.pages))) for pool in plan.pools
-    ]
+    for pool in plan.pools:
+        free = pool.capacity_bytes - pool.used_bytes(plan.pages)
+        rows.append((pool.name, "free" if free >= 0 else "short", format_bytes(abs(free))))
     return table(("where", "part", "size"), sorted(rows, key=lambda row: row[0]))
 
 
@@ -196,6 +199,11 @@ def _columns(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
+
+
+def plural(number: int) -> str:
+    """What a noun ends in after that number."""
+    return "" if number == 1 else "s"
 
 
 def _row(name: str, text: str) -> str:

@@ -29,7 +29,7 @@ def test_a_layout_that_does_not_fit_says_why_and_shows_no_speed() -> None:
     lines = comparison_text(compare_all(LAYOUTS)).splitlines()
     decode = next(line for line in lines if line.startswith("  decode  "))
     assert decode.split()[-1] == "-"
-    assert "the machine has 70.68 GiB" in lines[-1]
+    assert "the machine has 70.68 GiB" in next(line for line in lines if line.startswith("  why not"))
 
 
 def test_formats_have_a_row_each_under_the_layout_that_they_are_compared_in() -> None:
@@ -100,6 +100,18 @@ def test_this_projects_own_kernels_are_not_pointed_to_from_themselves() -> None:
 def test_nothing_published_names_no_source() -> None:
     text = comparison_text(compare_all(Question(ctx_tokens=4096), over="formats"))
     assert "published" not in text
+
+
+def test_a_context_beyond_the_models_own_is_noted_once() -> None:
+    text = comparison_text(compare_all(replace(FORMATS, ctx_tokens=300_000)))
+    assert text.count("300,000 tokens are beyond the model's own 262,144") == 1
+    assert "beyond" not in comparison_text(compare_all(FORMATS))
+
+
+def test_a_prompt_that_needs_no_prefill_has_neither_a_speed_nor_a_wall() -> None:
+    text = comparison_text(compare_all(Question(ctx_tokens=1)))
+    for name in ("prefill", "prefill wall"):
+        assert next(line for line in text.splitlines() if line.startswith(f"  {name}  ")).split()[-2:] == ["-", "-"]
 
 
 def test_a_refused_format_is_named_with_the_reason() -> None:

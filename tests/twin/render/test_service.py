@@ -112,3 +112,11 @@ def test_the_time_between_tokens_of_single_tokens_is_null() -> None:
     assert document["itl_s"]["p50"] is None
     assert document["interval_90"]["itl_p50_s"] == {"low": None, "high": None}
     assert math.isfinite(document["interval_90"]["ttft_p50_s"]["low"])
+
+
+def test_requests_longer_than_the_model_takes_by_itself_are_noted() -> None:
+    own, beyond = (served(count=2, ctx_tokens=ctx) for ctx in (262_144, 262_145))
+    assert not own.notes
+    assert "beyond the model's own 262,144" in service_text(beyond, WHAT)
+    assert service_json(beyond, WHAT)["notes"] == list(beyond.notes)
+    assert service_json(own, WHAT)["notes"] == []
