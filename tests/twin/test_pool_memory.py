@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hwprofiles import load_profile
+from hwprofiles import HardwareProfile, load_profile
 from tests.twin.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, planned, pool, pool_of
 from tests.worlds import machine
 from twin.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
@@ -358,3 +358,35 @@ def test_what_an_engine_takes_and_what_it_leaves_are_the_device(share: float) ->
 def test_variants_of_a_model_cut_their_pools_alike() -> None:
     plans = [block_plan(asked(model=name, kv_dtype="fp8")) for name in ("qwen3.8-27b", FAST, BATCH)]
     assert plans[0] == plans[1] == plans[2]
+
+
+def one_memory(profile: HardwareProfile) -> HardwareProfile:
+    """The same machine whose host's memory is the device's."""
+    memory = replace(profile.host.memory, value=profile.gpu.vram.value)
+    return replace(
+        profile,
+        host=replace(profile.host, memory=memory),
+        gpu=replace(profile.gpu, unified_memory=True),
+    )
+
+
+@pytest.mark.parametrize("share", [{"utilisation": 0.75}, {"pool_bytes": 2 * GIB}])
+def test_what_the_host_keeps_takes_from_what_an_engine_leaves_of_one_memory(share: dict[str, Any]) -> None:
+    case = asked(8192, **share)
+    apart, plan = plan_memory(case, RTX3090), plan_memory(case, one_memory(RTX3090))
+    device, rest = plan.pools
+    assert device == apart.pools[0]
+    assert device.capacity_bytes + rest.capacity_bytes == pytest.approx(VRAM_BYTES)
+    assert rest.fixed == apart.pools[1].fixed | apart.pools[2].fixed
+    assert plan.fits
+
+
+@pytest.mark.parametrize("share", [{"utilisation": 0.9}, {"pool_bytes": 7 * GIB}])
+def test_an_engine_that_leaves_the_host_too_little_of_one_memory_does_not_start(share: dict[str, Any]) -> None:
+    """4 GiB are reserved: 0.9 of 23.56 leaves 2.36."""
+    case = asked(8192, **share)
+    assert plan_memory(case, RTX3090).fits
+    plan = plan_memory(case, one_memory(RTX3090))
+    assert not plan.fits
+    assert (plan.max_ctx_tokens(), pool_of(plan).blocks) == (0, 0)
+    assert "of memory" in plan.shortage()

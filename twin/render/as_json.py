@@ -6,7 +6,8 @@ import msgspec
 
 from twin.assumptions import ASSUMPTIONS
 from twin.comparison import Comparison
-from twin.memory import MemoryPlan, Pool
+from twin.memory import MemoryPlan
+from twin.placed import Pool
 from twin.prediction import Z90, Phase, Prediction, Quantity
 
 PREDICTION_SCHEMA = "twin.prediction/1"
@@ -154,6 +155,7 @@ def _memory_json(prediction: Prediction) -> dict[str, Any]:
         "page_tokens": plan.page_tokens,
         "vram_left_bytes": round(plan.vram_left_bytes()),
         "limited_by": plan.limit().name,
+        "unified": plan.unified,
         **_kv_pool_json(plan),
         "devices": [_pool_json(pool, plan.pages) for pool in plan.pools],
     }

@@ -7,7 +7,7 @@ from twin.comparison import Comparison
 from twin.engines import OWN
 from twin.prediction import Prediction
 from twin.quality import Quality
-from twin.render.text import plural, pool_name, rate, table
+from twin.render.text import TIERS, ended_by, plural, rate, table, used_of
 from twin.units import KIB, MS, format_bytes, format_seconds
 
 
@@ -37,26 +37,29 @@ def _layouts(predictions: Sequence[Prediction]) -> str:
     rows = [
         ("fits", *("yes" if each.fits else "no" for each in predictions)),
         ("longest context", *(f"{each.memory.max_ctx_tokens():,}" for each in predictions)),
-        ("ended by", *(pool_name(each.memory.limit().name) for each in predictions)),
+        ("ended by", *(ended_by(each.memory) for each in predictions)),
         ("decode", *(rate(each.decode.tokens_per_s) if each.decode else "-" for each in predictions)),
         ("prefill", *(_prefill(each) for each in predictions)),
         ("first token", *(format_seconds(each.ttft_s.value) if each.ttft_s else "-" for each in predictions)),
         ("decode wall", *(each.decode.bound if each.decode else "-" for each in predictions)),
         ("prefill wall", *(each.prefill.bound if each.prefill and each.prefill.parts else "-" for each in predictions)),
         ("host reads a step", *(format_bytes(each.decode.link_bytes) if each.decode else "-" for each in predictions)),
-        *(_used_row(predictions, tier) for tier in ("VRAM", "host RAM")),
+        *_used_rows(predictions),
         ("why not", *(_why_not(each) for each in predictions)),
     ]
     return table(heads, rows)
 
 
-def _used_row(predictions: Sequence[Prediction], tier: str) -> tuple[str, ...]:
-    cells = []
-    for each in predictions:
-        pools = each.memory.devices() if tier == "VRAM" else each.memory.host()
-        used = sum(pool.used_bytes(each.memory.pages) for pool in pools)
-        cells.append(f"{format_bytes(used)} of {format_bytes(sum(pool.capacity_bytes for pool in pools))}")
-    return (tier, *cells)
+def _used_rows(predictions: Sequence[Prediction]) -> list[tuple[str, ...]]:
+    """What is used of each tier of the one machine."""
+    tiers = zip(*(each.memory.tiers() for each in predictions), strict=True)
+    return [
+        (
+            TIERS.get(named[0][0], named[0][0]),
+            *(used_of(each.memory, pools) for each, (_, pools) in zip(predictions, named, strict=True)),
+        )
+        for named in tiers
+    ]
 
 
 def _formats(compared: Comparison) -> str:

@@ -31,7 +31,7 @@ def _no_cache(service: Service) -> list[str]:
     pool, device = service.kv_pool, service.memory.devices()[0]
     if service.result.pool_blocks:
         return []
-    if device.held_bytes > device.capacity_bytes:
+    if pool.pool_bytes >= pool.plan.block_bytes:
         return [f"no cache fits: {service.memory.shortage()}"]
     taken = sum(size for name, size in device.fixed.items() if name not in ("null block", "state and windows"))
     there, block = format_bytes(device.capacity_bytes), format_bytes(pool.plan.block_bytes)

@@ -7,11 +7,14 @@ from hwprofiles.rates import Curve, Provenance, Rate
 from twin.assumptions import ASSUMPTIONS
 from twin.case import Case
 from twin.memory import MemoryPlan
+from twin.placed import Pool
 from twin.prediction import Phase, Prediction, Quantity
 from twin.remedies import remedies
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
 SIGNIFICANT = 3
+TIERS = {"host memory": "host RAM"}
+"""Memories that a row calls otherwise than a sentence."""
 
 
 def headline(prediction: Prediction) -> str:
@@ -20,7 +23,7 @@ def headline(prediction: Prediction) -> str:
     ctx = case.question.ctx_tokens
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
     placed, layers = case.layout.placement(case), case.model.attention_layers
-    longest = f"{plan.max_ctx_tokens():,} tokens ({pool_name(plan.limit().name)} ends it)"
+    longest = f"{plan.max_ctx_tokens():,} tokens ({ended_by(plan)} ends it)"
     lines = [
         f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
         f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} token{plural(ctx)} of context{batch}",
@@ -47,8 +50,8 @@ def headline(prediction: Prediction) -> str:
 
 
 def _no_page(plan: MemoryPlan) -> str:
-    pool = plan.kv_pool
-    if pool is not None and pool.pool_bytes >= pool.plan.block_bytes and not pool.blocks:
+    pool, device = plan.kv_pool, plan.devices()[0]
+    if pool is not None and device.held_bytes > device.capacity_bytes:
         return f"none: the device has no room for a pool of {format_bytes(pool.pool_bytes)}"
     return "not even one page of cache fits"
 
@@ -119,10 +122,8 @@ def _wall(phase: Phase) -> str:
 
 def _memory_rows(prediction: Prediction) -> Iterable[str]:
     plan = prediction.memory
-    for name, pools in (("VRAM", plan.devices()), ("host RAM", plan.host())):
-        used = sum(pool.used_bytes(plan.pages) for pool in pools)
-        there = sum(pool.capacity_bytes for pool in pools)
-        yield _row(name, f"{format_bytes(used)} of {format_bytes(there)}")
+    for name, pools in plan.tiers():
+        yield _row(TIERS.get(name, name), used_of(plan, pools))
 
 
 def explain(prediction: Prediction) -> str:
@@ -210,9 +211,17 @@ def _row(name: str, text: str) -> str:
     return f"  {name:12s} {text}".rstrip()
 
 
-def pool_name(name: str) -> str:
-    """A memory as people call it."""
-    return "host memory" if name == "host" else f"VRAM of {name}"
+def used_of(plan: MemoryPlan, pools: Sequence[Pool]) -> str:
+    """What is used of all these together."""
+    used = sum(pool.used_bytes(plan.pages) for pool in pools)
+    return f"{format_bytes(used)} of {format_bytes(sum(pool.capacity_bytes for pool in pools))}"
+
+
+def ended_by(plan: MemoryPlan) -> str:
+    """The memory that ends the context, as people call it."""
+    limit = plan.limit()
+    tier = next(tier for tier, pools in plan.tiers() if limit.name in {pool.name for pool in pools})
+    return tier if tier == "host memory" else f"{tier} of {limit.name}"
 
 
 def rate(quantity: Quantity) -> str:

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from twin.prediction import Prediction, Quantity, predict
 from twin.question import Question
+from twin.render.as_json import prediction_json
 from twin.render.text import explain, headline, rate, table
 from twin.units import MAX_TOKENS
 
@@ -172,3 +174,21 @@ def test_a_prompt_that_the_first_step_takes_whole_has_no_prefill_and_no_wall() -
     assert rows(text)["prefill"] == "none: the first decode step takes the whole prompt"
     assert "wall: nothing" not in text
     assert "1 token of context" in text
+
+
+@pytest.mark.parametrize("layout", ["vram", "offload"])
+def test_one_memory_is_one_row_one_entry_and_no_vram(layout: str) -> None:
+    own = load_profile("rtx3090")
+    host = replace(own.host, memory=replace(own.host.memory, value=1e12))
+    gpu = replace(own.gpu, vram=replace(own.gpu.vram, value=1e12), unified_memory=True)
+    prediction = predict(Question(ctx_tokens=4096, layout=layout), replace(own, gpu=gpu, host=host))
+    shown = rows(headline(prediction))
+    assert shown["memory"].endswith(" of 931.32 GiB")
+    assert shown.keys().isdisjoint({"VRAM", "host RAM"})
+    assert "(memory of gpu0 ends it)" in shown["fits"]
+    memory = prediction_json(prediction)["memory"]
+    assert memory["unified"]
+    (entry,) = memory["devices"]
+    assert entry["used_bytes"] == pytest.approx(sum(entry["parts"].values()), abs=len(entry["parts"]))
+    assert {"weights", "reserved", "kv cache"} <= entry["parts"].keys()
+    assert memory["cache_vram_bytes"] + memory["cache_host_bytes"] == entry["parts"]["kv cache"]
