@@ -50,10 +50,10 @@ def questions(draw: st.DrawFn, /, formats: list[str] = FORMATS, **fixed: Any) ->
 @LAWS
 @given(questions())
 def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: Question) -> None:
-    case = resolve(question)
-    plan = plan_memory(case, RTX3090)
+    longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
+    plan = plan_memory(resolve(replace(question, ctx_tokens=longest or question.ctx_tokens)), RTX3090)
     found, device = pool_of(plan), plan.pools[0]
-    pages = plan.max_ctx_tokens() // plan.page_tokens
+    pages = plan.pages if longest else 0
     assert sum(pool.capacity_bytes for pool in plan.devices()) == pytest.approx(VRAM_BYTES)
     if pages:
         for each in plan.devices():
@@ -67,8 +67,9 @@ def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: 
 @given(questions())
 def test_the_longest_context_is_one_whose_blocks_are_there(question: Question) -> None:
     """For every sequence of the batch, beside the null block; a block more a sequence is more than there is."""
-    plan = plan_memory(resolve(question), RTX3090)
-    found, longest = pool_of(plan), plan.max_ctx_tokens()
+    longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
+    plan = plan_memory(resolve(replace(question, ctx_tokens=longest or question.ctx_tokens)), RTX3090)
+    found = pool_of(plan)
     usable = found.blocks - 1
     if longest:
         assert question.batch * found.plan.blocks_per_request(longest) <= usable
