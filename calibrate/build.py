@@ -107,6 +107,7 @@ def _gpu(evidence: Evidence) -> dict[str, Any]:
         "h2d": _copy_link(evidence, "host_to_device_copy", _run_lengths(evidence)),
         "d2h": _copy_link(evidence, "device_to_host_copy", None),
         **instructions_roof(evidence),
+        **({} if machine.is_cuda else {"unified_memory": True}),
     }
 
 

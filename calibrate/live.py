@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from calibrate.compare import Comparison
 from calibrate.kernel_cases import KernelCase, program_of
 from calibrate.measurements import MeasuredRow, Measurements
-from calibrate.probes.machine import CPU_CAPABILITY
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile
+from hwprofiles.profile import CPU_CAPABILITY
 from twin.formats import kv_format
 from twin.prediction import Z90
 from twin.roofline import Roofs

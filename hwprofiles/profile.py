@@ -10,6 +10,8 @@ from hwprofiles.rates import Counts, Curve, Rate, Unit
 
 SCHEMA = "twin.hardware/1"
 FULL_LANES = 16
+CPU_CAPABILITY = "0.0"
+"""What the profile of a CPU has for a compute capability."""
 
 KERNEL_AXES = {
     "linear": "tokens",
@@ -89,6 +91,13 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     d2h: Link
     instructions: Roof | None = None
     """Integer and logic operations a second over all lanes: what decoding a quantised cache is made of."""
+    unified_memory: bool = False
+    """Whether `vram` is the host's memory itself, not one beside it: an APU, a superchip, a CPU."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what lies on the device and on the host takes from one memory; a CPU need not say so."""
+        return self.unified_memory or self.compute_capability == CPU_CAPABILITY
 
     def check(self, path: str) -> None:
         """Raise ValueError naming the key that is out of range."""
@@ -153,6 +162,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError(f"schema must be {SCHEMA!r}, not {self.schema!r}")
         self.gpu.check("$.gpu")
         self.host.check("$.host")
+        self._check_one_memory()
         for key, kernel in self.kernels.items():
             if len(key.split("/")) != 3 or not all(key.split("/")):
                 raise ValueError(f"$.kernels.{key}: a kernel is named operation/implementation/format")
@@ -167,6 +177,19 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 _check(kernel.merging, f"$.kernels.{key}.merging", _MERGING)
             if kernel.latency is not None:
                 _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
+
+    def _check_one_memory(self) -> None:
+        if not self.gpu.unified_memory:
+            return
+        if self.gpu_count > 1:
+            raise ValueError(
+                f"$.gpu.unified_memory: {self.gpu_count} devices cannot each be the one memory of the host"
+            )
+        device, host = self.gpu.vram.value, self.host.memory.value
+        if device != host:
+            raise ValueError(
+                f"$.gpu.vram: {device:.0f} B is not $.host.memory, {host:.0f} B: with unified_memory both are the same"
+            )
 
     def with_lanes(self, lanes: int) -> "HardwareProfile":
         """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves.

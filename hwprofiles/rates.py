@@ -68,6 +68,12 @@ class Curve(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
         weight = math.log(x / low) / math.log(high / low)
         return self.efficiency[right - 1] * (1 - weight) + self.efficiency[right] * weight
 
+    def around(self, x: float) -> tuple[float, float]:
+        """The calibrated points next to `x`, itself where it is one; twice the nearest one outside of all."""
+        right = bisect_right(self.at, x)
+        low = self.at[max(0, right - 1)]
+        return (low, low) if low == x or right == 0 else (low, self.at[min(right, len(self.at) - 1)])
+
     def covers(self, x: float) -> bool:
         """Whether `x` lies inside what was calibrated; a single point is a constant and claims no range."""
         return len(self.at) == 1 or self.at[0] <= x <= self.at[-1]

@@ -24,6 +24,19 @@ ASSUMPTIONS = {
     "A18": "every decode step of a served sequence yields the mean acceptance",
 }
 
+
+def beyond_native(case: Case, tokens: int) -> tuple[str, ...]:
+    """What must be said beside an answer about so many tokens, where the model takes fewer by itself (A13)."""
+    native = case.model.native_ctx_tokens
+    if tokens <= native:
+        return ()
+    refuses = f"; {case.rules.name} refuses so long a request without it" if case.rules.bounds_context else ""
+    return (
+        f"{tokens:,} tokens are beyond the model's own {native:,}: only memory and speed are predicted, "
+        f"answers need rope scaling{refuses}",
+    )
+
+
 _ALWAYS = ("A1", "A2", "A3", "A5")
 
 

@@ -16,7 +16,7 @@ from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.profile import Kernel
 from hwprofiles.rates import Counts, Curve, Rate
 from twin.case import Case
-from twin.engines.twin import QUANTISED
+from twin.engines.twin import QUANTISED, RULES
 from twin.errors import BadValue, Impossible, MissingRate
 from twin.format_ops import decode_op, format_case
 from twin.formats import kv_format
@@ -51,6 +51,8 @@ class FormatLine(Struct, frozen=True, kw_only=True):
     """All that is told of one format on one machine."""
 
     kv_dtype: str
+    kernel: str
+    """Key of the kernel whose time this is."""
     seconds: float
     """Attention of one layer at the shown context, batch 1."""
     ratio: float
@@ -65,6 +67,10 @@ class Crossover(Struct, frozen=True, kw_only=True):
     """Every quantised format of this project's kernels against one other on one machine."""
 
     machine: str
+    engine: str
+    """Whose kernels these are."""
+    others: tuple[str, ...]
+    """Back ends of other engines whose decode kernels the machine has rates of: their order may be another."""
     against: str
     query_tokens: int
     ctx_tokens: int
@@ -98,6 +104,8 @@ def crossover(
         raise MissingRate(next(iter(refused.values()), f"no format to compare with {against}"))
     return Crossover(
         machine=profile.name,
+        engine=RULES.name,
+        others=_others(own),
         against=against,
         query_tokens=query_tokens,
         ctx_tokens=SHOWN_CTX,
@@ -106,6 +114,12 @@ def crossover(
         carried_from=donor,
         carried=tuple(name for name in (against, *formats) if _key(name) in taken),
     )
+
+
+def _others(profile: HardwareProfile) -> tuple[str, ...]:
+    ours = {RULES.name, *RULES.all_backends()}
+    kernels = (key.split("/") for key in sorted(profile.kernels) if key.startswith("attend_decode/"))
+    return tuple(dict.fromkeys(backend for _, backend, _ in kernels if backend not in ours))
 
 
 def kept(name: str | None) -> tuple[str, ...]:
@@ -175,6 +189,7 @@ class _Pair(NamedTuple):
         other_s, _, other_spread = self.step(self.other, SHOWN_CTX, 1)
         return FormatLine(
             kv_dtype=self.case.fmt.name,
+            kernel=_key(self.case.fmt.name),
             seconds=seconds,
             ratio=seconds / other_s,
             spread=hypot(spread, other_spread),

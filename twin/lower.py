@@ -161,14 +161,24 @@ def _weights(case: Case, group: LayerGroup, tokens: int) -> tuple[Op, ...]:
     model, operands = case.model, case.model.weights.mlp_operands
     mixer, active = mixer_parameters(model, group.kind), feed_forward_active_parameters(model)
     read = feed_forward_read_parameters(model, tokens)
+    dense = model.feed_forward.experts == model.feed_forward.active
     ops: tuple[Op, ...]
     if operands and operands != case.rules.compute_dtype:
         ops = (
             _linear(case, group.device, weight_bytes(model, mixer), mixer, tokens),
-            _linear(case, group.device, weight_bytes(model, read), active, tokens, operands=operands, after=(0,)),
+            _linear(
+                case,
+                group.device,
+                weight_bytes(model, read),
+                active,
+                tokens,
+                dense=dense,
+                operands=operands,
+                after=(0,),
+            ),
         )
     else:
-        ops = (_linear(case, group.device, weight_bytes(model, mixer + read), mixer + active, tokens),)
+        ops = (_linear(case, group.device, weight_bytes(model, mixer + read), mixer + active, tokens, dense=dense),)
     if model.weights.format not in case.rules.glue_apart:
         return ops
     glue = Op(
@@ -190,27 +200,27 @@ def _linear(
     active: float,
     tokens: int,
     *,
+    dense: bool = True,
     operands: str = "",
     after: tuple[int, ...] = (),
 ) -> Op:
-    """Matrix products of `tokens` tokens with `active` parameters each, stored in `read_bytes` bytes."""
+    """Matrix products of `tokens` tokens with `active` parameters each, stored in `read_bytes` bytes.
+
+    `dense`: other numbers of tokens read the same bytes, as they do not where each chooses its experts.
+    """
+    tile = case.rules.row_tiles.get(case.model.weights.format, 1)
     return Op(
         part="weights",
         engine=Engine.SM,
         device=device,
         kernel=case.linear_kernel,
         vram_bytes=read_bytes,
-        flops=2.0 * active * _issued(case, tokens),
+        flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.compute_dtype,
         grain=tokens,
+        row_tile=tile if dense else 0,
         after=after,
     )
-
-
-def _issued(case: Case, tokens: int) -> int:
-    """Tokens that a product computes: whole tiles."""
-    tile = case.rules.row_tiles.get(case.model.weights.format, 1)
-    return -(-tokens // tile) * tile
 
 
 def _recurrence(case: Case, step: Pass, device: int, *, after: int) -> Op:

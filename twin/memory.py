@@ -1,62 +1,23 @@
 """Does it fit, and how far does the context go: bytes of every part against every memory of the machine."""
 
 import math
-from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from twin.case import Case
-from twin.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
 from twin.errors import Impossible
-from twin.lower import split_layers
+from twin.placed import Pool, device_pools, host_pool, one_memory
 from twin.pool_memory import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
 from twin.units import MAX_TOKENS, format_bytes
 
-PAGE_TABLE_SHARE = 8 / 4096
-"""Device bytes per registered host byte: 8 bytes of page table per 4 KiB page, whatever the host's page size.
-
-Measured on one and two H200: 2 MiB per GiB exactly at 8 to 64 GiB, with 4 KiB and with huge pages, on every device
-that has a context, whichever registers (`hwprofiles/data/h200/register_cost.json`).
-"""
-
-
-class Pool(Struct, frozen=True, kw_only=True):
-    """One memory: what lies in it besides the cache, and what a page of context takes."""
-
-    name: str
-    capacity_bytes: float
-    fixed: dict[str, float]
-    """Bytes by part that do not depend on the context."""
-    page_bytes: dict[str, float]
-    """Bytes by part that one page of every sequence takes here."""
-    capacity_spread: float = 0.0
-    """Standard deviation of capacity less fixed parts, in bytes."""
-
-    def free_bytes(self) -> float:
-        """What the cache may take; negative where even an empty cache does not fit."""
-        return self.capacity_bytes - sum(self.fixed.values())
-
-    def parts(self, pages: int) -> dict[str, float]:
-        """Bytes by part at that many pages."""
-        return self.fixed | {name: size * pages for name, size in self.page_bytes.items() if size}
-
-    def used_bytes(self, pages: int) -> float:
-        """All bytes at that many pages."""
-        return sum(self.parts(pages).values())
-
-    def max_pages(self, *, sigmas: float = 0.0) -> int:
-        """Most pages that fit, with the capacity off by so many standard deviations."""
-        per_page = sum(self.page_bytes.values())
-        free = self.free_bytes() + sigmas * self.capacity_spread
-        if free < 0:
-            return 0
-        return int(free // per_page) if per_page else MAX_TOKENS
-
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
-    """Every memory of the machine under one case."""
+    """Every memory of a machine under one case."""
 
+    case: Case
+    machine: HardwareProfile
     pools: tuple[Pool, ...]
     pages: int
     page_tokens: int
@@ -73,18 +34,40 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return [pool for pool in self.pools if pool.max_pages() < self.pages]
 
     def max_ctx_tokens(self, *, sigmas: float = 0.0) -> int:
-        """Longest context of each sequence: whole pages, or all that a question may ask for; 0 if no page fits."""
+        """Longest context of each sequence that fits if it is asked for, whatever was; 0 if no page does.
+
+        Whole pages, unless buffers end it, and at most all that a question may ask for. An engine that is told no
+        longest request sizes buffers for the context asked about: the longer that is, the less they leave. So the
+        context is sought for which they leave just enough.
+        """
+        high = self._told(1)._left_tokens(sigmas)
+        low = self._told(high)._left_tokens(sigmas)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._told(middle)._left_tokens(sigmas) >= middle:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _told(self, ctx_tokens: int) -> "MemoryPlan":
+        """The plan of the same question about another context."""
+        question = replace(self.case.question, ctx_tokens=max(1, ctx_tokens))
+        return plan_memory(replace(self.case, question=question), self.machine)
+
+    def _left_tokens(self, sigmas: float) -> int:
+        """Most tokens of each sequence beside buffers as they are sized here."""
         pages = min(pool.max_pages(sigmas=sigmas) for pool in self.pools)
         return min(pages * self.page_tokens, MAX_TOKENS)
 
     def limit(self) -> Pool:
         """The pool that ends the context first."""
-        return min(self.pools, key=lambda pool: pool.max_pages())
+        return min(self._told(self.max_ctx_tokens()).pools, key=lambda pool: pool.max_pages())
 
     def shortage(self) -> str:
         """What is needed against what is there, tier by tier; empty where it fits."""
         lines, short = [], self.short()
-        for tier, pools in (("VRAM", self.devices()), ("host memory", self.host())):
+        for tier, pools in self.tiers():
             needed = sum(pool.used_bytes(self.pages) for pool in pools)
             there = sum(pool.capacity_bytes for pool in pools)
             if needed > there:
@@ -97,12 +80,23 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
                 ]
         return "; ".join(lines)
 
+    @property
+    def unified(self) -> bool:
+        """Whether device and host take from one memory."""
+        return self.machine.gpu.shares_memory
+
+    def tiers(self) -> list[tuple[str, list[Pool]]]:
+        """The pools of VRAM and that of the host by what people call them, or those of the one memory."""
+        if self.unified:
+            return [("memory", self.devices())]
+        return [("VRAM", self.devices()), ("host memory", self.host())]
+
     def devices(self) -> list[Pool]:
-        """The pools of VRAM."""
+        """The pools of VRAM, or of a memory that is the host's too."""
         return [pool for pool in self.pools if pool.name != "host"]
 
     def host(self) -> list[Pool]:
-        """The pool of host memory, as a list of one."""
+        """The pool of host memory, as a list of one; empty where the device's is the host's."""
         return [pool for pool in self.pools if pool.name == "host"]
 
     def vram_left_bytes(self) -> float:
@@ -121,14 +115,19 @@ def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
-    pools = (*_device_pools(case, profile), _host_pool(case, profile))
-    return MemoryPlan(pools=pools, pages=pages, page_tokens=page_tokens)
+    pools = _held_apart((*device_pools(case, profile), host_pool(case, profile)), profile)
+    return MemoryPlan(case=case, machine=profile, pools=pools, pages=pages, page_tokens=page_tokens)
+
+
+def _held_apart(pools: tuple[Pool, ...], profile: HardwareProfile) -> tuple[Pool, ...]:
+    return one_memory(pools) if profile.gpu.shares_memory else pools
 
 
 def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
 
-    A page is a block of attention in each of its groups. A drafter's windows are counted full, whatever the context.
+    A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
+    its groups. A drafter's windows are counted full, whatever the context.
     """
     if profile.gpu_count > 1:
         raise Impossible(
@@ -141,113 +140,30 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     held = plan.blocks_per_request(MAX_TOKENS) - attention * -(-MAX_TOKENS // plan.block_tokens)
     null_block = plan.block_bytes
     fixed = parts | {"null block": float(null_block), "state and windows": float(held * plan.block_bytes * batch)}
-    capacity = share_bytes(case, profile)
+    capacity, taken = share_bytes(case, profile), 0.0
     if case.question.pool_bytes is not None:
-        capacity = min(sum(parts.values()) + kv_pool.pool_bytes, profile.gpu.vram.value)
+        taken = sum(parts.values()) + kv_pool.pool_bytes
+        capacity = min(taken, profile.gpu.vram.value)
+    outside, untracked = profile.gpu.vram.value - capacity, pool_rules(case).untracked
     device = Pool(
         name="gpu0",
         capacity_bytes=capacity,
         fixed={name: size for name, size in fixed.items() if size},
         page_bytes={"kv cache": float(attention * plan.block_bytes * batch)},
         capacity_spread=spread,
+        held_bytes=taken,
     )
-    untracked = pool_rules(case).untracked
     headroom = Pool(
         name="gpu0 outside the engine's share",
-        capacity_bytes=max(0.0, profile.gpu.vram.value - capacity),
-        fixed={"context": min(untracked.value, max(0.0, profile.gpu.vram.value - capacity))},
+        capacity_bytes=outside,
+        fixed={"context": min(untracked.value, outside)},
         page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
         capacity_spread=untracked.value * untracked.spread,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
-    pools = (device, headroom, _host_pool(case, profile))
-    return MemoryPlan(pools=pools, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool)
-
-
-def _device_pools(case: Case, profile: HardwareProfile) -> list[Pool]:
-    devices = split_layers(case, profile.gpu_count)
-    kinds = case.model.layer_kinds
-    layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
-    fixed = [
-        _fixed_parts(case, own, first=device == 0, last=device == len(layers) - 1) for device, own in enumerate(layers)
-    ]
-    spare = _balanced_workspace(case, profile, layers, fixed)
-    page = case.rules.page_tokens * case.question.batch
-    placed = case.layout.placement(case)
-    tables = page * placed.host_bytes * case.model.attention_layers * PAGE_TABLE_SHARE
-    workspace_spread = case.rules.workspace.value * case.rules.workspace.spread
-    spread = math.hypot(workspace_spread, profile.gpu.vram.value * profile.gpu.vram.spread)
-    return [
-        Pool(
-            name=f"gpu{device}",
-            capacity_bytes=profile.gpu.vram.value,
-            fixed=parts | {"workspace": workspace},
-            page_bytes={
-                "kv cache": own.count("attention") * placed.vram_bytes * page,
-                "page tables": tables,
-            },
-            capacity_spread=spread,
-        )
-        for device, (own, parts, workspace) in enumerate(zip(layers, fixed, spare, strict=True))
-    ]
-
-
-def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -> dict[str, float]:
-    """Weights, recurrent state and the layout's buffers on a device with layers of these kinds."""
-    model, batch = case.model, case.question.batch
-    count = sum(layer_parameters(model, kind) * kinds.count(kind) for kind in set(kinds))
-    state = kinds.count("recurrent") * state_bytes(model, case.state_element_bytes) * batch
-    weights = weight_bytes(model, count) + (head_bytes(model) if last else 0)
-    parts = {"weights": weights, "recurrent state": float(state)}
-    if not model.weights.embedding_on_host and kinds:
-        parts["embedding"] = float(embedding_bytes(model)) if first else 0.0
-    if "attention" in kinds:
-        parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
-    return {name: size for name, size in parts.items() if size}
-
-
-def _balanced_workspace(
-    case: Case, profile: HardwareProfile, layers: Sequence[Sequence[str]], fixed: list[dict[str, float]]
-) -> list[float]:
-    """Workspace of each device. Only the total is published; it is spread so that each cache layer has equal room.
-
-    This is what an engine's user reaches by tuning the split by hand (assumption A6): room - workspace is the same per
-    cache layer wherever that needs no negative workspace. Devices without cache layers keep their own share.
-    """
-    share = case.rules.workspace.value
-    room = [profile.gpu.vram.value - sum(parts.values()) for parts in fixed]
-    caches = [kinds.count("attention") for kinds in layers]
-    spread = {device for device, count in enumerate(caches) if count}
-    total = share * len(spread)
-    while spread:
-        level = (sum(room[device] for device in spread) - total) / sum(caches[device] for device in spread)
-        below = {device for device in spread if room[device] < level * caches[device]}
-        if not below:
-            break
-        spread -= below
-    if not spread or level < 0:
-        return [share] * len(layers)
-    return [
-        room[device] - level * caches[device] if device in spread else (0.0 if caches[device] else share)
-        for device in range(len(layers))
-    ]
-
-
-def _host_pool(case: Case, profile: HardwareProfile) -> Pool:
-    model, batch = case.model, case.question.batch
-    fixed = {"reserved": profile.host.reserved.value}
-    if model.weights.embedding_on_host:
-        fixed["embedding"] = float(embedding_bytes(model))
-    if model.ngram is not None and case.ngram == "ram":
-        fixed["n-gram table"] = float(model.ngram.table_bytes)
-    per_token = case.layout.placement(case).host_bytes * model.attention_layers
-    return Pool(
-        name="host",
-        capacity_bytes=profile.host.memory.value,
-        fixed=fixed,
-        page_bytes={"kv cache": per_token * case.rules.page_tokens * batch},
-        capacity_spread=math.hypot(
-            profile.host.reserved.value * profile.host.reserved.spread,
-            profile.host.memory.value * profile.host.memory.spread,
-        ),
+    pools = _held_apart((device, headroom, host_pool(case, profile)), profile)
+    if any(pool.free_bytes() < 0 for pool in pools[1:]):  # the engine does not start: there are no blocks
+        kv_pool = replace(kv_pool, blocks=0)
+    return MemoryPlan(
+        case=case, machine=profile, pools=pools, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool
     )

@@ -47,6 +47,8 @@ class Op(Struct, frozen=True, kw_only=True, gc=False):
     dtype: str = "fp16"
     grain: float = 1
     """The quantity that the kernel's efficiency depends on (tokens in the batch, ...)."""
+    row_tile: int = 0
+    """Of products with the same weights whatever `grain` is: tokens go through them in whole tiles of so many."""
     cut: Cut | None = None
     """How it is cut into programs, where that is known: what a device is filled with, and what it merges."""
     grid: Grid | None = None

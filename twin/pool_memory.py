@@ -31,7 +31,8 @@ class KVPool(Struct, frozen=True, kw_only=True):
     plan: BlockPlan
     pool_bytes: int
     blocks: int
-    """Whole blocks; one of them is the engine's null block and holds nothing (`v1/core/block_pool.py`)."""
+    """Whole blocks; one of them is the engine's null block and holds nothing (`v1/core/block_pool.py`). None where the
+    device does not hold a pool of given size."""
     max_model_tokens: int
     """Longest request that the engine is told to expect: what it prints depends on it."""
 
@@ -132,17 +133,22 @@ def _specs(case: Case) -> list[CacheSpec]:
 
 
 def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, float], float]:
-    """The pool, the bytes by part that are taken before it, and the standard deviation of what is left, in bytes."""
+    """The pool, the bytes by part that are taken before it, and the standard deviation of what is left, in bytes.
+
+    A pool of given size that the device does not hold has no blocks: the engine takes the number as it is and runs out
+    of memory when it allocates (`--kv-cache-memory-bytes`). What is outside the engine's share is squeezed first: a
+    published pool of KVarN beside a drafter leaves half of it, and runs.
+    """
     rules = pool_rules(case)
-    share = share_bytes(case, profile)
     parts = fixed_parts(case, rules)
     given = case.question.pool_bytes
-    pool_bytes = int(share - sum(parts.values())) if given is None else given
+    pool_bytes = int(share_bytes(case, profile) - sum(parts.values())) if given is None else given
+    there = given is None or sum(parts.values()) + given <= profile.gpu.vram.value
     plan = block_plan(case)
     pool = KVPool(
         plan=plan,
         pool_bytes=max(0, pool_bytes),
-        blocks=max(0, plan.blocks_in(pool_bytes)),
+        blocks=max(0, plan.blocks_in(pool_bytes)) if there else 0,
         max_model_tokens=case.question.max_model_tokens or case.question.ctx_tokens,
     )
     spread = 0.0 if given is not None else _spread(case, rules, profile)
@@ -152,6 +158,12 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
 def share_bytes(case: Case, profile: HardwareProfile) -> float:
     """Bytes of the device that the engine may take."""
     return profile.gpu.vram.value * (case.question.utilisation or pool_rules(case).utilisation)
+
+
+def most_pool_bytes(case: Case, profile: HardwareProfile) -> int:
+    """Bytes of the largest pool that leaves room for what lies before it and outside of it, at least 0."""
+    rules = pool_rules(case)
+    return max(0, int(profile.gpu.vram.value - sum(fixed_parts(case, rules).values()) - rules.untracked.value))
 
 
 def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance
-from twin.assumptions import assumptions_of
+from twin.assumptions import assumptions_of, beyond_native
 from twin.case import Case
 from twin.drafting import draft_prefill_program, draft_program
 from twin.errors import MissingRate
@@ -23,6 +23,10 @@ from twin.tally import Part, Tally
 
 Z90 = 1.6449
 """Standard deviations to either side that hold 90 % of a normal distribution."""
+
+
+DECODE_READS = ("attend_decode/", "gather_vram/", "gather_host/", "gather_host_4k/")
+"""Operations in which a decode step reads the cache, as the keys of their kernels begin."""
 
 
 class Quantity(NamedTuple):
@@ -78,6 +82,23 @@ class Prediction(Struct, frozen=True, kw_only=True):
     def fits(self) -> bool:
         """Whether the question fits the machine."""
         return self.memory.fits
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said beside the answer: that the context asked about, or the longest, is beyond the model's."""
+        asked = beyond_native(self.case, self.case.question.ctx_tokens)
+        return asked or beyond_native(self.case, self.memory.max_ctx_tokens())
+
+    @property
+    def kernel(self) -> str:
+        """Key of the kernel whose rates a decode step reads the cache at; empty where no step is predicted."""
+        used = (name.partition("#")[0] for name in self.sources if name.startswith(DECODE_READS))
+        return next(used, "") if self.decode else ""
+
+    @property
+    def kernel_rate(self) -> Provenance | None:
+        """Where the rates of that kernel are from."""
+        return next((rate for name, rate in self.sources.items() if self.kernel == name.partition("#")[0]), None)
 
 
 def predict(question: Question, profile: HardwareProfile | None = None, *, partial: bool = False) -> Prediction:

@@ -7,11 +7,15 @@ from msgspec.structs import replace
 from twin.errors import TwinError
 from twin.formats import kv_format
 from twin.memory import plan_memory
+from twin.pool_memory import most_pool_bytes
 from twin.prediction import Prediction
 from twin.resolve import check_capability, resolve
 
-Change = dict[str, str]
-"""Fields of a question, each named as its option, with their new values."""
+Change = dict[str, str | int]
+"""Fields of a question with their new values."""
+
+OPTIONS = {"pool_bytes": "pool"}
+"""Options that are not named after their fields."""
 
 WIDEST_FIRST = 2
 """How many formats are suggested: the ones that keep most bits."""
@@ -22,7 +26,7 @@ def remedies(prediction: Prediction) -> list[str]:
     longest = prediction.memory.max_ctx_tokens()
     tips = [f"--ctx {longest}"] if longest else []
     tips += [
-        " ".join(f"--{option.replace('_', '-')} {value}" for option, value in change.items())
+        " ".join(f"--{OPTIONS.get(field, field).replace('_', '-')} {value}" for field, value in change.items())
         for change in _helping(prediction)
     ]
     return tips or ["a machine with more memory"]
@@ -33,8 +37,15 @@ def _helping(prediction: Prediction) -> list[Change]:
     case = prediction.case
     layouts: list[Change] = [{"layout": name} for name in case.rules.layouts if name != case.layout.name]
     tables: list[Change] = [{"ngram": "disk"}] if case.model.ngram is not None and case.ngram == "ram" else []
-    single = [change for change in (*layouts, *tables, *_formats(prediction)) if _fits(prediction, change)]
+    changes = (*layouts, *tables, *_pools(prediction), *_formats(prediction))
+    single = [change for change in changes if _fits(prediction, change)]
     return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]
+
+
+def _pools(prediction: Prediction) -> list[Change]:
+    """The largest pool that the device holds, where one of given size is asked for."""
+    case = prediction.case
+    return [{"pool_bytes": most_pool_bytes(case, prediction.machine)}] if case.question.pool_bytes else []
 
 
 def _formats(prediction: Prediction) -> list[Change]:

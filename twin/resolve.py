@@ -5,7 +5,7 @@ from hwprofiles.profile import FULL_LANES
 from hwprofiles.spelling import match, plain
 from twin.case import Case
 from twin.counts import HALF_BYTES
-from twin.engines import EngineRules, engine_names, load_engine
+from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
@@ -76,7 +76,7 @@ def _or(asked: str | None, default: str) -> str:
 
 def _engine_of(model: ModelSpec) -> EngineRules:
     """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
-    engines = [load_engine(name) for name in engine_names() if name != "twin"]
+    engines = [load_engine(name) for name in engine_names() if name != OWN]
     for rules in engines:
         if model.weights.format in rules.weight_formats and (model.indexer is None or rules.sparse_kernels):
             return rules
@@ -193,7 +193,7 @@ def check_capability(case: Case, machine: HardwareProfile) -> None:
     has = machine.gpu.compute_capability
     if needs and _version(has) < _version(needs) and not case.question.what_if:
         raise Impossible(
-            f"{case.fmt.name} does not start on {machine.name}: its kernels need SM {needs} or newer, "
+            f"{case.fmt.name} does not start on {machine.name}: {case.rules.name}'s kernels need SM {needs} or newer, "
             f"{machine.gpu.name} has SM {has}",
             hint="--what-if counts its bytes anyway",
         )

@@ -162,7 +162,9 @@ class Roofs:
         efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
         bound = self._slowest_roof(op, efficiency if kernel.of_products else 1.0)
         wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
-        if not kernel.of_products:
+        if op.row_tile and kernel.efficiency is not None:
+            bound_s = self._in_order(op, kernel.efficiency)
+        elif not kernel.of_products:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_products):
             rates += kernel.efficiency_rates
@@ -217,6 +219,29 @@ class Roofs:
                 wall, bound_s = name, moved / (rate * share)
                 rates = (name, f"{name}.run_length") if share < 1 else (name,)
         return _Bound(wall, bound_s, rates, sol_s, floor_s)
+
+    def _in_order(self, op: Op, curve: Curve) -> float:
+        """Seconds of products with the same weights, in the order of their tokens.
+
+        Efficiency is interpolated between the tokens that it was calibrated at, roofs are not: inside a tile, or where
+        bytes bound, they stay while efficiency rises. So a tile takes as long as its first token, and between two
+        calibrated sizes nothing is quicker than the smaller or, where these are in order, slower than the larger.
+        """
+        below, above = curve.around(op.grain)
+        first = (op.grain - 1) // op.row_tile * op.row_tile + 1
+        smaller_s, larger_s = self._products_s(op, curve, below), self._products_s(op, curve, above)
+        seconds = max(self._products_s(op, curve, op.grain), self._products_s(op, curve, first))
+        if below <= op.grain:
+            seconds = max(seconds, smaller_s)
+        if above >= op.grain and larger_s >= smaller_s:
+            seconds = min(seconds, larger_s)
+        return seconds
+
+    def _products_s(self, op: Op, curve: Curve, tokens: float) -> float:
+        """Seconds of the same products of another number of tokens, at the efficiency of that many."""
+        tiles = -(-tokens // op.row_tile) / -(-op.grain // op.row_tile)
+        roof_s = max(op.vram_bytes / self._vram[0], op.flops * tiles / self._tensor_rate(op.dtype)[0])
+        return roof_s / curve(tokens)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
         if curve.over == RESIDENT_PROGRAMS and op.grid is not None:

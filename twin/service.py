@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from hwprofiles import HardwareProfile
+from twin.assumptions import beyond_native
 from twin.case import Case
 from twin.errors import Impossible
 from twin.layouts.layout import Pass
@@ -39,6 +40,11 @@ class Service(Struct, frozen=True, kw_only=True):
     fast: ServingResult | None
     """Steps as short as the 90 % interval allows; None where intervals were not asked for, or nothing was served."""
     slow: ServingResult | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said beside the answer: that requests may be longer than the model takes by itself."""
+        return beyond_native(self.case, self.limits.max_model_tokens or 0)
 
     def ends(self, figure: Callable[[ServingResult], float]) -> tuple[float, float]:
         """The 90 % interval of a figure of the result, low end first; the value itself where none was asked for."""

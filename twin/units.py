@@ -9,12 +9,39 @@ KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 GB = 10**9
 MS, US = 1e-3, 1e-6
 MINUTE, HOUR = 60.0, 3600.0
+YEAR = 365.25 * 24 * HOUR
+
+_TIMES = (
+    (2 * YEAR, YEAR, ".3g", "years"),
+    (2 * HOUR, HOUR, ",.1f", "h"),
+    (2 * MINUTE, MINUTE, ",.1f", "min"),
+    (1.0, 1.0, ",.2f", "s"),
+    (MS, MS, ",.2f", "ms"),
+    (0.1 * US, US, ",.1f", "us"),
+)
+"""From how many seconds on a time is written in which unit, and with which figures."""
 
 MAX_TOKENS = 2**31 - 1
 """Longest context that a question may name: page tables and token indices of today's engines are 32-bit."""
 
 _TOKEN_SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
-_BYTE_SUFFIXES = {"kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": GB}
+_BYTE_SUFFIXES = {
+    "b": 1,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": GB,
+    "tb": 10**12,
+}
+LEAST_BARE_BYTES = MIB
+"""A whole number from here on is bytes without saying so, as engines print them; below, a unit was forgotten."""
+MAX_BYTES = 2**50
+LONGEST_NUMBER = 100
+"""Characters of a number that is read at all."""
+SHOWN_CHARACTERS = 40
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)"  # 1048576, 1_048_576 or 1,048,576
 _NUMBER = re.compile(rf"([+-]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:e[+-]?\d{{1,3}})?)\s*([a-z]*)", re.IGNORECASE)
 
@@ -23,31 +50,43 @@ def parse_tokens(text: str) -> int:
     """Token count from '32768', '1_048_576', '256k' or '1M' (k and M are powers of two: 1M = 1,048,576)."""
     number, suffix = _split(text, "token count")
     if suffix not in _TOKEN_SUFFIXES:
-        raise BadValue(f"{text!r} is not a token count", hint="write 32768, 256k or 1M (1M = 1,048,576 tokens)")
+        raise BadValue(f"{_shown(text)} is not a token count", hint="write 32768, 256k or 1M (1M = 1,048,576 tokens)")
     tokens = number * _TOKEN_SUFFIXES[suffix]
-    if tokens != int(tokens):
-        raise BadValue(f"{text!r} is {float(tokens):g} tokens, not a whole number")
     if not 1 <= tokens <= MAX_TOKENS:
-        raise BadValue(f"{text!r} is outside the range of 1 to {MAX_TOKENS:,} tokens")
+        raise BadValue(f"{_shown(text)} is outside the range of 1 to {MAX_TOKENS:,} tokens")
+    if tokens != int(tokens):
+        raise BadValue(f"{_shown(text)} is {float(tokens):g} tokens, not a whole number")
     return int(tokens)
 
 
 def parse_bytes(text: str) -> int:
-    """Byte count from '32MiB' or '2GB'; a unit is required, because GB and GiB differ by 7 %."""
+    """Byte count from '32MiB', '1.56GiB', '2GB' or '1675037245', rounded down to whole bytes.
+
+    Only a large whole number may go without a unit: GB and GiB differ by 7 %, and 32 alone is no 32 bytes.
+    """
     number, suffix = _split(text, "size")
-    if suffix not in _BYTE_SUFFIXES:
-        raise BadValue(f"{text!r} is not a size with a unit", hint="write 32MiB, 0.5GiB or 2GB")
-    size = number * _BYTE_SUFFIXES[suffix]
-    if size != int(size) or not 1 <= size <= 2**50:
-        raise BadValue(f"{text!r} is outside the range of 1 byte to 1 PiB in whole bytes")
+    bare = not suffix and number >= LEAST_BARE_BYTES and number == int(number)
+    if suffix not in _BYTE_SUFFIXES and not bare:
+        raise BadValue(
+            f"{_shown(text)} is not a size with a unit",
+            hint=f"write 32MiB, 0.5GiB or 2GB; only a whole number from {LEAST_BARE_BYTES:,} on is bytes by itself",
+        )
+    size = number * _BYTE_SUFFIXES.get(suffix, 1)
+    if not 1 <= size <= MAX_BYTES:
+        raise BadValue(f"{_shown(text)} is outside the range of 1 byte to 1 PiB")
     return int(size)
 
 
 def _split(text: str, what: str) -> tuple[Fraction, str]:
-    match = _NUMBER.fullmatch(text.strip())
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= LONGEST_NUMBER else None
     if match is None:
-        raise BadValue(f"{text!r} is not a {what}")
+        raise BadValue(f"{_shown(text)} is not a {what}")
     return Fraction(match[1].replace("_", "").replace(",", "")), match[2].lower()
+
+
+def _shown(text: str) -> str:
+    """What was typed, cut where it is too long for a line."""
+    return repr(text) if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]!r}... ({len(text):,} characters)"
 
 
 def format_bytes(size: float) -> str:
@@ -77,13 +116,8 @@ def format_rate(value: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """'2.4 h', '29.5 min', '20.0 s', '19.7 ms' or '46.7 us'."""
-    if seconds >= 2 * HOUR:
-        return f"{seconds / HOUR:,.1f} h"
-    if seconds >= 2 * MINUTE:
-        return f"{seconds / MINUTE:,.1f} min"
-    if seconds >= 1:
-        return f"{seconds:,.2f} s"
-    if seconds >= MS:
-        return f"{seconds / MS:,.2f} ms"
-    return f"{seconds / US:,.1f} us"
+    """'3 years', '2.4 h', '29.5 min', '20.0 s', '19.7 ms', '46.7 us', '< 0.1 us' or '0 s'."""
+    for least, unit, figures, name in _TIMES:
+        if seconds >= least:
+            return f"{seconds / unit:{figures}} {name}"
+    return "< 0.1 us" if seconds else "0 s"

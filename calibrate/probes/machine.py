@@ -13,8 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-CPU_CAPABILITY = "0.0"
-"""What a CPU's profile has for a compute capability."""
+from hwprofiles.profile import CPU_CAPABILITY
 
 _SMI_FIELDS = (
     "driver_version", "memory.used", "utilization.gpu", "temperature.gpu", "power.limit",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.build import CannotCalibrate, build
+from calibrate.build import CannotCalibrate, build, checked
 from calibrate.kernel_cases import KernelCase
 from calibrate.live import predict_case
-from calibrate.probes import ProbeRecord
+from calibrate.probes import Machine, ProbeRecord
 from hwprofiles import HardwareProfile, load_profile
 from tests.calibrate import probe_worlds as worlds
 
@@ -133,10 +133,21 @@ def test_the_record_keeps_raw_samples_and_residuals() -> None:
     json.dumps(record, allow_nan=False)
 
 
+def cpu() -> Machine:
+    """A CPU, whose memory is the host's."""
+    return worlds.machine(device="cpu", compute_capability="0.0", smi={}, device_bytes=128 * 2**30)
+
+
 def test_on_the_cpu_a_16_bit_type_is_bounded_by_the_better_of_its_own_and_fp32() -> None:
     records = worlds.records() | {
         "tensor_fp32": ProbeRecord(samples=(worlds.sample(1.0, flops=500e12, dtype="fp32", tokens=8, rows=8),))
     }
-    cpu = worlds.machine(device="cpu", compute_capability="0.0", smi={})
-    profile, _ = build(machine=cpu, records=records, name="toy", date="2026-11-29")
+    profile, _ = build(machine=cpu(), records=records, name="toy", date="2026-11-29")
     assert profile["gpu"]["tensor"]["fp16"]["rate"]["value"] == pytest.approx(500e12)
+
+
+def test_the_memory_of_a_cpu_is_the_hosts_and_that_of_a_gpu_is_not() -> None:
+    for machine, unified in ((cpu(), True), (worlds.machine(), False)):
+        profile, _ = build(machine=machine, records=worlds.records(), name="toy", date="2026-11-29")
+        assert profile["gpu"].get("unified_memory", False) is unified
+        assert checked(profile).gpu.shares_memory is unified

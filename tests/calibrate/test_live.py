@@ -15,10 +15,9 @@ from calibrate.kernel_cases import KernelCase
 from calibrate.live import TOLERANCES, compare_rows, predict_case, validate_measured
 from calibrate.measure import WORST_ERROR
 from calibrate.measurements import MeasuredRow, Measurements, shipped_measurements
-from calibrate.probes.machine import CPU_CAPABILITY
 from calibrate.validation import Validation
 from hwprofiles import HardwareProfile, load_profile
-from hwprofiles.profile import Kernel
+from hwprofiles.profile import CPU_CAPABILITY, Kernel
 from hwprofiles.rates import Provenance, Rate
 from twin.errors import MissingRate
 from twin.roofline import WALLS

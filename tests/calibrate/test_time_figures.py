@@ -10,11 +10,12 @@ from calibrate.estimates import Answer, Asked, Estimate, NoAnswer, answer
 from calibrate.figures import FIGURES
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Curve, Rate
+from tests.laws.drawn import with_memory
 from twin.prediction import Z90
 from twin.question import Question
-from twin.units import MINUTE, MS
+from twin.units import MINUTE, MS, TIB
 
-PROFILE = load_profile("rtx3090")
+PROFILE = with_memory(load_profile("rtx3090"), TIB)
 INT8_BYTES, LAYERS, QUERY_WIDTH = 4 * 2 * (256 + 4), 16, 24 * 256
 DRAFTED: dict[str, Any] = {"model": "qwen3.8-27b-fast", "kv_dtype": "int8_per_token_head", "pool_bytes": 12 * 2**30}
 """Qwen3.8-27B with drafters, and a pool that holds any context asked of here."""

@@ -47,6 +47,7 @@ CONTRACT = {
     "max_ctx_tokens": int,
     "max_ctx_tokens_90": {"low": int, "high": int},
     "shortage": str,
+    "engine": str,
     "memory": {
         "cache_vram_bytes": int,
         "cache_host_bytes": int,
@@ -110,6 +111,14 @@ def test_what_does_not_fit_is_an_answer_with_its_own_code(capsys: Capture) -> No
     assert not answer["fits"]
     assert answer["max_ctx_tokens"] < answer["question"]["ctx_tokens"]
     assert "GiB of VRAM" in answer["shortage"]
+
+
+@pytest.mark.parametrize("command", ["predict", "compare"])
+def test_a_pool_larger_than_the_card_does_not_fit(capsys: Capture, command: str) -> None:
+    done = run(capsys, command, "--model", "qwen3.8-27b", "--hw", "rtx3090", "--ctx", "8k", "--pool", "20GiB")
+    assert (done.code, done.err) == (DOES_NOT_FIT, "")
+    assert "of VRAM, the machine has 23.56 GiB (" in done.out
+    assert "GiB short)" in done.out
 
 
 def test_what_does_not_fit_names_both_sides_and_a_way_out(capsys: Capture) -> None:

@@ -52,6 +52,18 @@ def test_formats_are_compared_where_the_engine_has_one_layout(capsys: Capture) -
         assert_holds(each, PARTLY)
 
 
+def test_every_speed_names_its_engine_its_kernel_and_where_that_is_from(capsys: Capture) -> None:
+    answer = compared(capsys, *DENSE, "--formats", "fp8,kvarn_k4v2_g128,turboquant_3bit_nc")
+    for each in answer["predictions"]:
+        assert each["engine"] == "vllm"
+        if each["decode"] is None:
+            assert each["kernel"] is each["kernel_source"] is each["kernel_note"] is None
+        else:
+            assert each["kernel"] == f"attend_decode/{each['question']['backend']}/{each['question']['kv_dtype']}"
+            assert f"{each['kernel']}#efficiency" in {source["rate"] for source in each["sources"]}
+            assert each["kernel_source"] == "fitted"
+
+
 def test_a_row_is_what_the_prediction_alone_says(capsys: Capture) -> None:
     answer = compared(capsys, *DENSE, "--formats", "fp8,kvarn_k4v2_g128")
     for each in answer["predictions"]:

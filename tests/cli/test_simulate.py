@@ -119,7 +119,7 @@ def test_the_ends_of_that_range_are_served(capsys: Capture, accepted: str) -> No
     assert answer["question"]["tokens_per_step"] == float(accepted)
 
 
-@pytest.mark.parametrize("given", ["--pool 1KiB", "--util 0.05", "--max-model-len 2 --prompt 5"])
+@pytest.mark.parametrize("given", ["--pool 1KiB", "--pool 100TB", "--util 0.05", "--max-model-len 2 --prompt 5"])
 def test_a_workload_that_cannot_run_is_an_answer_with_its_own_code(capsys: Capture, given: str) -> None:
     arguments = (*FAST, "--requests", "5", "--prompt", "300", "--lengths", "fixed", *given.split())
     answer = asked(capsys, *arguments, code=DOES_NOT_FIT)

@@ -168,6 +168,7 @@ def test_a_trace_may_come_through_a_pipe(name: str) -> None:
         ("--util 0", "utilisation 0 is outside the range above 0 and up to 1"),
         ("--util 1.5", "utilisation 1.5 is outside the range"),
         ("--util nan", "utilisation nan is outside the range"),
+        ("--rate 1e-300", "outside the range of 1e-09"),
         ("--pool 3", "'3' is not a size with a unit"),
         ("--max-seqs 0", "most sequences 0 is outside the range of 1 to"),
         ("--max-model-len 1", "max_model_tokens is 1, outside the range of 2 to"),

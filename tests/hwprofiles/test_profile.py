@@ -124,3 +124,30 @@ def test_fewer_lanes_may_fall_below_what_a_measured_file_may_say(lanes: int) -> 
     slow = machine(h2d=link(bytes_per_s=1e8))
     assert slow.with_lanes(lanes).gpu.h2d.rate.value == 1e8 * lanes / 16
     assert slow.gpu.h2d.rate.value == 1e8
+
+
+def test_a_memory_is_the_hosts_where_the_profile_says_so_or_the_device_is_a_cpu() -> None:
+    def same(data: dict[str, Any]) -> None:
+        data["host"]["memory"]["value"] = data["gpu"]["vram"]["value"]
+
+    def unified(data: dict[str, Any]) -> None:
+        same(data)
+        data["gpu"]["unified_memory"] = True
+
+    assert not converted(same).gpu.shares_memory
+    assert converted(unified).gpu.shares_memory
+    assert converted(put("0.0", "gpu", "compute_capability")).gpu.shares_memory
+
+
+def test_one_memory_has_one_size_and_one_device() -> None:
+    with pytest.raises(
+        msgspec.ValidationError, match=r"\$\.gpu\.vram: 1073741824 B is not \$\.host\.memory, 17179869184 B"
+    ):
+        converted(put(True, "gpu", "unified_memory"))
+
+    def two(data: dict[str, Any]) -> None:
+        data["host"]["memory"]["value"] = data["gpu"]["vram"]["value"]
+        data["gpu"]["unified_memory"], data["gpu_count"] = True, 2
+
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.gpu\.unified_memory: 2 devices"):
+        converted(two)

@@ -128,3 +128,11 @@ def test_counts_never_fall_beyond_the_last_point() -> None:
 def test_counts_that_are_no_function_are_refused(at: tuple[float, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="at"):
         counts(at, values)
+
+
+@pytest.mark.parametrize(
+    ("x", "points"),
+    [(0.5, (1, 1)), (1, (1, 1)), (5, (1, 16)), (16, (16, 16)), (63, (16, 64)), (64, (64, 64)), (99, (64, 64))],
+)
+def test_the_points_around_a_size_are_those_that_it_is_read_between(x: float, points: tuple[float, float]) -> None:
+    assert curve(at=(1, 16, 64), efficiency=(0.5, 0.4, 0.9)).around(x) == points

@@ -11,6 +11,7 @@ from hwprofiles import HardwareProfile
 from tests.laws.asked import answered, decode_s, phases, prefill_s
 from tests.laws.drawn import rate_paths, slower, with_spreads
 from tests.laws.pooled import (
+    DENSE,
     DRAFTERS,
     FLAT,
     H200,
@@ -24,7 +25,7 @@ from tests.laws.pooled import (
 from tests.worlds import LAWS
 from twin.layouts.layout import Pass
 from twin.lower import decode_program
-from twin.prediction import Prediction, predict
+from twin.prediction import Prediction, decode_tally_of, predict
 from twin.question import Question
 from twin.resolve import resolve
 from twin.roofline import Roofs
@@ -136,6 +137,49 @@ def test_a_larger_batch_takes_longer_a_step(question: Question, more: int) -> No
         phases(answered(each, FLAT))[0] for each in (question, replace(question, batch=question.batch + more))
     )
     assert no_less(larger.seconds.value, one.seconds.value)
+
+
+AS_MEASURED = 0.01
+"""Products of one and of two tokens on the H200: the calibrated points themselves fall by 0.7 %."""
+
+SIZES = st.integers(1, 80) | st.integers(1, 5000)
+
+
+@LAWS
+@given(hybrid_questions(drafters=(None,)) | dense_questions(), SIZES, SIZES)
+def test_a_larger_batch_never_takes_less_time_on_a_shipped_machine(question: Question, one: int, other: int) -> None:
+    """Its kernels grow more efficient with their size: interpolated between tiles, a fuller one took less time."""
+    few, many = sorted((min(one, 1000), min(other, 1000)))
+    machine, within = (H200, AS_MEASURED) if question.model == DENSE else (RTX3090, ROUNDING)
+    steps = [decode_tally_of(resolve(question), Roofs(machine), question.ctx_tokens, batch) for batch in (few, many)]
+    assert no_less(steps[1].seconds, steps[0].seconds, within=within)
+
+
+@LAWS
+@given(hybrid_questions(drafters=(None,), batch=1) | dense_questions(batch=1), SIZES, SIZES)
+def test_a_longer_prompt_never_takes_less_time_on_a_shipped_machine(question: Question, one: int, other: int) -> None:
+    few, many = sorted((one, other))
+    machine, within = (H200, AS_MEASURED) if question.model == DENSE else (RTX3090, ROUNDING)
+    asked = replace(question, cached_tokens=0, prefix_caching=False)
+    short, long = (answered(replace(asked, ctx_tokens=tokens), machine) for tokens in (few, many))
+    assert short.ttft_s is not None
+    assert long.ttft_s is not None
+    assert no_less(long.ttft_s.value, short.ttft_s.value, within=within)
+    assert no_less(phases(long)[1].seconds.value, phases(short)[1].seconds.value, within=within)
+    assert no_less(phases(long)[0].seconds.value, phases(short)[0].seconds.value, within=within)
+
+
+@pytest.mark.parametrize("model", ["qwen3.8-27b", "qwen3.8-27b-int8-mlp"])
+def test_a_tile_begun_takes_as_long_as_a_full_one(model: str) -> None:
+    """17 tokens of a product in tiles of 16 are computed as 32; a full one that was calibrated is as calibrated."""
+    case, roofs = resolve(Question(ctx_tokens=1, model=model)), Roofs(RTX3090)
+
+    def weights_s(tokens: int) -> float:
+        return sum(part.seconds for part in decode_tally_of(case, roofs, 1, tokens).parts() if part.name == "weights")
+
+    for first, last in ((17, 32), (33, 48), (49, 64)):
+        assert weights_s(first) == pytest.approx(weights_s(last), rel=ROUNDING)
+    assert weights_s(1) <= weights_s(8) <= weights_s(16) < weights_s(17) < weights_s(33) < weights_s(49)
 
 
 @FEW

@@ -14,6 +14,7 @@ from twin.memory import plan_memory
 from twin.pool_memory import block_plan
 from twin.question import Question
 from twin.resolve import resolve
+from twin.units import GIB, MAX_TOKENS
 
 VRAM_BYTES = RTX3090.gpu.vram.value
 VLLM = load_engine("vllm")
@@ -49,10 +50,10 @@ def questions(draw: st.DrawFn, /, formats: list[str] = FORMATS, **fixed: Any) ->
 @LAWS
 @given(questions())
 def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: Question) -> None:
-    case = resolve(question)
-    plan = plan_memory(case, RTX3090)
+    longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
+    plan = plan_memory(resolve(replace(question, ctx_tokens=longest or question.ctx_tokens)), RTX3090)
     found, device = pool_of(plan), plan.pools[0]
-    pages = plan.max_ctx_tokens() // plan.page_tokens
+    pages = plan.pages if longest else 0
     assert sum(pool.capacity_bytes for pool in plan.devices()) == pytest.approx(VRAM_BYTES)
     if pages:
         for each in plan.devices():
@@ -66,8 +67,9 @@ def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: 
 @given(questions())
 def test_the_longest_context_is_one_whose_blocks_are_there(question: Question) -> None:
     """For every sequence of the batch, beside the null block; a block more a sequence is more than there is."""
-    plan = plan_memory(resolve(question), RTX3090)
-    found, longest = pool_of(plan), plan.max_ctx_tokens()
+    longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
+    plan = plan_memory(resolve(replace(question, ctx_tokens=longest or question.ctx_tokens)), RTX3090)
+    found = pool_of(plan)
     usable = found.blocks - 1
     if longest:
         assert question.batch * found.plan.blocks_per_request(longest) <= usable
@@ -79,7 +81,17 @@ def test_the_longest_context_is_one_whose_blocks_are_there(question: Question) -
 
 
 @LAWS
-@given(questions(formats=BOUNDED))
+@given(questions(pool_bytes=None) | questions(pool_bytes=3 * GIB), st.integers(1, MAX_TOKENS))
+def test_the_longest_context_is_the_same_whatever_context_is_asked_about(question: Question, other: int) -> None:
+    """Buffers are sized for the longest request, which is the one asked about unless the engine is told another."""
+    plans = [plan_memory(resolve(replace(question, ctx_tokens=ctx)), RTX3090) for ctx in (question.ctx_tokens, other)]
+    for sigmas in (-1.6, 0.0, 1.6):
+        assert len({plan.max_ctx_tokens(sigmas=sigmas) for plan in plans}) == 1
+    assert len({plan.limit().name for plan in plans}) == 1
+
+
+@LAWS
+@given(questions() | questions(pool_bytes=3 * GIB) | questions(pool_bytes=30 * GIB))
 def test_the_longest_context_can_be_asked_for_and_one_token_more_cannot(question: Question) -> None:
     longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
     if longest:

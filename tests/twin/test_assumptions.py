@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.worlds import case, flash_next, machine, model
-from twin.assumptions import ASSUMPTIONS, assumptions_of
+from twin.assumptions import ASSUMPTIONS, assumptions_of, beyond_native
 from twin.case import Case
+from twin.question import Question
+from twin.resolve import resolve
 
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 
@@ -53,3 +55,17 @@ def test_what_was_extrapolated_is_listed_last() -> None:
 def test_every_assumption_is_written_down_under_its_number() -> None:
     text = ARCHITECTURE.read_text(encoding="utf-8")
     assert re.findall(r"^- \*\*(A\d+)\*\*", text, flags=re.MULTILINE) == list(ASSUMPTIONS)
+
+
+@pytest.mark.parametrize("tokens", [1, 262_144, 262_145, 1 << 31])
+def test_beyond_the_models_own_context_is_said_with_both_sides(tokens: int) -> None:
+    notes = beyond_native(flash_next(), tokens)
+    assert bool(notes) == (tokens > 262_144)
+    for note in notes:
+        assert note.startswith(f"{tokens:,} tokens are beyond the model's own 262,144: ")
+        assert "refuses" not in note  # exllamav3 does not
+
+
+def test_an_engine_that_refuses_so_long_a_request_is_named() -> None:
+    (note,) = beyond_native(resolve(Question(ctx_tokens=1, model="llama-3.1-8b")), 131_073)
+    assert note.endswith("; vllm refuses so long a request without it")

@@ -160,7 +160,7 @@ def test_text_and_json_tell_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line["kv_dtype"] for line in plain["lines"]] == ["q8_0", "int4_per_token_head"]
     assert "from 1,024 (VRAM bandwidth)" in text
     assert "never (dequantisation)" in text
-    assert "toy: attention of one layer, 1 query token, against bf16" in text
+    assert "attention of one layer, 1 query token, against bf16" in text.splitlines()[0]
 
 
 def test_the_instructions_of_a_3090_are_published_and_below_their_data_sheet() -> None:
@@ -171,3 +171,31 @@ def test_the_instructions_of_a_3090_are_published_and_below_their_data_sheet() -
     assert roof.rate.source == "published"
     assert "issue 11" in roof.rate.note
     assert load_profile("3x-rtx3090").gpu.instructions == roof
+
+
+def test_whose_kernels_these_are_is_said_first_and_those_of_others_are_pointed_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    donor = toy("donor", bf16=coded(1e-6), q8_0=coded(1e-6))
+    bare = toy()
+    others = {"attend_decode/flashinfer/fp8": coded(1e-6), "append/marlin/w4a16": Kernel(latency=rate(1e-6, "s"))}
+    result = found(monkeypatch, replace(bare, kernels=others), donor, formats=("q8_0",))
+    plain, lines = crossover_json(result), crossover_text(result).splitlines()
+    assert lines[0].startswith("toy, kernels of engine twin (this project's own, carried over from donor): ")
+    assert [line.split()[:2] for line in lines if line.startswith("  q8_0")] == [["q8_0", "*"]]
+    assert "(flashinfer)" in lines[-1]
+    assert "twin compare" in lines[-1]
+    assert (plain["engine"], plain["carried_from"], plain["others"]) == ("twin", "donor", ("flashinfer",))
+    assert [line["kernel"] for line in plain["lines"]] == [BYTES]
+
+
+def test_on_a_machine_of_its_own_kernels_alone_nothing_is_carried_or_pointed_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = toy()
+    kernels = {PLAIN: coded(1e-6), BYTES: coded(1e-6)}
+    text = crossover_text(found(monkeypatch, replace(alone, kernels=kernels), formats=("q8_0",)))
+    assert text.startswith("toy, kernels of engine twin (this project's own): ")
+    assert "carried" not in text
+    assert "*" not in text
+    assert "twin compare" not in text

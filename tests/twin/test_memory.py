@@ -10,10 +10,11 @@ from tests.laws.drawn import machines, questions, with_memory
 from tests.worlds import LAWS, case, flash_next, machine, model, rate
 from twin.case import Case
 from twin.counts import embedding_bytes, layer_parameters, parameters, state_bytes
-from twin.memory import PAGE_TABLE_SHARE, MemoryPlan, plan_memory
+from twin.memory import MemoryPlan, plan_memory
+from twin.placed import PAGE_TABLE_SHARE
 from twin.question import Question
 from twin.resolve import resolve
-from twin.units import GIB, MAX_TOKENS, MIB
+from twin.units import GIB, MAX_TOKENS, MIB, format_bytes
 
 BLOG = load_profile("3x-rtx3090")
 LAYOUTS = pytest.mark.parametrize("layout", ["vram", "offload"])
@@ -222,3 +223,45 @@ def test_what_fits_is_what_is_no_longer_than_the_longest_context(question: Quest
     plan = plan_memory(resolve(question), profile)
     assert plan.fits == (plan.max_ctx_tokens() >= question.ctx_tokens)
     assert plan.fits == (not plan.shortage())
+
+
+def unified(memory_bytes: float, *, told: bool = True) -> HardwareProfile:
+    """A machine with one memory, which its profile says or which follows from its being a CPU."""
+    apart = machine(vram_bytes=memory_bytes, host_bytes=memory_bytes)
+    changes = {"unified_memory": True} if told else {"compute_capability": "0.0"}
+    return replace(apart, gpu=replace(apart.gpu, **changes))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["unified_memory", "a CPU"])
+@LAYOUTS
+def test_parts_of_device_and_host_take_from_one_memory(layout: str, told: bool) -> None:
+    """No byte is lost and none is there twice: all parts of both against the bytes of one."""
+    asked = case(640, layout=layout, spec=model(ngram=True))
+    apart = plan_memory(asked, machine(vram_bytes=2**30, host_bytes=2**30))
+    plan = plan_memory(asked, unified(2**30, told=told))
+    (memory,) = plan.pools
+    assert memory.capacity_bytes == 2**30
+    assert memory.used_bytes(plan.pages) == sum(pool.used_bytes(plan.pages) for pool in apart.pools)
+    assert memory.parts(plan.pages).keys() == {part for pool in apart.pools for part in pool.parts(plan.pages)}
+    assert (plan.host(), plan.tiers()) == ([], [("memory", [memory])])
+    assert plan.max_ctx_tokens() < apart.max_ctx_tokens()
+
+
+@LAYOUTS
+def test_what_one_memory_does_not_hold_is_short_of_it_alone(layout: str) -> None:
+    asked = at(10**8, case(layout=layout))
+    plan = plan_memory(asked, unified(2**30))
+    needed = plan.pools[0].used_bytes(plan.pages)
+    assert plan.shortage().startswith(f"needs {format_bytes(needed)} of memory, the machine has 1.00 GiB (")
+    assert "VRAM" not in plan.shortage()
+
+
+@LAWS
+@given(questions(), st.floats(1, 4 * 2**40), st.booleans())
+def test_no_answer_takes_more_than_one_memory_has(question: Question, more: float, told: bool) -> None:
+    one = unified(2.0**30 + more, told=told)
+    plan = plan_memory(resolve(question), one)
+    pages = plan.max_ctx_tokens() // plan.page_tokens
+    assert sum(pool.capacity_bytes for pool in plan.pools) == pytest.approx(one.host.memory.value)
+    if pages:
+        assert sum(pool.used_bytes(pages) for pool in plan.pools) <= one.host.memory.value * (1 + 1e-12)

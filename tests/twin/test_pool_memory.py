@@ -6,20 +6,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hwprofiles import load_profile
+from hwprofiles import HardwareProfile, load_profile
 from tests.twin.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, planned, pool, pool_of
 from tests.worlds import machine
 from twin.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
 from twin.engines import load_engine
 from twin.errors import Impossible
 from twin.memory import plan_memory
-from twin.pool_memory import block_plan, pool_rules, scratch_token_bytes
+from twin.pool_memory import block_plan, fixed_parts, pool_rules, scratch_token_bytes
 from twin.question import Question
 from twin.resolve import resolve
-from twin.units import GIB, MIB
+from twin.units import GIB, MIB, format_bytes
 
 VRAM_BYTES = RTX3090.gpu.vram.value
-POOL = load_engine("vllm").block_pool
+VLLM = load_engine("vllm")
+POOL = VLLM.block_pool
 assert POOL is not None
 
 PINNED = {"pool_bytes": 5_583_457_484}
@@ -110,6 +111,31 @@ def test_a_pool_of_given_bytes_is_all_that_requests_share(pool_bytes: int, batch
         assert device.capacity_bytes == pytest.approx(before + pool_bytes)
         assert outside.capacity_bytes == pytest.approx(VRAM_BYTES - before - pool_bytes)
         assert plan.max_ctx_tokens() == ((pool_bytes // 26_214_400 - 1) // batch - 3) * 800
+
+
+@pytest.mark.parametrize("kv_dtype", [name for name in VLLM.formats if name != "fp8_per_token_head"])
+@pytest.mark.parametrize("model", [BATCH, FAST, LLAMA])
+def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: str, kv_dtype: str) -> None:
+    """It is taken whole, after weights and buffers: a byte more than is left, and no context at all fits."""
+    asked_for = {"model": model, "kv_dtype": kv_dtype, "utilisation": 0.5}
+    before = sum(fixed_parts(asked(**asked_for), POOL).values())
+    room = int(VRAM_BYTES - before)
+    held, refused = (planned(**asked_for, pool_bytes=size) for size in (room, room + 1))
+    assert pool_of(held).blocks == room // pool_of(held).plan.block_bytes
+    assert held.pools[0].used_bytes(held.pages) == pytest.approx(before + room)
+    assert (pool_of(refused).blocks, refused.max_ctx_tokens(), refused.fits) == (0, 0, False)
+    assert "of VRAM, the machine has 23.56 GiB" in refused.shortage()
+    for plan in (held, refused):
+        assert sum(pool.capacity_bytes for pool in plan.devices()) == pytest.approx(VRAM_BYTES)
+
+
+@pytest.mark.parametrize("pool_bytes", [30 * GIB, 500 * 10**9, 2**50])
+def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes: int) -> None:
+    plan = planned(1024, kv_dtype="bf16", pool_bytes=pool_bytes)
+    before = sum(fixed_parts(asked(kv_dtype="bf16"), POOL).values())
+    short = math.ceil(before + pool_bytes - VRAM_BYTES)
+    assert f"needs {format_bytes(before + pool_bytes)} of VRAM" in plan.shortage()
+    assert f"({format_bytes(short)} short)" in plan.shortage()
 
 
 @pytest.mark.parametrize(
@@ -332,3 +358,35 @@ def test_what_an_engine_takes_and_what_it_leaves_are_the_device(share: float) ->
 def test_variants_of_a_model_cut_their_pools_alike() -> None:
     plans = [block_plan(asked(model=name, kv_dtype="fp8")) for name in ("qwen3.8-27b", FAST, BATCH)]
     assert plans[0] == plans[1] == plans[2]
+
+
+def one_memory(profile: HardwareProfile) -> HardwareProfile:
+    """The same machine whose host's memory is the device's."""
+    memory = replace(profile.host.memory, value=profile.gpu.vram.value)
+    return replace(
+        profile,
+        host=replace(profile.host, memory=memory),
+        gpu=replace(profile.gpu, unified_memory=True),
+    )
+
+
+@pytest.mark.parametrize("share", [{"utilisation": 0.75}, {"pool_bytes": 2 * GIB}])
+def test_what_the_host_keeps_takes_from_what_an_engine_leaves_of_one_memory(share: dict[str, Any]) -> None:
+    case = asked(8192, **share)
+    apart, plan = plan_memory(case, RTX3090), plan_memory(case, one_memory(RTX3090))
+    device, rest = plan.pools
+    assert device == apart.pools[0]
+    assert device.capacity_bytes + rest.capacity_bytes == pytest.approx(VRAM_BYTES)
+    assert rest.fixed == apart.pools[1].fixed | apart.pools[2].fixed
+    assert plan.fits
+
+
+@pytest.mark.parametrize("share", [{"utilisation": 0.9}, {"pool_bytes": 7 * GIB}])
+def test_an_engine_that_leaves_the_host_too_little_of_one_memory_does_not_start(share: dict[str, Any]) -> None:
+    """4 GiB are reserved: 0.9 of 23.56 leaves 2.36."""
+    case = asked(8192, **share)
+    assert plan_memory(case, RTX3090).fits
+    plan = plan_memory(case, one_memory(RTX3090))
+    assert not plan.fits
+    assert (plan.max_ctx_tokens(), pool_of(plan).blocks) == (0, 0)
+    assert "of memory" in plan.shortage()

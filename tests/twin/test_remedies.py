@@ -12,7 +12,7 @@ from twin.prediction import predict
 from twin.question import Question
 from twin.remedies import remedies
 from twin.resolve import resolve
-from twin.units import GIB
+from twin.units import GIB, parse_bytes
 
 BLOG = load_profile("3x-rtx3090")
 ANOTHER_MACHINE = "a machine with more memory"
@@ -23,7 +23,11 @@ def followed(question: Question, tip: str) -> Question:
     changes = dict(zip(words[::2], words[1::2], strict=True))
     if "--ctx" in changes:
         return replace(question, ctx_tokens=int(changes["--ctx"]))
-    return replace(question, **{option.removeprefix("--"): value for option, value in changes.items()})
+    if "--pool" in changes:
+        return replace(question, pool_bytes=parse_bytes(changes["--pool"]))
+    return replace(
+        question, **{option.removeprefix("--").replace("-", "_"): value for option, value in changes.items()}
+    )
 
 
 def tips_for(question: Question, machine: HardwareProfile = BLOG) -> list[str]:
@@ -64,6 +68,19 @@ def test_options_of_a_layout_keep_it_from_being_left() -> None:
 @pytest.mark.parametrize("layout", ["vram", "offload"])
 def test_where_nothing_fits_the_way_out_is_another_machine(layout: str) -> None:
     assert tips_for(Question(ctx_tokens=1, layout=layout), load_profile("rtx3090")) == [ANOTHER_MACHINE]
+
+
+@pytest.mark.parametrize("ctx_tokens", [1024, 80_000])
+@pytest.mark.parametrize("pool_bytes", [GIB, 500 * GIB])
+def test_of_a_given_pool_the_largest_that_the_device_holds_is_suggested(ctx_tokens: int, pool_bytes: int) -> None:
+    machine = load_profile("rtx3090")
+    question = Question(ctx_tokens=ctx_tokens, model="qwen3.8-27b", pool_bytes=pool_bytes)
+    if predict(question, machine).fits:
+        return
+    (tip,) = (tip for tip in tips_for(question, machine) if tip.startswith("--pool "))
+    pool_bytes = parse_bytes(tip.removeprefix("--pool "))
+    assert predict(followed(question, tip), machine).fits
+    assert not predict(replace(question, pool_bytes=pool_bytes + GIB), machine).fits
 
 
 @LAWS

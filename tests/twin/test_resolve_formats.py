@@ -186,7 +186,7 @@ def test_a_format_that_needs_a_newer_device_is_refused_where_the_device_is_older
     with pytest.raises(Impossible) as refused:
         check_capability(case, ampere)
     assert str(refused.value) == (
-        "fp8_per_token_head does not start on rtx3090: its kernels need SM 8.9 or newer, "
+        "fp8_per_token_head does not start on rtx3090: vllm's kernels need SM 8.9 or newer, "
         "NVIDIA GeForce RTX 3090 has SM 8.6"
     )
     assert refused.value.hint == "--what-if counts its bytes anyway"

@@ -1,7 +1,7 @@
 """Seconds of single ops on a machine of 1 GB/s and 1 TFLOP/s with links of 1 ms latency."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -262,3 +262,68 @@ def test_partial_results_are_merged_after_the_reads() -> None:
     cost = Roofs(machine(kernels={KEY: merging})).cost(work)
     assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.5, 1.0, 3.5)
     assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#merging")
+
+
+def weights(tokens: float, *, tile: int = 1, full: float = 40.0) -> Op:
+    """1 GB of weights, whose bytes take as long as the products of `full` tokens."""
+    issued = -(-tokens // tile) * tile
+    return op(kernel=KEY, vram_bytes=1e9, flops=issued / full * 1e12, grain=tokens, row_tile=tile)
+
+
+def weights_s(tokens: float, *, at: tuple[float, ...], efficiency: tuple[float, ...], **shape: float) -> float:
+    asked = roofs(kernels={KEY: kernel(efficiency=curve(at=at, efficiency=efficiency))})
+    return asked.cost(weights(tokens, **shape)).seconds  # type: ignore[arg-type]
+
+
+STEEP = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.4, 1.0)}
+"""Between 16 and 64 tokens efficiency rises faster than any roof."""
+
+
+def test_products_take_what_was_calibrated_at_the_tokens_that_it_was_calibrated_at() -> None:
+    for tile in (1, 16):
+        expected = [1 / 0.5, 1 / 0.4, 64 / 40 / 1.0]
+        found = [weights_s(tokens, tile=tile, **STEEP) for tokens in STEEP["at"]]  # type: ignore[arg-type]
+        assert found == pytest.approx(expected)
+
+
+def test_between_calibrated_sizes_products_are_neither_quicker_than_the_smaller_nor_slower_than_the_larger() -> None:
+    """Bytes bound up to 40 tokens while efficiency rises: 32 would take 1.43 s, less than the 1.82 of 16."""
+    rising = {"at": (16.0, 64.0), "efficiency": (0.55, 0.8)}
+    smaller, larger = 1 / 0.55, 64 / 40 / 0.8
+    for tokens in range(16, 65):
+        assert smaller * (1 - 1e-12) <= weights_s(tokens, **rising) <= larger * (1 + 1e-12)  # type: ignore[arg-type]
+    assert weights_s(32, **rising) == pytest.approx(smaller)  # type: ignore[arg-type]
+
+
+def test_every_token_of_a_tile_takes_as_long_as_its_first_unless_one_of_them_was_calibrated() -> None:
+    flat = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.5, 0.6)}
+    for first in (17, 33):
+        seconds = {weights_s(tokens, tile=16, full=8, **flat) for tokens in range(first, first + 16)}  # type: ignore[arg-type]
+        assert len(seconds) == 1
+    assert weights_s(49, tile=16, full=8, **flat) == pytest.approx(64 / 8 / 0.6)  # type: ignore[arg-type]
+
+
+@LAWS
+@given(
+    st.lists(st.floats(0.05, 1), min_size=1, max_size=5),
+    st.floats(1, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.sampled_from((1, 16)),
+)
+def test_more_tokens_take_no_less_time_where_calibrated_ones_do_not(
+    efficiency: list[float], full: float, one: int, other: int, tile: int
+) -> None:
+    at = (1.0, 16.0, 64.0, 512.0, 2048.0)[: len(efficiency)]
+    shape = {"at": at, "efficiency": tuple(efficiency), "tile": tile, "full": full}
+    points = [weights_s(tokens, **shape) for tokens in at]  # type: ignore[arg-type]
+    assume(points == sorted(points))
+    few, many = sorted((one, other))
+    assert weights_s(many, **shape) >= weights_s(few, **shape) * (1 - 1e-9)  # type: ignore[arg-type]
+
+
+def test_products_whose_weights_go_with_their_tokens_are_left_as_they_are() -> None:
+    """Each token chooses its experts: how many are read by other numbers of tokens, an op does not say."""
+    asked = roofs(kernels={KEY: kernel(efficiency=curve(**STEEP))})  # type: ignore[arg-type]
+    without = replace(weights(32), row_tile=0)
+    assert asked.cost(without).seconds == pytest.approx(1 / 0.7)

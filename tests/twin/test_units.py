@@ -77,6 +77,15 @@ def test_any_whole_count_in_range_is_read_exactly(tokens: int) -> None:
         ("3KiB", 3072),
         ("1.5MB", 1_500_000),
         ("1048576GiB", 2**50),
+        ("1024TiB", 2**50),
+        ("1.5TB", 1_500_000_000_000),
+        ("1.56GiB", 1_675_037_245),
+        ("0.1KiB", 102),
+        ("1.9B", 1),
+        ("1675037245B", 1_675_037_245),
+        ("1675037245", 1_675_037_245),
+        ("1_048_576", MIB),
+        ("1e10", 10**10),
     ],
 )
 def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
@@ -84,12 +93,47 @@ def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "32", "32M", "GiB", "0MiB", "-1MiB", "0.0001KiB", "1048577GiB", "1e400GB", "nanGB", "1TB!"]
+    "text",
+    [
+        "",
+        "32",
+        "1048575",
+        "1048576.5",
+        "32M",
+        "GiB",
+        "0MiB",
+        "-1MiB",
+        "0.0001KiB",
+        "1048577GiB",
+        "1e400GB",
+        "nanGB",
+        "1TB!",
+        "1025TiB",
+        "0.9B",
+    ],
 )
 def test_a_size_without_unit_or_range_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadValue) as refused:
         parse_bytes(text)
     assert repr(text) in str(refused.value)
+
+
+@LAWS
+@given(st.integers(1, 10**4), st.integers(0, 10**6), st.sampled_from([("KiB", KIB), ("GiB", GIB), ("GB", 10**9)]))
+def test_what_an_engine_prints_is_rounded_down_to_whole_bytes(whole: int, part: int, unit: tuple[str, int]) -> None:
+    assert parse_bytes(f"{whole}.{part:06}{unit[0]}") == (whole * 10**6 + part) * unit[1] // 10**6
+
+
+@LAWS
+@given(st.text("0123456789.,_eE+-kKMGiB ", max_size=2000) | st.integers(101, 6000).map(lambda n: "9" * n + ".5"))
+def test_any_text_is_a_number_or_one_short_line(text: str) -> None:
+    for parse in (parse_tokens, parse_bytes):
+        line = ""
+        try:
+            assert parse(text) >= 1
+        except BadValue as refused:
+            line = str(refused)
+        assert len(line) < 300
 
 
 @LAWS
@@ -118,6 +162,10 @@ def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0, "0 s"),
+        (1e-300, "< 0.1 us"),
+        (9e-8, "< 0.1 us"),
+        (1e-7, "0.1 us"),
         (46.7e-6, "46.7 us"),
         (19.72e-3, "19.72 ms"),
         (1.0, "1.00 s"),
@@ -125,10 +173,21 @@ def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
         (120.0, "2.0 min"),
         (1771.0, "29.5 min"),
         (7200.0, "2.0 h"),
+        (86_400.0 * 365, "8,760.0 h"),
+        (3.15576e9, "100 years"),
+        (1e300, "3.17e+292 years"),
     ],
 )
 def test_seconds_are_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@LAWS
+@given(st.floats(min_value=0, allow_infinity=False, allow_nan=False))
+def test_no_time_is_longer_than_a_word_and_none_but_nothing_is_zero(seconds: float) -> None:
+    text = format_seconds(seconds)
+    assert len(text) < 20
+    assert (float(text.removeprefix("< ").split()[0].replace(",", "")) == 0) == (seconds == 0)
 
 
 @LAWS

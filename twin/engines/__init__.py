@@ -6,7 +6,10 @@ from pathlib import Path
 from twin.engines.rules import EngineRules
 from twin.errors import find
 
-__all__ = ["EngineRules", "backend_names", "engine_names", "load_engine"]
+__all__ = ["OWN", "EngineRules", "backend_names", "engine_names", "load_engine"]
+
+OWN = "twin"
+"""The engine that runs this project's own kernels."""
 
 _NOT_ENGINES = {"__init__", "rules", "twin_plans"}
 

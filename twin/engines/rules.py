@@ -108,6 +108,8 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
     glue_apart: tuple[str, ...] = ()
     """Weight formats whose products' rates leave norms, rotation and gating to a kernel of their own (see A3)."""
+    bounds_context: bool = False
+    """Whether it refuses a longest request beyond what the model's own configuration takes."""
     samples: bool = False
     """Whether what a sequence costs beside its state and products (sampling over all logits) has a rate of its own."""
     piecewise_backends: tuple[str, ...] = ()

@@ -83,6 +83,7 @@ RULES = EngineRules(
     verify_only={"bf16": ("split_kv",), "int8_per_token_head": ("split_kv", "split_kv_unpadded")},
     verify_backends={"bf16": "split_kv", "int8_per_token_head": "split_kv"},
     row_tiles={"w4a16": 16},
+    bounds_context=True,
     samples=True,
     piecewise_backends=("flashinfer", "kvarn"),
     implementations={

@@ -6,7 +6,8 @@ import msgspec
 
 from twin.assumptions import ASSUMPTIONS
 from twin.comparison import Comparison
-from twin.memory import MemoryPlan, Pool
+from twin.memory import MemoryPlan
+from twin.placed import Pool
 from twin.prediction import Z90, Phase, Prediction, Quantity
 
 PREDICTION_SCHEMA = "twin.prediction/1"
@@ -26,6 +27,9 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         },
         "shortage": prediction.memory.shortage(),
         "missing_rates": list(prediction.missing),
+        "notes": list(prediction.notes),
+        "engine": prediction.case.rules.name,
+        **_kernel_json(prediction),
         "memory": _memory_json(prediction),
         "decode": _phase_json(prediction.decode),
         "prefill": _prefill_json(prediction),
@@ -42,6 +46,16 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             }
             for name, rate in prediction.sources.items()
         ],
+    }
+
+
+def _kernel_json(prediction: Prediction) -> dict[str, str | None]:
+    """Whose kernel reads the cache in a decode step, and where its rates are from; null where none is predicted."""
+    rate = prediction.kernel_rate
+    return {
+        "kernel": prediction.kernel or None,
+        "kernel_source": rate.source if rate else None,
+        "kernel_note": rate.note if rate else None,
     }
 
 
@@ -141,6 +155,7 @@ def _memory_json(prediction: Prediction) -> dict[str, Any]:
         "page_tokens": plan.page_tokens,
         "vram_left_bytes": round(plan.vram_left_bytes()),
         "limited_by": plan.limit().name,
+        "unified": plan.unified,
         **_kv_pool_json(plan),
         "devices": [_pool_json(pool, plan.pages) for pool in plan.pools],
     }

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from twin.assumptions import beyond_native
 from twin.comparison import Comparison
+from twin.engines import OWN
 from twin.prediction import Prediction
 from twin.quality import Quality
-from twin.render.text import pool_name, rate, table
+from twin.render.text import TIERS, ended_by, plural, rate, table, used_of
 from twin.units import KIB, MS, format_bytes, format_seconds
 
 
@@ -15,11 +17,19 @@ def comparison_text(compared: Comparison) -> str:
     case = first.case
     layout = f"layout {case.layout.name}, " if compared.over == "formats" else ""
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
-    asked = f"{layout}{case.question.ctx_tokens:,} tokens{batch}"
+    asked = f"{layout}{case.question.ctx_tokens:,} token{plural(case.question.ctx_tokens)}{batch}"
     title = f"{case.model.name} on {first.machine.name}, {case.rules.name}, {asked}"
     body = _layouts(compared.predictions) if compared.over == "layouts" else _formats(compared)
+    beyond = "".join(
+        f"  {note}\n" for note in dict.fromkeys(note for each in compared.predictions for note in _notes(each))
+    )
     refused = "".join(f"  {name} is refused: {why}\n" for name, why in compared.refused.items())
-    return f"{title}\n\n{body}{refused}"
+    return f"{title}\n\n{body}{beyond}{refused}"
+
+
+def _notes(each: Prediction) -> tuple[str, ...]:
+    """What must be said of the context that is compared at; the longest ones differ and have a column."""
+    return beyond_native(each.case, each.case.question.ctx_tokens)
 
 
 def _layouts(predictions: Sequence[Prediction]) -> str:
@@ -27,43 +37,46 @@ def _layouts(predictions: Sequence[Prediction]) -> str:
     rows = [
         ("fits", *("yes" if each.fits else "no" for each in predictions)),
         ("longest context", *(f"{each.memory.max_ctx_tokens():,}" for each in predictions)),
-        ("ended by", *(pool_name(each.memory.limit().name) for each in predictions)),
+        ("ended by", *(ended_by(each.memory) for each in predictions)),
         ("decode", *(rate(each.decode.tokens_per_s) if each.decode else "-" for each in predictions)),
-        ("prefill", *(rate(each.prefill.tokens_per_s) if each.prefill else "-" for each in predictions)),
+        ("prefill", *(_prefill(each) for each in predictions)),
         ("first token", *(format_seconds(each.ttft_s.value) if each.ttft_s else "-" for each in predictions)),
         ("decode wall", *(each.decode.bound if each.decode else "-" for each in predictions)),
-        ("prefill wall", *(each.prefill.bound if each.prefill else "-" for each in predictions)),
+        ("prefill wall", *(each.prefill.bound if each.prefill and each.prefill.parts else "-" for each in predictions)),
         ("host reads a step", *(format_bytes(each.decode.link_bytes) if each.decode else "-" for each in predictions)),
-        *(_used_row(predictions, tier) for tier in ("VRAM", "host RAM")),
+        *_used_rows(predictions),
         ("why not", *(_why_not(each) for each in predictions)),
     ]
     return table(heads, rows)
 
 
-def _used_row(predictions: Sequence[Prediction], tier: str) -> tuple[str, ...]:
-    cells = []
-    for each in predictions:
-        pools = each.memory.devices() if tier == "VRAM" else each.memory.host()
-        used = sum(pool.used_bytes(each.memory.pages) for pool in pools)
-        cells.append(f"{format_bytes(used)} of {format_bytes(sum(pool.capacity_bytes for pool in pools))}")
-    return (tier, *cells)
+def _used_rows(predictions: Sequence[Prediction]) -> list[tuple[str, ...]]:
+    """What is used of each tier of the one machine."""
+    tiers = zip(*(each.memory.tiers() for each in predictions), strict=True)
+    return [
+        (
+            TIERS.get(named[0][0], named[0][0]),
+            *(used_of(each.memory, pools) for each, (_, pools) in zip(predictions, named, strict=True)),
+        )
+        for named in tiers
+    ]
 
 
 def _formats(compared: Comparison) -> str:
     pooled = any(each.memory.kv_pool for each in compared.predictions)
     heads = ["format", "KiB a token", "fits", "longest context", *(["pool tokens"] if pooled else [])]
-    heads += ["decode", "ms a token", "prefill", "first token", "perplexity", "needle"]
+    heads += ["decode", "ms a token", "prefill", "first token", "decode kernel", "perplexity", "needle"]
     rows = [_format_row(compared, each, pooled=pooled) for each in compared.predictions]
     notes = [f"  {each.case.fmt.name}: {_why_not(each)}\n" for each in compared.predictions if _why_not(each) != "-"]
     sources = {row.source for each in compared.predictions for row in compared.quality(each)}
     carried = "".join(f"  perplexity and needle are published, not predicted: {source}\n" for source in sorted(sources))
-    return table(heads, rows) + "".join(notes) + carried
+    return table(heads, rows) + "".join(notes) + _whose_kernels(compared) + carried
 
 
 def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tuple[str, ...]:
     placed, layers = each.case.layout.placement(each.case), each.case.model.attention_layers
     pool = each.memory.kv_pool
-    decode, prefill = each.decode, each.prefill
+    decode = each.decode
     return (
         each.case.fmt.name,
         f"{(placed.vram_bytes + placed.host_bytes) * layers / KIB:.2f}",
@@ -72,10 +85,34 @@ def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tupl
         *([f"{pool.printed_tokens:,}" if pool else "-"] if pooled else []),
         rate(decode.tokens_per_s) if decode else "-",
         f"{each.case.question.batch / decode.tokens_per_s.value / MS:.1f}" if decode else "-",
-        rate(prefill.tokens_per_s) if prefill else "-",
+        _prefill(each),
         format_seconds(each.ttft_s.value) if each.ttft_s else "-",
+        _kernel(each),
         *quality_cells(compared.quality(each)),
     )
+
+
+def _prefill(each: Prediction) -> str:
+    return rate(each.prefill.tokens_per_s) if each.prefill and each.prefill.parts else "-"
+
+
+def _kernel(each: Prediction) -> str:
+    """Whose kernel reads the cache, and where its rates are from."""
+    rate = each.kernel_rate
+    return f"{each.kernel.split('/')[1]}, {rate.source}" if rate else "-"
+
+
+def _whose_kernels(compared: Comparison) -> str:
+    """What was carried over from another machine, and where this project's own kernels are compared."""
+    told = [(each.case.fmt.name, each.kernel_rate) for each in compared.predictions]
+    text = "".join(f"  {name}: {rate.note}\n" for name, rate in told if rate and "carried over from" in rate.note)
+    first = compared.predictions[0]
+    if first.case.rules.name != OWN:
+        text += (
+            f"  speeds are those of {first.case.rules.name}'s kernels; this project's own may rank the formats "
+            f"otherwise: twin formats --hw {first.machine.name}\n"
+        )
+    return text
 
 
 def quality_cells(rows: Sequence[Quality]) -> tuple[str, str]:

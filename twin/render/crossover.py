@@ -23,7 +23,7 @@ def crossover_text(found: Crossover) -> str:
     )
     rows = [
         (
-            line.kv_dtype,
+            line.kv_dtype + (" *" if line.kv_dtype in found.carried else ""),
             *(_from(crossing) for crossing in line.crossings),
             format_seconds(line.seconds),
             f"{line.ratio:.2f} +- {line.ratio * line.spread:.2f}",
@@ -32,13 +32,22 @@ def crossover_text(found: Crossover) -> str:
         for line in found.lines
     ]
     tokens = f"{found.query_tokens} query token{'s' if found.query_tokens > 1 else ''}"
-    text = f"{found.machine}: attention of one layer, {tokens}, against {found.against}\n\n{table(heads, rows)}"
+    carried = f", carried over from {found.carried_from}" if found.carried_from else ""
+    text = (
+        f"{found.machine}, kernels of engine {found.engine} (this project's own{carried}): "
+        f"attention of one layer, {tokens}, against {found.against}\n\n{table(heads, rows)}"
+    )
     for name, why in found.refused.items():
         text += f"  {name}: {why}\n"
     if found.carried_from:
         text += (
             f"  * Not measured on {found.machine} ({', '.join(found.carried)}): shares of roofs and operations an "
             f"element are those of {found.carried_from}\n"
+        )
+    if found.others:
+        text += (
+            f"  Other engines run kernels of their own here ({', '.join(found.others)}), which may rank the formats "
+            f"otherwise: twin compare --over formats --model MODEL --hw {found.machine}\n"
         )
     return text
 

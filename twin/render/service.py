@@ -20,6 +20,7 @@ def service_text(service: Service, what: str, reading: Reading | None = None) ->
         f"{pool.plan.block_tokens:,} tokens, at most {service.limits.max_sequences:,} sequences, "
         f"{service.limits.batched_tokens:,} tokens a step",
         *_no_cache(service),
+        *service.notes,
         f"{what}; arrivals {reading.text}" if reading else what,
         "",
     ]
@@ -31,6 +32,8 @@ def _no_cache(service: Service) -> list[str]:
     pool, device = service.kv_pool, service.memory.devices()[0]
     if service.result.pool_blocks:
         return []
+    if pool.pool_bytes >= pool.plan.block_bytes:
+        return [f"no cache fits: {service.memory.shortage()}"]
     taken = sum(size for name, size in device.fixed.items() if name not in ("null block", "state and windows"))
     there, block = format_bytes(device.capacity_bytes), format_bytes(pool.plan.block_bytes)
     return [f"no cache fits: weights and buffers take {format_bytes(taken)} of {there}, a block takes {block}"]
@@ -61,6 +64,7 @@ def service_json(service: Service, what: str, reading: Reading | None = None) ->
     return {
         "schema": result.pop("schema"),
         "question": question,
+        "notes": list(service.notes),
         **result,
         "interval_90": interval and _known(interval),
     }

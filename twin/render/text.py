@@ -6,11 +6,15 @@ from unicodedata import combining, east_asian_width
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.assumptions import ASSUMPTIONS
 from twin.case import Case
+from twin.memory import MemoryPlan
+from twin.placed import Pool
 from twin.prediction import Phase, Prediction, Quantity
 from twin.remedies import remedies
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
 SIGNIFICANT = 3
+TIERS = {"host memory": "host RAM"}
+"""Memories that a row calls otherwise than a sentence."""
 
 
 def headline(prediction: Prediction) -> str:
@@ -19,16 +23,17 @@ def headline(prediction: Prediction) -> str:
     ctx = case.question.ctx_tokens
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
     placed, layers = case.layout.placement(case), case.model.attention_layers
-    longest = f"{plan.max_ctx_tokens():,} tokens ({pool_name(plan.limit().name)} ends it)"
+    longest = f"{plan.max_ctx_tokens():,} tokens ({ended_by(plan)} ends it)"
     lines = [
         f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
-        f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} tokens of context{batch}",
+        f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} token{plural(ctx)} of context{batch}",
         *_drafted(case),
         "",
         _row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
     ]
     if not prediction.fits:
-        lines.append(_row("longest", longest if plan.max_ctx_tokens() else "not even one page of cache fits"))
+        lines.append(_row("longest", longest if plan.max_ctx_tokens() else _no_page(plan)))
+    lines += [_row("note", each) for each in prediction.notes]
     lines += _speeds(prediction)
     lines += [
         _row(
@@ -42,6 +47,13 @@ def headline(prediction: Prediction) -> str:
     if not prediction.fits:
         lines.append(_row("try", "; ".join(remedies(prediction))))
     return "\n".join(lines) + "\n"
+
+
+def _no_page(plan: MemoryPlan) -> str:
+    pool, device = plan.kv_pool, plan.devices()[0]
+    if pool is not None and device.held_bytes > device.capacity_bytes:
+        return f"none: the device has no room for a pool of {format_bytes(pool.pool_bytes)}"
+    return "not even one page of cache fits"
 
 
 def _on(case: Case) -> str:
@@ -79,8 +91,10 @@ def _speeds(prediction: Prediction) -> list[str]:
             _row("", f"wall: {_wall(decode)}"),
             *_break_even(prediction),
         ]
-    if prefill is not None:
+    if prefill is not None and prefill.seconds.value:
         lines += [_row("prefill", rate(prefill.tokens_per_s)), _row("", f"wall: {_wall(prefill)}")]
+    elif prefill is not None:
+        lines.append(_row("prefill", "none: the first decode step takes the whole prompt"))
     if ttft_s is not None:
         lines.append(_row("first token", f"{format_seconds(ttft_s.value)} {_range(ttft_s, seconds=True)}"))
     if decode is not None and decode.link_bytes:
@@ -108,17 +122,15 @@ def _wall(phase: Phase) -> str:
 
 def _memory_rows(prediction: Prediction) -> Iterable[str]:
     plan = prediction.memory
-    for name, pools in (("VRAM", plan.devices()), ("host RAM", plan.host())):
-        used = sum(pool.used_bytes(plan.pages) for pool in pools)
-        there = sum(pool.capacity_bytes for pool in pools)
-        yield _row(name, f"{format_bytes(used)} of {format_bytes(there)}")
+    for name, pools in plan.tiers():
+        yield _row(TIERS.get(name, name), used_of(plan, pools))
 
 
 def explain(prediction: Prediction) -> str:
     """Each part of each phase: time, speed of light, share, wall, and the rates it hangs on."""
     sections = []
     for title, phase in (("decode step", prediction.decode), ("prefill", prediction.prefill)):
-        if phase is not None:
+        if phase is not None and phase.parts:
             sections += [f"{title}: {format_seconds(phase.seconds.value)}; wall: {_wall(phase)}", _parts_table(phase)]
     if prediction.sources:
         sections += ["rates", table(("rate", "value", "spread", "source", "from"), _rate_rows(prediction.sources))]
@@ -166,9 +178,9 @@ def _memory_table(prediction: Prediction) -> str:
     rows = [
         (pool.name, name, format_bytes(size)) for pool in plan.pools for name, size in pool.parts(plan.pages).items()
     ]
-    rows += [
-        (pool.name, "free", format_bytes(pool.capacity_bytes - pool.used_bytes(plan.pages))) for pool in plan.pools
-    ]
+    for pool in plan.pools:
+        free = pool.capacity_bytes - pool.used_bytes(plan.pages)
+        rows.append((pool.name, "free" if free >= 0 else "short", format_bytes(abs(free))))
     return table(("where", "part", "size"), sorted(rows, key=lambda row: row[0]))
 
 
@@ -190,13 +202,26 @@ def _columns(text: str) -> int:
     return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
 
+def plural(number: int) -> str:
+    """What a noun ends in after that number."""
+    return "" if number == 1 else "s"
+
+
 def _row(name: str, text: str) -> str:
     return f"  {name:12s} {text}".rstrip()
 
 
-def pool_name(name: str) -> str:
-    """A memory as people call it."""
-    return "host memory" if name == "host" else f"VRAM of {name}"
+def used_of(plan: MemoryPlan, pools: Sequence[Pool]) -> str:
+    """What is used of all these together."""
+    used = sum(pool.used_bytes(plan.pages) for pool in pools)
+    return f"{format_bytes(used)} of {format_bytes(sum(pool.capacity_bytes for pool in pools))}"
+
+
+def ended_by(plan: MemoryPlan) -> str:
+    """The memory that ends the context, as people call it."""
+    limit = plan.limit()
+    tier = next(tier for tier, pools in plan.tiers() if limit.name in {pool.name for pool in pools})
+    return tier if tier == "host memory" else f"{tier} of {limit.name}"
 
 
 def rate(quantity: Quantity) -> str:

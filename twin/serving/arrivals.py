@@ -14,7 +14,7 @@ from twin.serving.live import Live
 from twin.serving.metrics import Metrics
 from twin.serving.pool import Ledger
 from twin.serving.records import Rejection
-from twin.serving.requests import Request
+from twin.serving.requests import MAX_ARRIVAL_S, Request
 
 SLACK = 1e-9
 MOST_SLACK_S = 1e-6
@@ -62,7 +62,12 @@ class Arrivals:
         """Read on to the next request that can run at all."""
         self._upcoming, self.next_s = None, inf
         for request in self._source:
-            if not self._latest_s <= request.arrival_s < inf:
+            if request.arrival_s > MAX_ARRIVAL_S:
+                raise BadValue(
+                    f"request {request.id} arrives at {request.arrival_s:g} s, the clock ends at {MAX_ARRIVAL_S:g} s",
+                    hint="count arrivals from the first one on",
+                )
+            if not self._latest_s <= request.arrival_s:
                 raise BadValue(
                     f"request {request.id} arrives at {request.arrival_s:g} s, after one at {self._latest_s:g} s",
                     hint="requests are taken in the order of their arrival",

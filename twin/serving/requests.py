@@ -17,7 +17,9 @@ Arrivals = Literal["poisson", "constant", "burst"]
 Distribution = Literal["fixed", "uniform", "exponential", "lognormal"]
 
 MAX_COUNT = 10**9
-MAX_RATE_PER_S = 1e6
+MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 1e6
+MAX_ARRIVAL_S = 1e10
+"""Three centuries: a clock of 64 bits still tells two microseconds apart there."""
 MAX_CV = 10.0
 MOST_UNIFORM_CV = 0.57
 """A uniform distribution from 1 on has a cv of 1 / sqrt(3) at most."""
@@ -103,17 +105,29 @@ class Workload(Struct, frozen=True, kw_only=True):
             raise BadValue(f"the seed is {self.seed!r}, not a whole number")
         if self.arrivals not in get_args(Arrivals):
             raise BadValue(f"{self.arrivals!r} is no way to arrive", hint=f"one of {_listed(Arrivals)}")
-        if self.rate_per_s is not None and not (0 < self.rate_per_s <= MAX_RATE_PER_S or self.rate_per_s == math.inf):
-            raise BadValue(
-                f"the rate is {self.rate_per_s}, outside the range of 0 to {MAX_RATE_PER_S:,.0f} requests/s",
-                hint="inf, or no rate, for all at once",
-            )
+        self._check_rate()
         if self.arrivals == "burst" and not self.at_once:
             raise BadValue(f"a burst has no rate, {self.rate_per_s} requests/s given", hint="all arrive at once")
         if not 1e-3 <= self.burstiness <= 1e6:
             raise BadValue(f"the burstiness is {self.burstiness}, outside the range of 0.001 to 1,000,000")
         if self.burstiness != 1 and (self.arrivals != "poisson" or self.at_once):
             raise BadValue(f"a burstiness of {self.burstiness} needs poisson arrivals at a finite rate")
+
+    def _check_rate(self) -> None:
+        rate = self.rate_per_s
+        if rate is None or rate == math.inf:
+            return
+        if not MIN_RATE_PER_S <= rate <= MAX_RATE_PER_S:
+            raise BadValue(
+                f"the rate is {rate}, outside the range of {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:,.0f} requests/s",
+                hint="inf, or no rate, for all at once",
+            )
+        if self.count / rate > MAX_ARRIVAL_S:
+            raise BadValue(
+                f"{self.count:,} requests at {rate:g} a second take {self.count / rate:.3g} s, "
+                f"the clock ends at {MAX_ARRIVAL_S:g} s",
+                hint="fewer requests or a higher --rate",
+            )
 
     @property
     def at_once(self) -> bool:

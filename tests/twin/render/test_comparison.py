@@ -1,6 +1,7 @@
 """A comparison shows every choice, why one is missing, and what is published of its answers beside its source."""
 
 import pytest
+from msgspec.structs import replace
 
 from twin.comparison import Comparison, compare_all
 from twin.question import Question
@@ -28,7 +29,7 @@ def test_a_layout_that_does_not_fit_says_why_and_shows_no_speed() -> None:
     lines = comparison_text(compare_all(LAYOUTS)).splitlines()
     decode = next(line for line in lines if line.startswith("  decode  "))
     assert decode.split()[-1] == "-"
-    assert "the machine has 70.68 GiB" in lines[-1]
+    assert "the machine has 70.68 GiB" in next(line for line in lines if line.startswith("  why not"))
 
 
 def test_formats_have_a_row_each_under_the_layout_that_they_are_compared_in() -> None:
@@ -70,9 +71,47 @@ def test_published_quality_stands_beside_its_format_and_its_source_below() -> No
     assert "published, not predicted: docstring of vLLM 0.28.0 quantization/turboquant\n" in text
 
 
+def test_every_row_names_the_kernel_of_its_speed_and_where_its_rates_are_from() -> None:
+    compared = compare_all(FORMATS, formats=["bf16", "fp8", "int8_per_token_head", "turboquant_3bit_nc"])
+    for each in compared.predictions:
+        rate = each.kernel_rate
+        assert (rate is None) == (each.decode is None)
+        shown = rows(compared)[each.case.fmt.name]
+        if rate is not None:
+            assert each.kernel == each.case.attention_kernel("attend_decode")
+            assert f"{each.case.backend}, {rate.source}" in " ".join(shown)
+    text = comparison_text(compared)
+    assert "speeds are those of vllm's kernels; " in text
+    assert "twin formats --hw rtx3090\n" in text
+
+
+def test_rates_that_were_carried_over_from_another_machine_are_told() -> None:
+    text = comparison_text(compare_all(replace(FORMATS, ctx_tokens=8192), formats=["bf16", "fp8"]))
+    (line,) = (line for line in text.splitlines() if "carried over from" in line)
+    assert line.startswith("  bf16: ")
+    assert "an H200" in line
+
+
+def test_this_projects_own_kernels_are_not_pointed_to_from_themselves() -> None:
+    own = Question(ctx_tokens=8192, model="llama-3.1-8b", hw="h200", engine="twin", layout="vram")
+    assert "twin formats" not in comparison_text(compare_all(own, formats=["fp8"]))
+
+
 def test_nothing_published_names_no_source() -> None:
     text = comparison_text(compare_all(Question(ctx_tokens=4096), over="formats"))
     assert "published" not in text
+
+
+def test_a_context_beyond_the_models_own_is_noted_once() -> None:
+    text = comparison_text(compare_all(replace(FORMATS, ctx_tokens=300_000)))
+    assert text.count("300,000 tokens are beyond the model's own 262,144") == 1
+    assert "beyond" not in comparison_text(compare_all(FORMATS))
+
+
+def test_a_prompt_that_needs_no_prefill_has_neither_a_speed_nor_a_wall() -> None:
+    text = comparison_text(compare_all(Question(ctx_tokens=1)))
+    for name in ("prefill", "prefill wall"):
+        assert next(line for line in text.splitlines() if line.startswith(f"  {name}  ")).split()[-2:] == ["-", "-"]
 
 
 def test_a_refused_format_is_named_with_the_reason() -> None:

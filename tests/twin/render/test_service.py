@@ -56,6 +56,13 @@ def test_a_pool_without_a_block_says_what_takes_the_memory() -> None:
     assert "no cache fits" not in service_text(SERVICE, WHAT)
 
 
+def test_a_pool_that_the_device_does_not_hold_serves_nothing_and_names_both_sides() -> None:
+    service = served(count=3, pool_bytes=100 * 10**9)
+    line = next(line for line in service_text(service, WHAT).splitlines() if line.startswith("no cache fits: "))
+    assert "of VRAM, the machine has 23.56 GiB" in line
+    assert (service.result.completed, service_json(service, WHAT)["pool"]["blocks"]) == (0, 0)
+
+
 @ALL
 def test_a_document_survives_json(service: Service) -> None:
     document = service_json(service, WHAT)
@@ -106,3 +113,11 @@ def test_the_time_between_tokens_of_single_tokens_is_null() -> None:
     assert document["itl_s"]["p50"] is None
     assert document["interval_90"]["itl_p50_s"] == {"low": None, "high": None}
     assert math.isfinite(document["interval_90"]["ttft_p50_s"]["low"])
+
+
+def test_requests_longer_than_the_model_takes_by_itself_are_noted() -> None:
+    own, beyond = (served(count=2, ctx_tokens=ctx) for ctx in (262_144, 262_145))
+    assert not own.notes
+    assert "beyond the model's own 262,144" in service_text(beyond, WHAT)
+    assert service_json(beyond, WHAT)["notes"] == list(beyond.notes)
+    assert service_json(own, WHAT)["notes"] == []

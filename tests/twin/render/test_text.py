@@ -1,11 +1,16 @@
 """A headline stands alone, says what was asked and what is sure, and rounds without hiding."""
 
+import re
+
 import pytest
+from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from twin.prediction import Prediction, Quantity, predict
 from twin.question import Question
+from twin.render.as_json import prediction_json
 from twin.render.text import explain, headline, rate, table
+from twin.units import MAX_TOKENS
 
 MACHINE = load_profile("3x-rtx3090")
 
@@ -132,3 +137,58 @@ def test_a_rate_that_nobody_measured_is_said_in_place_of_a_speed() -> None:
 )
 def test_a_speed_has_three_figures_whatever_they_are(value: float, shown: str) -> None:
     assert rate(Quantity(value, value, value)) == f"{shown} tok/s ({shown} to {shown})"
+
+
+@pytest.mark.parametrize(("ctx_tokens", "noted"), [(262_144, False), (262_145, True), (1 << 20, True)])
+def test_a_context_beyond_the_models_own_is_noted_on_the_first_screen(ctx_tokens: int, noted: bool) -> None:
+    """Whatever is asked about, the longest context here is beyond it too."""
+    prediction = asked(ctx_tokens)
+    (note,) = prediction.notes
+    assert rows(headline(prediction))["note"] == note
+    assert note.startswith(f"{ctx_tokens:,} tokens") == noted
+
+
+def test_what_fits_into_the_models_own_context_needs_no_note() -> None:
+    prediction = predict(Question(ctx_tokens=8192, model="qwen3.8-27b"))
+    assert not prediction.notes
+    assert "note" not in rows(headline(prediction))
+
+
+@pytest.mark.parametrize("ctx_tokens", [1, 1 << 20, 1 << 24, MAX_TOKENS])
+@pytest.mark.parametrize(
+    "question", [{"layout": "vram"}, {"layout": "offload"}, {"model": "qwen3.8-27b", "hw": "rtx3090"}]
+)
+def test_no_memory_has_less_than_nothing_free(question: dict[str, str], ctx_tokens: int) -> None:
+    """What is short is told as what is short."""
+    prediction = predict(Question(ctx_tokens=ctx_tokens, **question))  # type: ignore[arg-type]
+    text = headline(prediction) + explain(prediction)
+    assert re.search(r" -[\d.]", text) is None
+    short = [
+        pool.name for pool in prediction.memory.pools if pool.used_bytes(prediction.memory.pages) > pool.capacity_bytes
+    ]
+    assert [line.split("  ")[1] for line in text.splitlines() if "  short  " in line] == sorted(short)
+
+
+def test_a_prompt_that_the_first_step_takes_whole_has_no_prefill_and_no_wall() -> None:
+    text = headline(asked(1)) + explain(asked(1))
+    assert rows(text)["prefill"] == "none: the first decode step takes the whole prompt"
+    assert "wall: nothing" not in text
+    assert "1 token of context" in text
+
+
+@pytest.mark.parametrize("layout", ["vram", "offload"])
+def test_one_memory_is_one_row_one_entry_and_no_vram(layout: str) -> None:
+    own = load_profile("rtx3090")
+    host = replace(own.host, memory=replace(own.host.memory, value=1e12))
+    gpu = replace(own.gpu, vram=replace(own.gpu.vram, value=1e12), unified_memory=True)
+    prediction = predict(Question(ctx_tokens=4096, layout=layout), replace(own, gpu=gpu, host=host))
+    shown = rows(headline(prediction))
+    assert shown["memory"].endswith(" of 931.32 GiB")
+    assert shown.keys().isdisjoint({"VRAM", "host RAM"})
+    assert "(memory of gpu0 ends it)" in shown["fits"]
+    memory = prediction_json(prediction)["memory"]
+    assert memory["unified"]
+    (entry,) = memory["devices"]
+    assert entry["used_bytes"] == pytest.approx(sum(entry["parts"].values()), abs=len(entry["parts"]))
+    assert {"weights", "reserved", "kv cache"} <= entry["parts"].keys()
+    assert memory["cache_vram_bytes"] + memory["cache_host_bytes"] == entry["parts"]["kv cache"]

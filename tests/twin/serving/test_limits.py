@@ -45,6 +45,14 @@ def test_requests_out_of_order_are_refused() -> None:
         serve([request(0, 1, 1, at=float("nan"))])
 
 
+def test_an_arrival_beyond_the_clock_is_refused() -> None:
+    """At 1e16 s the next double is two seconds on: times of a request would be nothing."""
+    serve([request(0, 1, 1, at=1e10)])
+    for at in (1.1e10, 1e300, float("inf")):
+        with pytest.raises(BadValue, match="the clock ends at 1e"):
+            serve([request(0, 1, 1, at=at)])
+
+
 @pytest.mark.parametrize(("prompt", "output", "prefix"), [(0, 1, 0), (1, 0, 0), (4, 4, 5), (4, 4, -1)])
 def test_requests_without_tokens_are_refused(prompt: int, output: int, prefix: int) -> None:
     with pytest.raises(BadValue, match=f"request 0 has {prompt} prompt tokens, {prefix} of them a prefix"):

@@ -121,7 +121,12 @@ def test_a_billion_requests_take_no_memory() -> None:
     [
         ({"count": 0}, "the count is 0, outside the range of 1 to 1,000,000,000 requests"),
         ({"count": True}, "the count is True"),
-        ({"rate_per_s": 0.0}, r"the rate is 0\.0, outside the range of 0 to 1,000,000 requests/s"),
+        ({"rate_per_s": 0.0}, r"the rate is 0\.0, outside the range of 1e-09 to 1,000,000 requests/s"),
+        ({"rate_per_s": 1e-300}, "the rate is 1e-300, outside the range of 1e-09"),
+        (
+            {"rate_per_s": 1e-9, "count": 11},
+            r"11 requests at 1e-09 a second take 1\.1e\+10 s, the clock ends at 1e\+10 s",
+        ),
         ({"rate_per_s": math.nan}, "the rate is nan"),
         ({"rate_per_s": -math.inf}, "the rate is -inf"),
         ({"arrivals": "burst"}, r"a burst has no rate, 10\.0 requests/s given"),
