@@ -60,8 +60,8 @@ PARAMETERS = (
     _set("attend_decode/turboquant/turboquant_4bit_nc", 1, "turbo.decode"),
 )
 
-SETTLED = 1e-8
-"""Logarithm by which the last step of a search moves a parameter at the most."""
+SETTLED, FLAT = 1e-8, 1e-15
+"""Where a search ends: logarithm by which its last step moves a parameter at the most, or a slope that is none."""
 
 Values = NDArray[Any]
 """Logarithms of the parameters, in the order of PARAMETERS."""
@@ -125,7 +125,7 @@ def solve(residuals: Callable[[Values], Values], start: Values) -> tuple[Values,
     """Least squares on relative errors: the parameters and the residuals' Jacobian there."""
     step = np.full(start.shape, 1e-4)
     found = least_squares(
-        residuals, start, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=SETTLED, ftol=None, gtol=None
+        residuals, start, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=SETTLED, ftol=None, gtol=FLAT
     )
     if not found.success:
         raise ArithmeticError(f"the fit of the published rows failed: {found.message}")

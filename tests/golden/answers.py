@@ -31,23 +31,33 @@ DIGESTED = {"requests", "points", "rejected"}
 NAMES = ("name", "id", "kv_dtype")
 HOMES = "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HOME", "USERPROFILE", "APPDATA"
 
-TRACE = "".join(
-    json.dumps(
+TRACES = {
+    "trace.jsonl": [
         {"id": f"r{at}", "arrival_s": 0.3 * at, "prompt_tokens": 100 + 700 * at % 2300, "output_tokens": 5 + 9 * at}
-    )
-    + "\n"
-    for at in range(20)
-)
-"""What `trace.jsonl` holds."""
+        for at in range(20)
+    ],
+    "hashed.jsonl": [
+        {
+            "timestamp": 2 * at,
+            "input_length": 40 + at,
+            "output_length": 9,
+            "hash_ids": [1, 2, *range(3 * at, 3 * at + 1)],
+        }
+        for at in range(8)
+    ],
+}
+"""What lies in the folder: requests in seconds, and hashes of 16 tokens with arrivals in what an option says."""
 
 Document = dict[str, Any]
 
 
 @contextmanager
 def nobodys_home() -> Iterator[None]:
-    """An empty home and configuration folder, no variable of the product's own, and a folder with `trace.jsonl`."""
+    """An empty home and configuration folder, no variable of the product's own, and a folder with TRACES."""
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "trace.jsonl").write_text(TRACE, encoding="utf-8")
+        for name, requests in TRACES.items():
+            lines = "".join(json.dumps(request) + "\n" for request in requests)
+            (Path(folder) / name).write_text(lines, encoding="utf-8")
         variables = {name: value for name, value in os.environ.items() if "TWIN" not in name}
         with patch.dict(os.environ, variables | dict.fromkeys(HOMES, home), clear=True), chdir(folder):
             yield

@@ -7,8 +7,15 @@ from tests.golden.places import Place, Words, drawn, has_rate, only_what_if, rat
 from twin.models import load_model
 from twin.speculation import ACCEPTANCE
 
-TRACE = "trace.jsonl"
-"""A file beside which every question is asked, see `tests/golden/answers.py`."""
+TRACED = {
+    "--trace-in": [("--trace-in", "trace.jsonl")],
+    "--time-unit": [("--trace-in", "hashed.jsonl", "--time-unit", unit) for unit in ("s", "ms")],
+    "--hash-tokens": [
+        ("--trace-in", "hashed.jsonl", "--time-unit", unit, "--hash-tokens", "16", "--prefix-cache")
+        for unit in ("s", "ms")
+    ],
+}
+"""Files beside which every question is asked, see `tests/golden/answers.py`."""
 
 EVERYWHERE: dict[str, Sequence[str]] = {
     "--batch": ("2", "8", "64"),
@@ -92,7 +99,7 @@ def asked_of(place: Place, *, simulated: bool) -> dict[str, list[Words]]:
         option: [(option, value) if value else (option,) for value in values] for option, values in WORKLOADS.items()
     }
     shared = {option: values for option, values in options_of(place).items() if option not in NOT_SIMULATED}
-    return shared | alone | SHAPES | {"--trace-in": [("--trace-in", TRACE)]}
+    return shared | alone | SHAPES | TRACED
 
 
 def drafts(model: str) -> list[Words]:
