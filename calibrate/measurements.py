@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from calibrate.kernel_cases import KernelCase
 from calibrate.measure import Measurement
 from hwprofiles.errors import BadFile
-from hwprofiles.store import DATA, read_json
+from hwprofiles.store import DATA, profile_names, read_json
 
 SCHEMA = "twin.measurements/1"
 NAME = "measurements.json"
@@ -74,6 +74,11 @@ def read_measurements(path: Path) -> Measurements:
 def shipped_measurements(machine: str) -> Measurements:
     """The measurements shipped with `machine`."""
     return read_measurements(DATA / machine / NAME)
+
+
+def measurements_path(machine: str) -> Path:
+    """Where the measurements of a machine lie, be it shipped or the path of a profile: beside its profile."""
+    return DATA / machine / NAME if machine in profile_names() else Path(machine).with_suffix(f".{NAME}")
 
 
 def row_of(measurement: Measurement, group: Group = "grid") -> MeasuredRow:

@@ -26,9 +26,14 @@ def load_profile(name: str) -> HardwareProfile:
     """
     if name in profile_names():
         return _shipped(name)
-    if "/" in name or name.endswith(".json"):
+    if is_path(name):
         return _parse(Path(name))
     raise UnknownName("machine", name, profile_names())
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is meant as the path of a file."""
+    return "/" in name or name.endswith(".json")
 
 
 @cache

@@ -20,6 +20,7 @@ __all__ = [
     "EXIT_DOES_NOT_FIT",
     "EXIT_INTERRUPTED",
     "EXIT_OUTSIDE_TOLERANCE",
+    "EXIT_TERMINATED",
     "BadFile",
     "BadValue",
     "CannotWrite",
@@ -34,6 +35,7 @@ EXIT_OUTSIDE_TOLERANCE = 4
 EXIT_CANNOT_WRITE = 5
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
+EXIT_TERMINATED = 143
 
 
 class BadValue(TwinError, ValueError):
