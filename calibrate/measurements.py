@@ -14,6 +14,8 @@ from hwprofiles.store import DATA, profile_names, read_json
 
 SCHEMA = "twin.measurements/1"
 NAME = "measurements.json"
+Seconds = Annotated[float, Meta(ge=1e-9, le=1e6)]
+Share = Annotated[float, Meta(ge=0, le=1e6)]
 Group = Literal["grid", "long_curve", "formats"]
 
 
@@ -21,11 +23,11 @@ class MeasuredRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """One timed case. All seconds are of the whole case."""
 
     case: KernelCase
-    median_s: Annotated[float, Meta(gt=0)]
-    spread: Annotated[float, Meta(ge=0)]
-    samples_s: tuple[Annotated[float, Meta(gt=0)], ...]
-    error: Annotated[float, Meta(ge=0)]
-    link_bytes: Annotated[int, Meta(ge=0)]
+    median_s: Seconds
+    spread: Share
+    samples_s: tuple[Seconds, ...]
+    error: Share
+    link_bytes: Annotated[int, Meta(ge=0, le=2**50)]
     group: Group = "grid"
 
 

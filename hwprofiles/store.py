@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.files import read_whole
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
 
 DATA = Path(__file__).parent / "data"
@@ -84,14 +85,12 @@ def read_json(path: Path) -> Any:
 
     Raises BadFile in one line.
     """
+    content = read_whole(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text, object_pairs_hook=_refuse_repeats)
+        value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)
         _check_values(value, "$")
     except UnicodeDecodeError as wrong:
         raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
-    except OSError as wrong:
-        raise BadFile(f"{path}: cannot be read: {wrong.strerror}") from None
     except (ValueError, RecursionError) as wrong:
         raise BadFile(f"{path}: not valid JSON: {wrong}") from None
     return value
