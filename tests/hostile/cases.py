@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 import cli
-from hwprofiles import profile_names
 from hwprofiles.store import DATA
 from twin.commandline import Name, Stream, _names
 from twin.models import model_names
@@ -20,9 +19,9 @@ from twin.models.store import DATA as MODELS
 JUNK = (
     "", " ", "0", "-1", "-0", "1", "2", "7", "1e999", "-1e999", "nan", "inf", "-inf", "1_000", "9" * 400, "9" * 5000,
     "0." + "0" * 400 + "1", "1." + "9" * 5000, "0x10", "1e-300", "1e300", "5e-324", "\u0663", "\udcff", "日本", "..",
-    "/", "-", "--", "a" * 300, "1.5", "1M", "1.5M", "256k", "32KiB", "1GiB", "0.5GB", "2147483647", "2147483648", "True",
-    "[]", "{}", "%s%n", "\n", "\x1b[31m", "x4", "mtp:3", "mtp:0", "mtp:" + "9" * 5000, "dflash2:15", "mtp", ":", "fp8,int8",
-    ",", "0.93", "1.0", "99999999999999999999",
+    "/", "-", "--", "a" * 300, "1.5", "1M", "1.5M", "256k", "32KiB", "1GiB", "0.5GB", "2147483647", "2147483648",
+    "True", "[]", "{}", "%s%n", "\n", "\x1b[31m", "x4", "mtp:3", "mtp:0", "mtp:" + "9" * 5000, "dflash2:15", "mtp", ":",
+    "fp8,int8", ",", "0.93", "1.0", "99999999999999999999",
 )  # fmt: skip
 
 NUMBERS: tuple[Any, ...] = (
@@ -44,9 +43,21 @@ LITERALS = (
 )
 """Numbers that no JSON writer writes."""
 
+PAIRS = (
+    ("qwen3.8-flash-next", "3x-rtx3090"),
+    ("qwen3.8-27b", "rtx3090"),
+    ("qwen3.8-27b-fast", "rtx3090"),
+    ("llama-3.1-8b", "h200"),
+)
+"""Models and machines that go together."""
+
+FACTORS = (0.5, 2.0, 0.3, 3.0, 0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-6, 1e6)
+FAR = (1e-9, 1e9, 1e-12, 1e12, 1e-20, 1e20, 1e-100, 1e100, 1e-200, 1e-300, 1e-320)
+
 MARK = "a place for a literal"
 
-LIGHT = ("predict", "compare", "simulate", "profiles", "models", "formats", "layouts", "validate", "completion")
+LISTS = ("profiles", "models", "formats", "layouts", "validate", "completion")
+LIGHT = (*("predict", "compare", "simulate") * 6, *LISTS)
 HEAVY = ("quality", "calibrate")
 """Never let through to their work, which takes minutes."""
 
@@ -62,17 +73,23 @@ class Case:
 def command_case(seed: str) -> Case:
     """A command with options of its own and a few of others; values plausible or not."""
     draw = random.Random(seed)  # noqa: S311
-    name = draw.choice(LIGHT * 3 + HEAVY)
+    name = draw.choice(LIGHT + HEAVY)
+    junk = draw.choice((0.0, 0.1, 0.2, 0.6))
     command = cli.twin.commands[name]
     words = [] if draw.random() < 0.02 else [name]
     for parameter in draw.sample(command.params, draw.randint(0, min(6, len(command.params)))):
-        words += _given(parameter, draw)
+        words += _given(parameter, junk, draw)
     if draw.random() < 0.1:
         words.insert(draw.randint(0, len(words)), draw.choice(JUNK))
     if draw.random() < 0.05:
         other = draw.choice(sorted(cli.twin.commands))
-        words += [option for parameter in cli.twin.commands[other].params[:1] for option in _given(parameter, draw)]
-    return Case(words=(*words, *_bounds(name, words)), files={"model.json": _text(_document("model", draw))})
+        words += [
+            option for parameter in cli.twin.commands[other].params[:1] for option in _given(parameter, junk, draw)
+        ]
+    return Case(
+        words=(*words, *_bounds(name, words)),
+        files={"model.json": _text(_document("model", draw, draw.choice(model_names())))},
+    )
 
 
 def file_case(seed: str) -> Case:
@@ -80,18 +97,25 @@ def file_case(seed: str) -> Case:
     draw = random.Random(seed)  # noqa: S311
     kind = draw.choice(("profile", "profile", "model", "model", "trace"))
     name = "trace.jsonl" if kind == "trace" else f"{kind}.json"
-    content = _trace(draw) if kind == "trace" else _mutated(_document(kind, draw), draw)
-    if draw.random() < 0.15:
+    model, machine = draw.choice(PAIRS)
+    factors = draw.choice((FACTORS, FAR, None))
+    if kind == "trace":
+        content = _trace(draw)
+    else:
+        document = _document(kind, draw, model if kind == "model" else machine)
+        content = _mutated(document, draw) if factors is None else _text(_shifted(document, factors, draw))
+    if factors is None and draw.random() < 0.3:
         content = draw.choice(_SPOILT)(content, draw)
-    return Case(words=tuple(_about(kind, f"./{name}", draw)), files={name: content})
+    words = _about(kind, f"./{name}", (model, machine), plain=factors is not None, draw=draw)
+    return Case(words=tuple(words), files={name: content})
 
 
-def _given(parameter: click.Parameter, draw: random.Random) -> list[str]:
+def _given(parameter: click.Parameter, junk: float, draw: random.Random) -> list[str]:
     """An option with a value, or an argument."""
     option = [draw.choice(parameter.opts)] if isinstance(parameter, click.Option) else []
     if isinstance(parameter, click.Option) and parameter.is_flag:
         return option
-    value = _plausible(parameter, draw) if draw.random() < 0.7 else draw.choice(JUNK)
+    value = _plausible(parameter, draw) if draw.random() >= junk else draw.choice(JUNK)
     if option and option[0].startswith("--") and draw.random() < 0.3:
         return [f"{option[0]}={value}"]
     return [*option, value]
@@ -126,23 +150,22 @@ def _bounds(name: str, words: list[str]) -> list[str]:
     return []
 
 
-def _about(kind: str, path: str, draw: random.Random) -> list[str]:
+def _about(kind: str, path: str, pair: tuple[str, str], *, plain: bool, draw: random.Random) -> list[str]:
+    model, machine = pair
     if kind == "trace":
         return ["simulate", "--model", "llama-3.1-8b", "--hw", "h200", "--trace-in", path, *_json(draw)]
     if draw.random() < 0.15:
         return [f"{kind}s", path, *_json(draw)]
     command = draw.choice(("predict", "predict", "compare", "simulate"))
-    words = [command, "--hw" if kind == "profile" else "--model", path]
-    if kind == "profile":
-        words += ["--model", draw.choice(model_names())]
-    elif draw.random() < 0.7:
-        words += ["--hw", draw.choice(profile_names())]
+    words = [command, "--hw", path if kind == "profile" else machine, "--model", path if kind == "model" else model]
     if command == "simulate":
         words += ["--requests", "3", *(["--rate", "1"] if draw.random() < 0.5 else [])]
     else:
         words += ["--ctx", draw.choice(["1", "77", "4k", "100k", "1M"])]
     if command == "predict":
         words += draw.choice([[], ["--explain"], ["--trace", "trace.out"], ["--batch", "64"]])
+    if plain:
+        return words + _json(draw)
     if draw.random() < 0.3:
         words += ["--engine", draw.choice(["exllamav3", "vllm", "twin"])]
     if draw.random() < 0.3:
@@ -156,12 +179,9 @@ def _json(draw: random.Random) -> list[str]:
     return ["--json"] if draw.random() < 0.4 else []
 
 
-def _document(kind: str, draw: random.Random) -> Any:
+def _document(kind: str, draw: random.Random, name: str) -> Any:
     """A shipped one, with what it extends laid under it."""
-    if kind == "model":
-        path = MODELS / f"{draw.choice(model_names())}.json"
-    else:
-        path = DATA / draw.choice(profile_names()) / "profile.json"
+    path = MODELS / f"{name}.json" if kind == "model" else DATA / name / "profile.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     if "extends" in document and draw.random() < 0.5:
         below = path.with_name(f"{document['extends']}.json")
@@ -186,7 +206,7 @@ def _mutated(document: Any, draw: random.Random) -> bytes:
         value = holder[key]
         chance = draw.random()
         if isinstance(value, int | float) and not isinstance(value, bool) and chance < 0.5:
-            holder[key] = _scaled(value, draw)
+            holder[key] = _scaled(value, draw.choice(FACTORS))
         elif chance < 0.6:
             holder[key] = draw.choice(NUMBERS)
         elif chance < 0.7:
@@ -205,14 +225,31 @@ def _mutated(document: Any, draw: random.Random) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _scaled(value: float, draw: random.Random) -> Any:
-    changed = value * 10.0 ** draw.choice((-12, -6, -3, -1, 1, 2, 3, 6, 12))
-    whole = isinstance(value, int) and draw.random() < 0.9
-    return max(1, int(changed)) if whole else changed
+def _shifted(document: Any, factors: tuple[float, ...], draw: random.Random) -> Any:
+    """Some numbers by some orders of magnitude, and as they must be: whole where they were whole."""
+    document = copy.deepcopy(document)
+    for _ in range(draw.choice((1, 1, 2, 3, 8))):
+        numbers = [(holder, key) for holder, key in _places(document) if type(holder[key]) in (int, float)]
+        if not numbers:
+            break
+        holder, key = draw.choice(numbers)
+        holder[key] = _scaled(holder[key], draw.choice(factors))
+    return document
+
+
+def _scaled(value: float, factor: float) -> Any:
+    changed = max(-(10**200), min(value, 10**200)) * factor
+    return max(1, int(changed)) if isinstance(value, int) else changed
 
 
 def _somewhere(document: Any, draw: random.Random) -> tuple[Any, Any]:
-    """A holder and one of its keys or indices, at any depth."""
+    """One of them."""
+    found = _places(document)
+    return draw.choice(found) if found else (None, None)
+
+
+def _places(document: Any) -> list[tuple[Any, Any]]:
+    """Holders with each of their keys or indices, at any depth."""
     found: list[tuple[Any, Any]] = []
     waiting = [document]
     while waiting:
@@ -220,20 +257,21 @@ def _somewhere(document: Any, draw: random.Random) -> tuple[Any, Any]:
         keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
         found += [(holder, key) for key in keys]
         waiting += [holder[key] for key in keys if isinstance(holder[key], dict | list)]
-    return draw.choice(found) if found else (None, None)
+    return found
 
 
 def _trace(draw: random.Random) -> bytes:
     lines, arrival_s = [], 0.0
     for number in range(draw.randint(1, 6)):
+        prompt = draw.randint(1, 3000)
         line: dict[str, Any] = {
             draw.choice(("arrival_s", "timestamp")) if draw.random() < 0.1 else "arrival_s": arrival_s,
-            "prompt_tokens": draw.randint(1, 3000),
+            "prompt_tokens": prompt,
             "output_tokens": draw.randint(1, 50),
             "id": f"r{number}",
         }
         if draw.random() < 0.3:
-            line |= {"prefix_id": "p", "prefix_tokens": draw.randint(1, 3000)}
+            line |= {"prefix_id": "p", "prefix_tokens": draw.randint(1, prompt)}
         lines.append(_text(line) if draw.random() < 0.6 else _mutated(line, draw))
         arrival_s += draw.random()
     return b"\n".join(lines) + draw.choice((b"", b"\n", b"\r\n", b"\n\n"))
