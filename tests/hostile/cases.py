@@ -16,6 +16,13 @@ from twin.commandline import Name, Stream, _names
 from twin.models import model_names
 from twin.models.store import DATA as MODELS
 
+ENVIRONMENTS: tuple[dict[str, str], ...] = (
+    {"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONUNBUFFERED": "1"}, {"COLUMNS": "1"},
+    {"COLUMNS": "x", "TERM": "dumb"}, {"_TWIN_COMPLETE": "zsh_source"}, {"_TWIN_COMPLETE": "bash_complete"},
+    {"_TWIN_COMPLETE": "bash_complete", "COMP_WORDS": "twin predict --", "COMP_CWORD": "2"},
+    {"_TWIN_COMPLETE": "\udcff_complete"}, {"HOME": "/nowhere", "TMPDIR": "/nowhere"},
+)  # fmt: skip
+
 JUNK = (
     "", " ", "0", "-1", "-0", "1", "2", "7", "1e999", "-1e999", "nan", "inf", "-inf", "1_000", "9" * 400, "9" * 5000,
     "0." + "0" * 400 + "1", "1." + "9" * 5000, "0x10", "1e-300", "1e300", "5e-324", "\u0663", "\udcff", "日本", "..",
@@ -68,6 +75,8 @@ class Case:
 
     words: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Only where the call is a process of its own."""
 
 
 def command_case(seed: str) -> Case:
@@ -89,6 +98,7 @@ def command_case(seed: str) -> Case:
     return Case(
         words=(*words, *_bounds(name, words)),
         files={"model.json": _text(_document("model", draw, draw.choice(model_names())))},
+        environment=draw.choice(ENVIRONMENTS) if draw.random() < 0.1 else {},
     )
 
 

@@ -13,7 +13,7 @@ from tests.hostile.verdict import Ended, wrong_with
 from twin.delivery import end
 
 CASES = {"commands": (command_case, 500), "files": (file_case, 500)}
-IN_ONE_TEST = 50
+SEED, IN_ONE_TEST = 2, 50
 
 
 def ended(case: Case, folder: Path) -> Ended:
@@ -38,6 +38,6 @@ def test_hostile_calls_end_in_a_documented_way(
     monkeypatch.chdir(tmp_path)
     make, _ = CASES[kind]
     for number in range(first, first + IN_ONE_TEST):
-        case = make(f"1/{kind}/{number}")
+        case = make(f"{SEED}/{kind}/{number}")
         wrong = wrong_with(ended(case, tmp_path), case.words)
         assert not wrong, f"{kind}/{number}: {case.words}: {wrong}"
