@@ -14,11 +14,12 @@ try:
     import click
 
     from twin import options as ask
-    from twin.commandline import FILE, INPUT, JSON, OUT, OUTPUT, Name, options, progress_bar
+    from twin.commandline import FILE, INPUT, JSON, OUT, OUTPUT, options, progress_bar
     from twin.commandline import question as question_of
     from twin.completion import completion
     from twin.delivery import EXIT_CODES, deliver, dump, end
     from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
+    from twin.lists import formats, layouts, models, profiles
     from twin.render.output import check_outputs
 except KeyboardInterrupt:  # in its first lines
     sys.stderr.write("twin: interrupted\n")
@@ -256,46 +257,8 @@ def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> in
     return 0
 
 
-@twin.command()
-@click.argument("name", type=Name("machine"), required=False)
-@JSON
-def profiles(*, name: str | None, as_json: bool) -> int:
-    """List the machines, or every rate of one. With spread, source and date."""
-    return _show("profile", name, as_json=as_json)
-
-
-@twin.command()
-@click.argument("name", type=Name("model"), required=False)
-@JSON
-def models(*, name: str | None, as_json: bool) -> int:
-    """List the models, or the shape of one."""
-    return _show("model", name, as_json=as_json)
-
-
-@twin.command()
-@click.argument("name", type=Name("format"), required=False)
-@click.option("--hw", type=Name("machine"), default=None, help="Where each is faster than bf16 on this machine.")
-@JSON
-def formats(*, name: str | None, hw: str | None, as_json: bool) -> int:
-    """List the cache formats, or all about one. With their bytes and the engines that keep them."""
-    return _show("format", name, as_json=as_json, hw=hw)
-
-
-@twin.command()
-@JSON
-def layouts(*, as_json: bool) -> int:
-    """List the layouts and the engines that have them."""
-    return _show("layout", None, as_json=as_json)
-
-
-def _show(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> int:
-    from twin.render import catalogue  # noqa: PLC0415
-
-    deliver(catalogue.listed(kind, name, as_json=as_json, hw=hw), None)
-    return 0
-
-
-twin.add_command(completion)
+for listed in (profiles, models, formats, layouts, completion):
+    twin.add_command(listed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

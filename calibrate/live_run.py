@@ -103,6 +103,7 @@ def _counted(
 
 def check_record(hw: str) -> None:
     """Raise BadFile or CannotWrite before anything is measured, where `record` could not add to the measurements."""
+    load_profile(hw)
     path = measurements_path(hw)
     check_writable(path)
     if path.exists():

@@ -105,7 +105,9 @@ def command_case(seed: str) -> Case:
 def file_case(seed: str) -> Case:
     """A question that is fine, about a file that is not."""
     draw = random.Random(seed)  # noqa: S311
-    kind = draw.choice(("profile", "profile", "model", "model", "trace"))
+    kind = draw.choice(("profile", "profile", "model", "model", "trace", "measurements"))
+    if kind == "measurements":
+        return _measured(draw)
     name = "trace.jsonl" if kind == "trace" else f"{kind}.json"
     model, machine = draw.choice(PAIRS)
     factors = draw.choice((FACTORS, FAR, None))
@@ -158,6 +160,16 @@ def _bounds(name: str, words: list[str]) -> list[str]:
     if name in HEAVY or any(word.startswith("--device") for word in words):
         return ["--device", "nothing"]
     return []
+
+
+def _measured(draw: random.Random) -> Case:
+    """A machine of one's own and what was recorded of it."""
+    measurements = json.loads((DATA / "h200" / "measurements.json").read_text(encoding="utf-8"))
+    measurements["rows"] = draw.sample(measurements["rows"], 3)
+    factors = draw.choice((FACTORS, FAR, None))
+    content = _mutated(measurements, draw) if factors is None else _text(_shifted(measurements, factors, draw))
+    files = {"me.json": (DATA / "h200" / "profile.json").read_bytes(), "me.measurements.json": content}
+    return Case(words=("validate", "--hw", "./me.json", *_json(draw)), files=files)
 
 
 def _about(kind: str, path: str, pair: tuple[str, str], *, plain: bool, draw: random.Random) -> list[str]:
