@@ -130,7 +130,7 @@ def main() -> None:
 
 def stop_many(runs: int, seed: int, kinds: tuple[Run, ...], long_s: float | None = None) -> dict[str, int]:
     """How many of each signal came to what; defects are printed as they are found."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a caller ignores its children ignore
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a caller ignores its children ignore
     draw = random.Random(seed)  # noqa: S311
     known = {run: (long_s, {}) if long_s else whole(run) for run in kinds}
     counts: Counter[str] = Counter()
@@ -146,6 +146,7 @@ def stop_many(runs: int, seed: int, kinds: tuple[Run, ...], long_s: float | None
             print(
                 json.dumps({"words": run.words, "signal": number.name, "after_s": after_s, "wrong": wrong}), flush=True
             )
+    signal.signal(signal.SIGINT, before)
     return dict(sorted(counts.items()))
 
 
