@@ -20,7 +20,6 @@ try:
     from twin.delivery import EXIT_CODES, deliver, dump, end
     from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
     from twin.lists import formats, layouts, models, profiles
-    from twin.render.output import check_outputs
 except KeyboardInterrupt:  # in its first lines
     sys.stderr.write("twin: interrupted\n")
     sys.exit(130)
@@ -82,6 +81,7 @@ def predict(
     """
     from twin.prediction import predict as answer  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output, beside={"--trace": trace})
     prediction = answer(question_of(asked))
@@ -122,6 +122,7 @@ def compare(*, over: str | None, formats: str | None, as_json: bool, output: Pat
     from twin.comparison import compare_all  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
     from twin.render import comparison as tables  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output)
     compared = compare_all(question_of(asked), over=over, formats=None if formats is None else formats.split(","))
@@ -148,6 +149,7 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
       twin simulate --model qwen3.8-27b --kv-dtype fp8 --requests 4 --prompt 60000 --output 1024 --lengths fixed
       twin simulate --model llama-3.1-8b --hw h200 --trace-in trace.jsonl --requests-out done.jsonl
     """
+    from twin.render.output import check_outputs  # noqa: PLC0415
     from twin.render.service import service_json, service_text  # noqa: PLC0415
     from twin.workloads import serve_asked  # noqa: PLC0415
 
@@ -178,6 +180,7 @@ def validate(
     """
     from calibrate.report import validation_text  # noqa: PLC0415
     from calibrate.validation import to_json  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output)
     if device is None:
@@ -218,6 +221,7 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
     """
     from calibrate.quality import measure_quality  # noqa: PLC0415
     from calibrate.quality_report import quality_json, quality_text  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output, read={"--tensors": asked["tensors"]})
     with progress_bar("measuring") as progress:
