@@ -112,12 +112,16 @@ def dump(document: dict[str, Any]) -> str:
 
 
 def deliver(text: str, output: Path | None) -> None:
-    """To the file if one is named, otherwise to standard output, flushed so that a full disk is noticed here."""
+    """To the file if one is named, otherwise to standard output, flushed so that a full disk is noticed here.
+
+    Once standard output has a part of it, a signal ends the process at once: more would only follow that part.
+    """
     if output is not None:
         from twin.render.output import write_atomic  # noqa: PLC0415
 
         write_atomic(output, text)
         return
+    stopping.handle_with(stopping.leave)
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -226,7 +227,7 @@ def test_two_documents_never_share_a_stream(option: str, place: str) -> None:
     )
     place = "/dev/stdout" if place == "-" else place
     assert (done.code, done.out.count("\n")) == (WRONG_INPUT, 1)
-    assert f"{option.split()[1]} and the answer name one file: standard output" in done.out
+    assert f"{option.split()[1]} and the answer would share standard output" in done.out
 
 
 @NEEDS_STREAMS
@@ -316,6 +317,23 @@ def test_a_shell_that_asks_wrongly_is_told_in_one_line(
 def test_an_empty_wish_to_complete_is_none(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TWIN_COMPLETE", "")
     assert run(capsys, "--version").code == ANSWERED
+
+
+def test_a_signal_while_nobody_reads_the_answer_is_heeded_at_once() -> None:
+    """And nothing follows the part that was taken: a refusal in JSON behind half an answer would be neither."""
+    reader, writer = os.pipe()
+    asked = ("profiles", "h200", "--json")
+    with subprocess.Popen([*CHILD, *asked], stdout=writer, stderr=subprocess.PIPE, text=True) as stuck:
+        os.close(writer)
+        select.select([reader], [], [], 20)
+        time.sleep(0.2)  # its answer is longer than a pipe holds
+        stuck.send_signal(signal.SIGINT)
+        _, err = stuck.communicate(timeout=20)
+    with os.fdopen(reader, encoding="utf-8") as taken:
+        part = taken.read()
+    assert (stuck.returncode, err) == (INTERRUPTED, "twin: interrupted\n")
+    assert part
+    assert child(*asked).out.startswith(part)
 
 
 def test_an_answer_may_go_to_a_device(capsys: Capture) -> None:

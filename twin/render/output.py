@@ -61,11 +61,12 @@ def check_outputs(
         check_writable(path)
     places = [(flag, path, _place(path)) for flag, path in written.items()]
     places += [(flag, path, _place(path, read=True)) for flag, path in sources.items()]
-    places.append(("-o", answer, _place(answer)) if answer else ("the answer", Path("standard output"), _place(None)))
+    places.append(("-o" if answer else "the answer", answer, _place(answer)))
     flags: dict[object, str] = {}
     for flag, path, place in places:
         if place is not None and place in flags:
-            raise BadValue(f"{flags[place]} and {flag} name one file: {path}", hint="each needs a place of its own")
+            together = f"name one file: {path}" if path else "would share standard output"
+            raise BadValue(f"{flags[place]} and {flag} {together}", hint="each needs a place of its own")
         flags[place] = flag
 
 
