@@ -59,7 +59,7 @@ def check_outputs(
     sources = {flag: path for flag, path in (read or {}).items() if path is not None}
     for path in (*written.values(), *([answer] if answer else [])):
         check_writable(path)
-    places = [(flag, path, _place(path)) for flag, path in written.items()]
+    places: list[tuple[str, Path | None, object]] = [(flag, path, _place(path)) for flag, path in written.items()]
     places += [(flag, path, _place(path, read=True)) for flag, path in sources.items()]
     places.append(("-o" if answer else "the answer", answer, _place(answer)))
     flags: dict[object, str] = {}
