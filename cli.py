@@ -268,10 +268,9 @@ for listed in (profiles, models, formats, layouts, completion):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with a documented exit code; only a bug shows a traceback."""
-    if arguments is None:  # this process is the command's own, to its end
-        stopping.handle_with(stopping.leave)
-        stopping.heed_lost_signals()
-    sys.exit(end(twin, sys.argv[1:] if arguments is None else arguments))
+    if arguments is None:
+        stopping.own_process()
+    sys.exit(stopping.leaving_with(end(twin, sys.argv[1:] if arguments is None else arguments)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ the first that is loaded and imports next to nothing: what comes before it canno
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")
 
 unfinished: set[str] = set()
 """Files that this process has made beside those that they shall replace: of no use once it has gone."""
+
+_code: int | None = None
 
 
 class Terminated(KeyboardInterrupt):
@@ -73,9 +76,27 @@ def discard(*paths: str) -> None:
         unfinished.discard(path)
 
 
-def heed_lost_signals() -> None:
-    """Let a signal end the process even where what it raises would be printed and forgotten, as in a destructor."""
+def own_process() -> None:
+    """Answer signals to the process's very end, for a command that has the process for itself.
+
+    Even where what they raise would be printed and forgotten, as in a destructor; and Python does not take its modules
+    apart in the end, which is deaf to signals and a tenth of a short run.
+    """
+    handle_with(leave)
     sys.unraisablehook = _unraisable
+    atexit.register(_skip_teardown)  # what is registered first is called last
+
+
+def leaving_with(code: int) -> int:
+    """The exit code of what ended in order."""
+    global _code  # noqa: PLW0603
+    _code = code
+    return code
+
+
+def _skip_teardown() -> None:
+    if _code is not None:
+        os._exit(_code)
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:

@@ -420,8 +420,14 @@ def test_a_signal_while_the_command_still_loads_is_one_line(module: str, number:
 
 INTERRUPTED_EXIT = """
 import atexit, os, signal, sys
-atexit.register(lambda: os.kill(os.getpid(), NUMBER))
 import cli
+
+def ended(*given, end=cli.end):
+    code = end(*given)
+    atexit.register(lambda: os.kill(os.getpid(), NUMBER))
+    return code
+
+cli.end = ended
 cli.main()
 """
 

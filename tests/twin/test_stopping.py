@@ -33,7 +33,7 @@ LOST = """
 import os, signal, sys
 from twin import stopping
 stopping.handle_with(stopping.stop)
-stopping.heed_lost_signals()
+stopping.own_process()
 
 class Noisy:
     def __del__(self):
@@ -110,4 +110,17 @@ def test_whoever_imports_the_command_line_keeps_its_signals() -> None:
 def test_what_is_loaded_first_loads_next_to_nothing() -> None:
     code = "import sys, signal; before = set(sys.modules); from twin import stopping; "
     _, loaded, _ = run(code + "print(*sorted(set(sys.modules) - before))")
-    assert loaded == "twin twin.stopping\n"
+    assert loaded.split() == ["atexit", "twin", "twin.stopping"]  # atexit is built in
+
+
+def test_what_waits_for_the_end_is_called_and_the_exit_code_stays() -> None:
+    """Only the taking apart of modules is skipped, not what others have registered."""
+    code = "import atexit, sys; from twin import stopping; stopping.own_process(); "
+    code += "atexit.register(lambda: print('called', flush=True)); sys.exit(stopping.leaving_with(3))"
+    assert run(code) == (3, "called\n", "")
+
+
+def test_a_bug_keeps_its_traceback_and_exit_code() -> None:
+    code, out, err = run("from twin import stopping; stopping.own_process(); 1 / 0")
+    assert (code, out) == (1, "")
+    assert "ZeroDivisionError" in err

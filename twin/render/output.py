@@ -57,8 +57,8 @@ def check_outputs(
     """
     written = {flag: path for flag, path in (beside or {}).items() if path is not None}
     sources = {flag: path for flag, path in (read or {}).items() if path is not None}
-    for path in (*written.values(), *([answer] if answer else [])):
-        check_writable(path)
+    for named in (*written.values(), *([answer] if answer else [])):
+        check_writable(named)
     places: list[tuple[str, Path | None, object]] = [(flag, path, _place(path)) for flag, path in written.items()]
     places += [(flag, path, _place(path, read=True)) for flag, path in sources.items()]
     places.append(("-o" if answer else "the answer", answer, _place(answer)))
