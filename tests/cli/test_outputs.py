@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from calibrate import quality, records, session
 from tests.cli.command import (
     ANSWERED,
     CANNOT_WRITE,
@@ -27,7 +28,7 @@ from tests.cli.command import (
     child,
     run,
 )
-from twin import prediction
+from twin import comparison, prediction, workloads
 
 Capture = pytest.CaptureFixture[str]
 
@@ -254,10 +255,11 @@ def test_where_nothing_can_be_written_no_work_begins(
     def begun(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("work has begun")
 
-    for work in ("prediction.predict", "comparison.compare_all", "workloads.serve_asked"):
-        monkeypatch.setattr(f"twin.{work}", begun)
-    for work in ("records.validate_records", "quality.measure_quality", "session.describe"):
-        monkeypatch.setattr(f"calibrate.{work}", begun)
+    for module, work in (
+        (prediction, "predict"), (comparison, "compare_all"), (workloads, "serve_asked"),
+        (records, "validate_records"), (quality, "measure_quality"), (session, "describe"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, work, begun)
     place = tmp_path / "nowhere" / "file"
     done = run(capsys, *command.split(), option, str(place))
     assert_one_line(done, CANNOT_WRITE, f"cannot write {place}: No such file or directory")
