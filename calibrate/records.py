@@ -32,7 +32,11 @@ def _beside(profile: str) -> Validation:
             f"nothing is recorded of {profile}: there is no {path}",
             hint=f"twin validate --hw {profile} --device cuda --record measures and records; --device cpu likewise",
         )
-    return validate_measured(read_measurements(path), machine)
+    measurements = read_measurements(path)
+    try:
+        return validate_measured(measurements, machine)
+    except ValueError as wrong:  # a row that fits the schema, of a case that cannot be
+        raise BadFile(f"{path}: {wrong}") from None
 
 
 def _of(machine: str) -> list[Validation]:
