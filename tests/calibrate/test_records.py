@@ -101,8 +101,9 @@ def test_a_record_of_a_case_that_cannot_be_is_refused_by_its_file(
     profile.write_text('{"extends": "h200"}', encoding="utf-8")
     case = KernelCase(**{"tier": "vram", **change})
     record(replace(made, rows=(replace(made.rows[0], case=case),), left_out=()), str(profile))
-    with pytest.raises(BadFile, match=says):
+    with pytest.raises(BadFile, match=says) as refused:
         validate_records(str(profile))
+    assert refused.value.message.startswith(f"{tmp_path / 'me.measurements.json'}: ")
 
 
 def test_a_machine_without_records_is_refused_with_those_that_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
