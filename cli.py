@@ -1,20 +1,26 @@
 """The command line: parse, call one function, render. Heavy imports stay inside the commands that need them."""
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 try:
+    from twin import stopping
+
+    _before = stopping.handle_with(stopping.leave)  # while the rest loads
+
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Any
+
     import click
 
     from twin import options as ask
-    from twin.commandline import FILE, JSON, OUT, OUTPUT, Name, options, progress_bar
+    from twin.commandline import FILE, JSON, OUT, OUTPUT, options, progress_bar
     from twin.commandline import question as question_of
     from twin.completion import completion
     from twin.delivery import EXIT_CODES, deliver, dump, end
     from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
-except KeyboardInterrupt:  # before `main` is there to catch it
+    from twin.lists import formats, layouts, models, profiles
+except KeyboardInterrupt:  # in its first lines
     sys.stderr.write("twin: interrupted\n")
     sys.exit(130)
 
@@ -75,9 +81,9 @@ def predict(
     """
     from twin.prediction import predict as answer  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
-    from twin.render.output import check_apart  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
-    check_apart({"--trace": trace, "-o": output})
+    check_outputs(output, beside={"--trace": trace})
     prediction = answer(question_of(asked))
     if trace is not None:
         from twin.render.trace import write_trace  # noqa: PLC0415
@@ -116,7 +122,9 @@ def compare(*, over: str | None, formats: str | None, as_json: bool, output: Pat
     from twin.comparison import compare_all  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
     from twin.render import comparison as tables  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
+    check_outputs(output)
     compared = compare_all(question_of(asked), over=over, formats=None if formats is None else formats.split(","))
     deliver(dump(contracts.comparison_json(compared)) if as_json else tables.comparison_text(compared), output)
     return 0 if any(each.fits for each in compared.predictions) else EXIT_DOES_NOT_FIT
@@ -139,12 +147,12 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
       twin simulate --model qwen3.8-27b --kv-dtype fp8 --requests 4 --prompt 60000 --output 1024 --lengths fixed
       twin simulate --model llama-3.1-8b --hw h200 --trace-in trace.jsonl --requests-out done.jsonl
     """
-    from twin.render.output import check_apart  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
     from twin.render.service import service_json, service_text  # noqa: PLC0415
     from twin.workloads import serve_asked  # noqa: PLC0415
 
-    files = {f"--{name.replace('_', '-')}": asked[name] for name in ("trace_in", "trace", "requests_out")}
-    check_apart(files | {"-o": output})
+    written = {"--trace": asked["trace"], "--requests-out": asked["requests_out"]}
+    check_outputs(output, beside=written, read={"--trace-in": asked["trace_in"]})
     service, source = serve_asked(asked, question_of)
     told = service, source.text, source.reading
     deliver(dump(service_json(*told)) if as_json else service_text(*told), output)
@@ -167,10 +175,13 @@ def validate(
       twin validate --hw my-machine.json --device cuda --record
       twin validate --hw my-machine.json --device cuda --formats --record
       twin validate --hw my-machine.json --device cpu --quick
+      twin validate --hw my-machine.json         what was recorded of it
     """
     from calibrate.report import validation_text  # noqa: PLC0415
     from calibrate.validation import to_json  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
+    check_outputs(output)
     if device is None:
         if keep or any(run.values()):
             raise click.UsageError("--quick, --curve, --formats and --record go with --device")
@@ -180,8 +191,10 @@ def validate(
     else:
         if hw is None or recorded:
             raise click.UsageError("--device needs --hw, the profile to judge, and goes without --recorded")
-        from calibrate.live_run import record, validate_live  # noqa: PLC0415
+        from calibrate.live_run import check_record, record, validate_live  # noqa: PLC0415
 
+        if keep:
+            check_record(hw)
         with progress_bar("validating") as progress:
             validation, measurements = validate_live(hw, device, **run, progress=progress)
         for row in measurements.left_out:
@@ -207,9 +220,11 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
     """
     from calibrate.quality import measure_quality  # noqa: PLC0415
     from calibrate.quality_report import quality_json, quality_text  # noqa: PLC0415
+    from twin.render.output import check_outputs  # noqa: PLC0415
 
+    check_outputs(output, read={"--tensors": asked["tensors"]})
     with progress_bar("measuring") as progress:
-        measured = measure_quality(**asked, output=output, progress=progress)
+        measured = measure_quality(**asked, progress=progress)
     deliver(dump(quality_json(measured)) if as_json else quality_text(measured, explain=explain), output)
     return 0
 
@@ -246,52 +261,17 @@ def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> in
     return 0
 
 
-@twin.command()
-@click.argument("name", type=Name("machine"), required=False)
-@JSON
-def profiles(*, name: str | None, as_json: bool) -> int:
-    """List the machines, or every rate of one. With spread, source and date."""
-    return _show("profile", name, as_json=as_json)
-
-
-@twin.command()
-@click.argument("name", type=Name("model"), required=False)
-@JSON
-def models(*, name: str | None, as_json: bool) -> int:
-    """List the models, or the shape of one."""
-    return _show("model", name, as_json=as_json)
-
-
-@twin.command()
-@click.argument("name", type=Name("format"), required=False)
-@click.option("--hw", type=Name("machine"), default=None, help="Where each is faster than bf16 on this machine.")
-@JSON
-def formats(*, name: str | None, hw: str | None, as_json: bool) -> int:
-    """List the cache formats, or all about one. With their bytes and the engines that keep them."""
-    return _show("format", name, as_json=as_json, hw=hw)
-
-
-@twin.command()
-@JSON
-def layouts(*, as_json: bool) -> int:
-    """List the layouts and the engines that have them."""
-    return _show("layout", None, as_json=as_json)
-
-
-def _show(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> int:
-    from twin.render import catalogue  # noqa: PLC0415
-
-    deliver(catalogue.listed(kind, name, as_json=as_json, hw=hw), None)
-    return 0
-
-
-twin.add_command(completion)
+for listed in (profiles, models, formats, layouts, completion):
+    twin.add_command(listed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with a documented exit code; only a bug shows a traceback."""
-    sys.exit(end(twin, sys.argv[1:] if arguments is None else arguments))
+    if arguments is None:
+        stopping.own_process()
+    sys.exit(stopping.leaving_with(end(twin, sys.argv[1:] if arguments is None else arguments)))
 
 
 if __name__ == "__main__":
     main()
+stopping.restore(_before)  # whoever imports this has signals of its own

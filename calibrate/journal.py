@@ -10,6 +10,7 @@ import msgspec
 
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord
+from hwprofiles.files import read_whole
 from twin.render.output import write_atomic
 
 SCHEMA = "twin.calibration.journal/1"
@@ -87,7 +88,7 @@ def open_journal(output: Path, machine: Machine, *, quick: bool, date: str) -> J
 
 def _read(path: Path, key: dict[str, Any]) -> tuple[_Stored | None, str]:
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+        stored = msgspec.json.decode(read_whole(path), type=_Stored)
     except (OSError, msgspec.MsgspecError, ValueError) as wrong:
         return None, f"it cannot be read ({str(wrong).splitlines()[0]})"
     if stored.schema != SCHEMA:

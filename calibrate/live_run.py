@@ -14,12 +14,12 @@ from calibrate.live import compare_rows
 from calibrate.measure import LeftOut, WrongResult, measure
 from calibrate.measure_formats import measure_formats
 from calibrate.measurements import (
-    NAME,
     SCHEMA,
     Group,
     LeftOutRow,
     MeasuredRow,
     Measurements,
+    measurements_path,
     merged,
     read_measurements,
     row_of,
@@ -29,10 +29,9 @@ from calibrate.prefill_grid import prefill_grid
 from calibrate.probes.machine import code_hash, commit, cpu_name
 from calibrate.records_grid import records_grid
 from calibrate.validation import Validation, validation_of
-from hwprofiles import HardwareProfile, load_profile, profile_names
-from hwprofiles.store import DATA
+from hwprofiles import HardwareProfile, load_profile
 from twin.errors import Impossible
-from twin.render.output import write_atomic
+from twin.render.output import check_writable, write_atomic
 
 if TYPE_CHECKING:
     from realkernels.backend import Backend
@@ -102,9 +101,18 @@ def _counted(
     return lambda case: progress(len(rows) + len(left), total, case.id)
 
 
+def check_record(hw: str) -> None:
+    """Raise BadFile or CannotWrite before anything is measured, where `record` could not add to the measurements."""
+    load_profile(hw)
+    path = measurements_path(hw)
+    check_writable(path)
+    if path.exists():
+        read_measurements(path)
+
+
 def record(measurements: Measurements, hw: str) -> Path:
     """Add the rows to the measurements beside the profile `hw`; a case measured again replaces its row."""
-    path = DATA / hw / NAME if hw in profile_names() else Path(hw).with_suffix(f".{NAME}")
+    path = measurements_path(hw)
     old = read_measurements(path) if path.exists() else None
     write_atomic(path, to_text(merged(old, measurements)))
     return path

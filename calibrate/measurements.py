@@ -10,10 +10,12 @@ from msgspec import Meta, Struct
 from calibrate.kernel_cases import KernelCase
 from calibrate.measure import Measurement
 from hwprofiles.errors import BadFile
-from hwprofiles.store import DATA, read_json
+from hwprofiles.store import DATA, profile_names, read_json
 
 SCHEMA = "twin.measurements/1"
 NAME = "measurements.json"
+Seconds = Annotated[float, Meta(ge=1e-9, le=1e6)]
+Share = Annotated[float, Meta(ge=0, le=1e6)]
 Group = Literal["grid", "long_curve", "formats"]
 
 
@@ -21,11 +23,11 @@ class MeasuredRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """One timed case. All seconds are of the whole case."""
 
     case: KernelCase
-    median_s: Annotated[float, Meta(gt=0)]
-    spread: Annotated[float, Meta(ge=0)]
-    samples_s: tuple[Annotated[float, Meta(gt=0)], ...]
-    error: Annotated[float, Meta(ge=0)]
-    link_bytes: Annotated[int, Meta(ge=0)]
+    median_s: Seconds
+    spread: Share
+    samples_s: tuple[Seconds, ...]
+    error: Share
+    link_bytes: Annotated[int, Meta(ge=0, le=2**50)]
     group: Group = "grid"
 
 
@@ -74,6 +76,11 @@ def read_measurements(path: Path) -> Measurements:
 def shipped_measurements(machine: str) -> Measurements:
     """The measurements shipped with `machine`."""
     return read_measurements(DATA / machine / NAME)
+
+
+def measurements_path(machine: str) -> Path:
+    """Where the measurements of a machine lie, be it shipped or the path of a profile: beside its profile."""
+    return DATA / machine / NAME if machine in profile_names() else Path(machine).with_suffix(f".{NAME}")
 
 
 def row_of(measurement: Measurement, group: Group = "grid") -> MeasuredRow:

@@ -35,7 +35,6 @@ from twin.errors import BadValue, Impossible
 from twin.formats import is_exl3, kv_format
 from twin.models import ModelSpec, load_model
 from twin.quality import Quality, published_quality
-from twin.render.output import check_apart
 
 Progress = Callable[[int, int, str], None]
 """(formats done, formats in all, what is next), over all heads."""
@@ -134,15 +133,13 @@ def measure_quality(
     tokens: int | None = None,
     seed: int | None = None,
     device: str = "cpu",
-    output: Path | None = None,
     progress: Progress | None = None,
 ) -> Measured:
     """Measure the formats `kv_dtype` ("a,b,..."; None: all) on heads of a file, or on all kinds of made-up ones.
 
-    `model`: whose shape is made up, and of whose answers published figures are carried. `output`: a file that must not
-    be `tensors`. Raises BadValue, UnknownName, BadFile and Impossible, each in one line.
+    `model`: whose shape is made up, and of whose answers published figures are carried. Raises
+    BadValue, UnknownName, BadFile and Impossible, each in one line.
     """
-    check_apart({"--tensors": tensors, "-o": output})
     asked = None if kv_dtype is None else [kv_format(name.strip()).name for name in kv_dtype.split(",")]
     if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise BadValue(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")

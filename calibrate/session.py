@@ -18,7 +18,7 @@ from calibrate.journal import Journal, open_journal
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.probes.machine import describe
 from twin.errors import CannotWrite
-from twin.render.output import write_atomic
+from twin.render.output import check_outputs, write_atomic
 from twin.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run_calibration(
     """
     if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise CannotCalibrate(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")
-    check_output(output)
+    check_outputs(output)
     backend = _open(device, output.parent)
     placed = "cpu" if backend.device.type == "cpu" else str(backend.device)
     machine = describe(placed, dtype=_dtype_name(backend))
@@ -91,14 +91,6 @@ def _open(device: str, folder: Path) -> "Backend":
 def _dtype_name(backend: "Backend") -> str:
     names = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
     return names[str(backend.dtype)]
-
-
-def check_output(output: Path) -> None:
-    """Raise CannotWrite before anything is measured, where the profile could not be written afterwards."""
-    if output.is_dir():
-        raise CannotWrite(f"cannot write {output}: it is a folder")
-    if not output.parent.is_dir():
-        raise CannotWrite(f"cannot write {output}: there is no folder {output.parent}")
 
 
 def check_room(machine: Machine) -> None:

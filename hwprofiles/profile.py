@@ -81,7 +81,7 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     name: str
     compute_capability: Annotated[str, Meta(pattern=r"\A\d+\.\d+\Z")]
-    sm_count: Annotated[int, Meta(ge=1)]
+    sm_count: Annotated[int, Meta(ge=1, le=2**20)]
     vram: Rate
     """Usable bytes."""
     vram_read: Roof

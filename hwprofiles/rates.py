@@ -3,13 +3,21 @@
 import math
 from bisect import bisect_right
 from datetime import date
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 Source = Literal["measured", "published", "datasheet", "fitted"]
 Unit = Literal["B/s", "FLOP/s", "op/s", "s", "B", "1"]
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+"""Each use has a narrower range of its own."""
+Efficiency = Annotated[float, Meta(ge=1e-6, le=1)]
+"""The least that is shipped is 0.0017: what is below a thousandth of that is a slip, and seconds would lose meaning."""
+Place = Annotated[float, Meta(ge=1e-3, le=2.0**50)]
+"""Tokens, rows, bytes or programs that a curve goes over."""
+CLOSEST = 1e-9
+"""Two places of a curve are further apart than that, relative: a slope between closer ones is rounding."""
 Spread = Annotated[float, Meta(ge=0, le=1)]
 IsoDate = Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
 
@@ -47,15 +55,14 @@ class Curve(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     over: str
-    at: tuple[Positive, ...]
-    efficiency: tuple[Annotated[float, Meta(gt=0, le=1)], ...]
+    at: tuple[Place, ...]
+    efficiency: tuple[Efficiency, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.at or len(self.at) != len(self.efficiency):
             raise ValueError("'at' and 'efficiency' need the same length, at least 1")
-        if any(a >= b for a, b in zip(self.at, self.at[1:], strict=False)):
-            raise ValueError("'at' must rise strictly")
+        _check_rising(self.at)
 
     def __call__(self, x: float) -> float:
         """Efficiency at `x`, in (0, 1]."""
@@ -83,15 +90,14 @@ class Counts(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A count over one quantity: linear between points; beyond the outermost their line goes on, but never falls."""
 
     over: str
-    at: tuple[Positive, ...]
+    at: tuple[Place, ...]
     counts: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.at or len(self.at) != len(self.counts):
             raise ValueError("'at' and 'counts' need the same length, at least 1")
-        if any(a >= b for a, b in zip(self.at, self.at[1:], strict=False)):
-            raise ValueError("'at' must rise strictly")
+        _check_rising(self.at)
 
     def __call__(self, x: float) -> float:
         """The count at `x`; below the first point it is that of the first."""
@@ -107,3 +113,8 @@ class Counts(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def covers(self, x: float) -> bool:
         """Whether `x` lies inside what was calibrated."""
         return self.at[0] <= x <= self.at[-1]
+
+
+def _check_rising(at: tuple[float, ...]) -> None:
+    if any(b <= a * (1 + CLOSEST) for a, b in pairwise(at)):
+        raise ValueError("'at' must rise strictly, by more than rounding")

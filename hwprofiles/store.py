@@ -11,6 +11,7 @@ import msgspec
 
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.extending import Table, extended
+from hwprofiles.files import read_whole
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
 from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
@@ -107,14 +108,12 @@ def read_json(path: Path) -> Any:
 
     Raises BadFile in one line.
     """
+    content = read_whole(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text, object_pairs_hook=_refuse_repeats)
+        value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)
         _check_values(value, "$")
     except UnicodeDecodeError as wrong:
         raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
-    except OSError as wrong:
-        raise BadFile(f"{path}: cannot be read: {wrong.strerror}") from None
     except (ValueError, RecursionError) as wrong:
         raise BadFile(f"{path}: not valid JSON: {wrong}") from None
     return value

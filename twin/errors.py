@@ -8,6 +8,7 @@ TwinError                    one line for the user, an optional hint, an exit co
 ├── Impossible (ValueError)  each part is fine, the combination is not                     exit 2
 ├── MissingRate (KeyError)   the machine's profile lacks a rate that the question needs    exit 2
 └── CannotWrite (OSError)    an output that could not be written; the old file is intact   exit 5
+    └── LostOutput           the same of standard output (twin/streams.py)
 
 That a cache does not fit is an answer, not an error: the prediction says so and the command exits with 3.
 """
@@ -21,6 +22,7 @@ __all__ = [
     "EXIT_DOES_NOT_FIT",
     "EXIT_INTERRUPTED",
     "EXIT_OUTSIDE_TOLERANCE",
+    "EXIT_TERMINATED",
     "BadFile",
     "BadValue",
     "CannotWrite",
@@ -37,6 +39,7 @@ EXIT_OUTSIDE_TOLERANCE = 4
 EXIT_CANNOT_WRITE = 5
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
+EXIT_TERMINATED = 143
 
 
 class BadValue(TwinError, ValueError):

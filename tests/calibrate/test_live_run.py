@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from calibrate import live_run
 from calibrate.kernel_cases import KernelCase
-from calibrate.live_run import check_same_machine, record, validate_live
+from calibrate.live_run import check_record, check_same_machine, record, validate_live
 from calibrate.measurements import SCHEMA, MeasuredRow, Measurements, read_measurements, to_text
 from calibrate.probes.machine import cpu_name
 from hwprofiles import load_profile
@@ -161,8 +161,29 @@ def test_rows_are_recorded_beside_a_profile_s_file(tmp_path: Path) -> None:
 
 def test_rows_of_a_shipped_machine_are_recorded_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "h200").mkdir()
-    monkeypatch.setattr(live_run, "DATA", tmp_path)
+    monkeypatch.setattr("calibrate.measurements.DATA", tmp_path)
     assert record(measurements(row(STEP, 1e-3)), "h200") == tmp_path / "h200" / "measurements.json"
+
+
+def test_a_record_that_could_not_be_added_to_is_known_before(tmp_path: Path) -> None:
+    profile, path = tmp_path / "my.json", tmp_path / "my.measurements.json"
+    profile.write_text('{"extends": "h200"}', encoding="utf-8")
+    hw = str(profile)
+    check_record(hw)
+    assert list(tmp_path.iterdir()) == [profile]
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(BadFile, match="not valid JSON"):
+        check_record(hw)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CannotWrite, match="it is a folder"):
+        check_record(hw)
+
+
+@pytest.mark.parametrize("hw", ["", ".", "/", "h20"])
+def test_a_record_of_no_machine_is_refused_before(hw: str) -> None:
+    with pytest.raises(TwinError):
+        check_record(hw)
 
 
 def test_a_case_measured_again_replaces_its_row_in_the_file(tmp_path: Path) -> None:
@@ -172,7 +193,7 @@ def test_a_case_measured_again_replaces_its_row_in_the_file(tmp_path: Path) -> N
     assert medians(path) == {STEP.id: 5e-3, GATHER.id: 2e-3}
 
 
-@pytest.mark.parametrize("fails", ["fsync", "fdopen"])
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     hw = str(tmp_path / "my.json")
     path = record(measurements(row(STEP, 1e-3)), hw)

@@ -1,17 +1,23 @@
 """Everything recorded at once: published rows and own measurements of every machine, or of one by name."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from calibrate.cases import recorded_machines
+from calibrate.kernel_cases import KernelCase
 from calibrate.live import validate_measured
+from calibrate.live_run import record
 from calibrate.measurements import measured_machines, shipped_measurements
 from calibrate.recorded import validate_recorded
 from calibrate.records import validate_records
 from calibrate.validation import Validation, to_json
 from hwprofiles import load_profile, profile_names
-from twin.errors import UnknownName
+from hwprofiles.store import DATA
+from twin.errors import BadFile, UnknownName
 
 MACHINES = sorted({*recorded_machines(), *measured_machines()})
 
@@ -66,6 +72,38 @@ def test_an_unknown_machine_is_refused_with_the_nearest_one(name: str, meant: st
         validate_records(name)
     assert name in refused.value.message
     assert f"did you mean {meant}?" in refused.value.hint
+
+
+def test_what_was_recorded_beside_a_profile_of_one_s_own_is_read_back(tmp_path: Path) -> None:
+    """As the command that measures and the one that reads are told: by the same path."""
+    profile = tmp_path / "me.json"
+    profile.write_bytes((DATA / "h200" / "profile.json").read_bytes())
+    with pytest.raises(BadFile, match=f"nothing is recorded of {profile}") as refused:
+        validate_records(str(profile))
+    assert "--record" in refused.value.hint
+    made = shipped_measurements("h200")
+    record(replace(made, rows=made.rows[:3], left_out=()), str(profile))
+    assert validate_records(str(profile)).cases == validate_records("h200").cases[:3]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"metric": "decode_select", "tier": "vram", "ctx_tokens": 1}, "nothing to time"),
+        ({"metric": "decode_format", "format": "fp8", "ctx_tokens": 6145, "heads": "0.1"}, "0.1"),
+        ({"metric": "decode_step", "tier": "vram", "ctx_tokens": 10**20}, "100000000000000000000"),
+    ],
+)
+def test_a_record_of_a_case_that_cannot_be_is_refused_by_its_file(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    profile, made = tmp_path / "me.json", shipped_measurements("h200")
+    profile.write_text('{"extends": "h200"}', encoding="utf-8")
+    case = KernelCase(**{"tier": "vram", **change})
+    record(replace(made, rows=(replace(made.rows[0], case=case),), left_out=()), str(profile))
+    with pytest.raises(BadFile, match=says) as refused:
+        validate_records(str(profile))
+    assert refused.value.message.startswith(f"{tmp_path / 'me.measurements.json'}: ")
 
 
 def test_a_machine_without_records_is_refused_with_those_that_have_some(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from calibrate import cautions
 from calibrate.build import CannotCalibrate
 from calibrate.journal import journal_path
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, Sample, WrongData
-from calibrate.session import Run, check_output, check_room, run_calibration
+from calibrate.session import Run, check_room, run_calibration
 from hwprofiles import load_profile
 from tests.calibrate import probe_worlds as worlds
 from twin.errors import CannotWrite
@@ -239,9 +239,9 @@ def test_what_a_probe_finds_missing_is_a_reason_that_is_kept_and_told(tmp_path: 
 
 def test_an_output_that_cannot_be_written_is_told_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite, match="it is a folder"):
-        check_output(tmp_path)
-    with pytest.raises(CannotWrite, match="there is no folder"):
-        check_output(tmp_path / "none" / "toy.json")
+        run_calibration(device="cpu", quick=True, output=tmp_path)
+    with pytest.raises(CannotWrite, match="No such file or directory"):
+        run_calibration(device="cpu", quick=True, output=tmp_path / "none" / "toy.json")
 
 
 def test_an_unknown_device_is_refused_by_name(tmp_path: Path) -> None:

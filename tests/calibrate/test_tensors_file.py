@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "seven bytes": (b"1234567", "cut short: it has 7 bytes"),
     "no header": (b"\x10" + bytes(7), "cut short: it has 8 bytes, its header alone ends at byte 24"),
     "another format": (b"PK\x03\x04 and so on, a zip file", "a header of "),
-    "a header without end": ((LONGEST_HEADER + 1).to_bytes(8, "little") + b"{}", "at most 100,000,000 are allowed"),
+    "a header without end": ((LONGEST_HEADER + 1).to_bytes(8, "little") + b"{}", "at most 16,777,216 are allowed"),
     "a header beyond the end": ((500).to_bytes(8, "little") + b"{}", "its header alone ends at byte 508"),
     "no JSON": (packed(b"{k: 1}", b""), "the header is not valid JSON: "),
     "no text": (packed(b'{"\xff": 1}', b""), "the header is not UTF-8 text (byte 2)"),

@@ -11,7 +11,7 @@ import cli
 
 CHILD = (sys.executable, "-m", "cli")
 # The documented exit codes, spelled out: scripts rely on the numbers.
-ANSWERED, WRONG_INPUT, DOES_NOT_FIT, CANNOT_WRITE, INTERRUPTED, CLOSED_PIPE = 0, 2, 3, 5, 130, 141
+ANSWERED, WRONG_INPUT, DOES_NOT_FIT, CANNOT_WRITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 2, 3, 5, 130, 141, 143
 
 FULL_DISK = Path("/dev/full")
 

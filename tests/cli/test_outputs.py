@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from calibrate import quality, records, session
 from tests.cli.command import (
     ANSWERED,
     CANNOT_WRITE,
@@ -20,12 +22,13 @@ from tests.cli.command import (
     DOES_NOT_FIT,
     FULL_DISK,
     INTERRUPTED,
+    TERMINATED,
     WRONG_INPUT,
     assert_one_line,
     child,
     run,
 )
-from twin import prediction
+from twin import comparison, prediction, workloads
 
 Capture = pytest.CaptureFixture[str]
 
@@ -99,12 +102,52 @@ def test_an_output_that_fails_in_json_is_a_document(capsys: Capture, tmp_path: P
     assert json.loads(done.out)["error"]["type"] == "CannotWrite"
 
 
+UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
+"""Python then writes to streams without a buffer that would repeat what was taken in part."""
+
+PRINTING = ["predict", "predict --json", "compare", "--help", "--version", "profiles", "completion fish"]
+
+
 @NEEDS_FULL_DISK
-@pytest.mark.parametrize("command", ["predict", "predict --json", "compare", "--help", "profiles"])
-def test_a_full_standard_output_is_one_line(command: str) -> None:
+@UNBUFFERED
+@pytest.mark.parametrize("command", [*PRINTING, "validate --json"])
+def test_a_full_standard_output_is_one_line(command: str, unbuffered: str) -> None:
     with FULL_DISK.open("w", encoding="utf-8") as full:
-        done = child(*command.split(), stdout=full)
+        done = child(*command.split(), stdout=full, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
     assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
+
+
+@UNBUFFERED
+def test_a_standard_output_that_takes_a_part_is_one_line(tmp_path: Path, unbuffered: str) -> None:
+    """A disk that is full after the first 4 KiB."""
+    limited = [
+        "bash",
+        "-c",
+        'ulimit -f 4; exec "$@" > "$0"',
+        str(tmp_path / "answer"),
+        *CHILD,
+        "profiles",
+        "h200",
+        "--json",
+    ]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(limited, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (CANNOT_WRITE, "twin: cannot write standard output: File too large\n")
+
+
+@UNBUFFERED
+def test_a_pipe_that_does_not_block_gets_all_of_an_answer(unbuffered: str) -> None:
+    command = (*CHILD, "profiles", "h200", "--json")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with subprocess.Popen(command, stdout=writer, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}) as slow:
+        os.close(writer)
+        heard = b""
+        while piece := os.read(reader, 1000):
+            heard += piece
+    os.close(reader)
+    assert slow.returncode == ANSWERED
+    assert heard.decode() == child(*command[len(CHILD) :]).out
 
 
 @NEEDS_FULL_DISK
@@ -151,6 +194,147 @@ def test_an_answer_in_a_file_needs_no_standard_output(tmp_path: Path) -> None:
 
 def test_a_standard_error_that_was_closed_leaves_the_exit_code_alone() -> None:
     assert closed("predict --ctx 0", "2>&-").returncode == WRONG_INPUT
+
+
+@pytest.mark.parametrize("command", ["simulate --requests 2", "predict", "profiles"])
+def test_a_standard_error_that_was_closed_is_not_needed(command: str) -> None:
+    done = closed(command, "2>&-")
+    assert (done.returncode, done.stdout) == (ANSWERED, child(*command.split()).out)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_the_terminal_s_characters_cannot_show_is_spelled_out(tmp_path: Path, encoding: str) -> None:
+    profile, broken = tmp_path / "mine.json", tmp_path / os.fsdecode(b"bro\xffken.json")
+    profile.write_text(json.dumps({"extends": "3x-rtx3090", "name": "Größe 日本"}), encoding="utf-8")
+    broken.write_text("{", encoding="utf-8")
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = child("predict", "--hw", str(profile), env=environment, encoding=encoding)
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert "Größe 日本".encode(encoding, "backslashreplace").decode(encoding) in done.out
+    assert_one_line(
+        child("predict", "--hw", str(broken), env=environment, encoding=encoding), WRONG_INPUT, "bro\\udcffken"
+    )
+    done = child("predict", "--json", "--hw", str(broken), env=environment, encoding=encoding)
+    assert "bro?ken.json: not valid JSON" in json.loads(done.out)["error"]["message"]
+
+
+@NEEDS_STREAMS
+@pytest.mark.parametrize("place", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/stderr"])
+@pytest.mark.parametrize("option", ["predict --trace", "simulate --trace", "simulate --requests-out"])
+def test_two_documents_never_share_a_stream(option: str, place: str) -> None:
+    """Refused before any work: what a program reads would be neither of them. Here both streams are one."""
+    done = child(
+        *option.split(), place, "--requests" if "simulate" in option else "--batch", "2", stderr=subprocess.STDOUT
+    )
+    place = "/dev/stdout" if place == "-" else place
+    assert (done.code, done.out.count("\n")) == (WRONG_INPUT, 1)
+    assert f"{option.split()[1]} and the answer would share standard output" in done.out
+
+
+@NEEDS_STREAMS
+def test_one_document_may_have_the_stream_for_itself(tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    done = child("predict", "--trace", "-", "-o", str(answer))
+    assert (done.code, done.err) == (ANSWERED, "")
+    assert json.loads(done.out)["traceEvents"]
+    assert child("predict").out == answer.read_text(encoding="utf-8")
+    assert child("predict", "--trace", "-", "-o", "-").code == WRONG_INPUT
+    assert child("predict", "--trace", "-", stdout=subprocess.DEVNULL).code == ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("predict", "-o"), ("predict", "--trace"), ("compare", "-o"), ("validate", "-o"), ("quality", "-o"),
+        ("simulate", "-o"), ("simulate", "--trace"), ("simulate", "--requests-out"), ("calibrate --device cpu", "-o"),
+    ],
+)  # fmt: skip
+def test_where_nothing_can_be_written_no_work_begins(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, option: str
+) -> None:
+    def begun(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("work has begun")
+
+    for module, work in (
+        (prediction, "predict"), (comparison, "compare_all"), (workloads, "serve_asked"),
+        (records, "validate_records"), (quality, "measure_quality"), (session, "describe"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, work, begun)
+    place = tmp_path / "nowhere" / "file"
+    done = run(capsys, *command.split(), option, str(place))
+    assert_one_line(done, CANNOT_WRITE, f"cannot write {place}: No such file or directory")
+    assert os.listdir(tmp_path) == []
+
+
+NO_FILES = {
+    "a folder": (".", "a folder"),
+    "a name too long": ("a" * 300, "File name too long"),
+    "a link in a circle": ("circle", "Too many levels of symbolic links"),
+    "below a file": ("file/below", "Not a directory"),
+    "nothing": ("nothing", "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("case", NO_FILES)
+@pytest.mark.parametrize("command", ["simulate --trace-in", "predict --hw", "predict --model", "quality --tensors"])
+def test_what_cannot_be_read_is_a_wrong_input(capsys: Capture, tmp_path: Path, command: str, case: str) -> None:
+    name, says = NO_FILES[case]
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "file").write_text(OLD, encoding="utf-8")
+    path = tmp_path / name
+    assert_one_line(run(capsys, *command.split(), f"{path}"), WRONG_INPUT, f"{path}: ", says)
+
+
+def test_what_the_system_refuses_to_read_is_no_failure_to_write(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/file")
+
+    monkeypatch.setattr(prediction, "predict", refused)
+    assert_one_line(run(capsys, "predict"), WRONG_INPUT, "twin: /some/file: Permission denied")
+
+
+COMPLETIONS = [
+    ({"_TWIN_COMPLETE": "bogus"}, "_TWIN_COMPLETE is 'bogus'"),
+    ({"_TWIN_COMPLETE": "bash"}, "_TWIN_COMPLETE is 'bash'"),
+    ({"_TWIN_COMPLETE": "bash_complete"}, "without COMP_WORDS and COMP_CWORD"),
+    ({"_TWIN_COMPLETE": "fish_complete"}, "without COMP_WORDS and COMP_CWORD"),
+    ({"_TWIN_COMPLETE": "zsh_complete", "COMP_WORDS": "twin "}, "without COMP_WORDS and COMP_CWORD"),
+    ({"_TWIN_COMPLETE": "bash_complete", "COMP_WORDS": "twin ", "COMP_CWORD": "x"}, "without COMP_WORDS"),
+    ({"_TWIN_COMPLETE": "fish_complete", "COMP_WORDS": "twin ", "COMP_CWORD": " "}, "without COMP_WORDS"),
+]
+
+
+@pytest.mark.parametrize(("environment", "says"), COMPLETIONS)
+def test_a_shell_that_asks_wrongly_is_told_in_one_line(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], says: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert_one_line(run(capsys, "predict"), WRONG_INPUT, says)
+
+
+def test_an_empty_wish_to_complete_is_none(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TWIN_COMPLETE", "")
+    assert run(capsys, "--version").code == ANSWERED
+
+
+def test_a_signal_while_nobody_reads_the_answer_is_heeded_at_once() -> None:
+    """And nothing follows the part that was taken: a refusal in JSON behind half an answer would be neither."""
+    reader, writer = os.pipe()
+    asked = ("profiles", "h200", "--json")
+    with subprocess.Popen([*CHILD, *asked], stdout=writer, stderr=subprocess.PIPE, text=True) as stuck:
+        os.close(writer)
+        select.select([reader], [], [], 20)
+        time.sleep(0.2)  # its answer is longer than a pipe holds
+        stuck.send_signal(signal.SIGINT)
+        _, err = stuck.communicate(timeout=20)
+    with os.fdopen(reader, encoding="utf-8") as taken:
+        part = taken.read()
+    assert (stuck.returncode, err) == (INTERRUPTED, "twin: interrupted\n")
+    assert part
+    assert child(*asked).out.startswith(part)
 
 
 def test_an_answer_may_go_to_a_device(capsys: Capture) -> None:
@@ -212,22 +396,49 @@ def test_a_trace_of_what_does_not_fit_leaves_with_its_answer_and_says_so(capsys:
 
 
 INTERRUPTED_IMPORT = """
-import sys
+import os, signal, sys
 
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
-        if name == "click":
-            raise KeyboardInterrupt
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), int(sys.argv[2]))
 
 sys.meta_path.insert(0, Interrupted())
 import cli
+cli.main(["predict"])
+"""
+
+SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")]
+
+
+@pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
+@pytest.mark.parametrize("module", ["click", "twin.delivery", "twin.prediction", "simpy"])
+def test_a_signal_while_the_command_still_loads_is_one_line(module: str, number: int, code: int, word: str) -> None:
+    arguments = [sys.executable, "-c", INTERRUPTED_IMPORT, module, str(int(number))]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"twin: {word}\n")
+
+
+INTERRUPTED_EXIT = """
+import atexit, os, signal, sys
+import cli
+
+def ended(*given, end=cli.end):
+    code = end(*given)
+    atexit.register(lambda: os.kill(os.getpid(), NUMBER))
+    return code
+
+cli.end = ended
+cli.main()
 """
 
 
-def test_an_interruption_while_the_command_still_loads_is_one_line() -> None:
-    arguments = [sys.executable, "-c", INTERRUPTED_IMPORT]
+@pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
+def test_a_signal_while_python_leaves_is_one_line(number: int, code: int, word: str) -> None:
+    arguments = [sys.executable, "-c", INTERRUPTED_EXIT.replace("NUMBER", str(int(number))), "profiles"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "twin: interrupted\n")
+    assert (done.returncode, done.stderr) == (code, f"twin: {word}\n")
+    assert done.stdout == child("profiles").out
 
 
 def test_an_interruption_in_json_is_a_document(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,18 +461,29 @@ def test_an_interruption_is_one_word(capsys: Capture, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
-def test_an_interrupted_process_leaves_with_130_and_no_file(tmp_path: Path) -> None:
-    """The process reads its profile from a pipe that nobody writes to: it surely waits when the signal comes."""
-    profile, answer = tmp_path / "profile.json", tmp_path / "answer"
-    os.mkfifo(profile)
-    arguments = [*CHILD, "predict", "--hw", str(profile), "-o", str(answer)]
+@pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
+def test_a_process_that_is_stopped_leaves_no_file(tmp_path: Path, number: int, code: int, word: str) -> None:
+    """The process reads its requests from a pipe that nobody writes to: it surely waits when the signal comes."""
+    requests, done = tmp_path / "requests", tmp_path / "done"
+    os.mkfifo(requests)
+    arguments = [
+        *CHILD,
+        "simulate",
+        "--trace-in",
+        str(requests),
+        "--requests-out",
+        str(done),
+        "-o",
+        str(tmp_path / "answer"),
+    ]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
-        writer = opened_once_read(profile, waiting)
-        waiting.send_signal(signal.SIGINT)
+        writer = opened_once_read(requests, waiting)
+        assert len(os.listdir(tmp_path)) == 2
+        waiting.send_signal(number)
         out, err = waiting.communicate(timeout=20)
         os.close(writer)
-    assert (waiting.returncode, out, err) == (INTERRUPTED, "", "twin: interrupted\n")
-    assert os.listdir(tmp_path) == ["profile.json"]
+    assert (waiting.returncode, out, err) == (code, "", f"twin: {word}\n")
+    assert os.listdir(tmp_path) == ["requests"]
 
 
 def opened_once_read(path: Path, reader: subprocess.Popen[str]) -> int:

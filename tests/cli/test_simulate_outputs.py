@@ -94,7 +94,9 @@ def test_devices_may_be_named_as_often_as_one_likes(capsys: Capture) -> None:
     assert (done.code, done.out, done.err) == (ANSWERED, "", "")
 
 
-@pytest.mark.parametrize("arguments", [SMALL, (*SMALL, "--json"), (*SMALL, "--requests-out", "/dev/stdout")])
+@pytest.mark.parametrize(
+    "arguments", [SMALL, (*SMALL, "--json"), (*SMALL, "--requests-out", "/dev/stdout", "-o", os.devnull)]
+)
 def test_a_closed_pipe_is_141_and_silent(arguments: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

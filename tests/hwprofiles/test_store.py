@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,10 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbid(*_: object, **__: object) -> str:
+    def forbid(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", forbid)
+    monkeypatch.setattr(os, "open", forbid)
     assert refusal(tmp_path / "secret.json").endswith("cannot be read: Permission denied")
 
 

@@ -15,7 +15,8 @@ Experts = Annotated[int, Meta(ge=1, le=65536)]
 Vocabulary = Annotated[int, Meta(ge=1, le=2**24)]
 Few = Annotated[int, Meta(ge=1, le=65536)]
 """Tokens of a block, rows of a token, streams: what a loop may go over."""
-Bits = Annotated[float, Meta(gt=0, le=64)]
+Bits = Annotated[float, Meta(ge=0.01, le=64)]
+Bytes = Annotated[int, Meta(ge=1, le=2**50)]
 LayerKind = Literal["attention", "recurrent"]
 
 
@@ -94,7 +95,7 @@ class NgramTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     table_bytes: Annotated[int, Meta(ge=1, le=2**45)]
     row_bytes: Width
     rows_per_token: Few
-    before_layer: Annotated[int, Meta(ge=0)]
+    before_layer: Annotated[int, Meta(ge=0, le=4096)]
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,11 +123,11 @@ class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     head_dim: Width
     window: Annotated[int, Meta(ge=0, le=2**31)]
     """Tokens of its cache that a layer keeps; 0: all."""
-    parameters: Annotated[int, Meta(ge=1)]
+    parameters: Annotated[int, Meta(ge=1, le=2**50)]
     """Parameters that each token of the context runs through."""
-    weight_bytes: Annotated[int, Meta(ge=1)]
+    weight_bytes: Bytes
     """Bytes of the layers, read in every pass."""
-    head_bytes: Annotated[int, Meta(ge=0)]
+    head_bytes: Annotated[int, Meta(ge=0, le=2**50)]
     """Bytes of the output head that a pass reads: a pruned vocabulary, or the model's own head."""
     own_head: bool
     """Whether that head takes memory of its own."""

@@ -1,14 +1,25 @@
-"""Writing files so that nothing is lost: beside the old one, then renamed over it. What is no file is written to."""
+"""Writing files so that nothing is lost: beside the old one, then renamed over it. What is no file is written to.
+
+What a process is writing beside is locked while it lives. The next that writes the same file removes what is there and
+locked by nobody: a process that was killed cannot do it, and its number may long be another's.
+"""
 
 import contextlib
 import os
 import stat
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from twin import stopping
 from twin.errors import BadValue, CannotWrite, TwinError
+from twin.streams import Whole, text_into
+
+UNFINISHED = ".twin-unfinished"
+"""How the names of files end that wait to take another's place."""
+
+LONGEST_NAME = 200
+"""Bytes of a target's name that the name beside it repeats; file systems end names at 255."""
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -27,39 +38,77 @@ def open_atomic(path: Path) -> Iterator[TextIO]:
     On any failure the old file stays as it was; where it was writing that failed, CannotWrite says why, and
     BrokenPipeError where the reader of a pipe has gone.
     """
-    try:
+    with _named(path):
+        there = _status(path)
+    with _replacing(path, there) if there is None or _is_file(there) else _writing_into(path, there) as out:
+        yield out
+
+
+def check_outputs(
+    answer: Path | None,
+    *,
+    beside: Mapping[str, Path | None] | None = None,
+    read: Mapping[str, Path | None] | None = None,
+) -> None:
+    """Raise before any work where what it yields could not be written, or two documents would go to one place.
+
+    The answer goes to standard output where it names no file; the other documents, by their options, are `beside` it,
+    and what is `read` is not to be written over. CannotWrite or BadValue; nothing is created or changed.
+    """
+    written = {flag: path for flag, path in (beside or {}).items() if path is not None}
+    sources = {flag: path for flag, path in (read or {}).items() if path is not None}
+    for named in (*written.values(), *([answer] if answer else [])):
+        check_writable(named)
+    places: list[tuple[str, Path | None, object]] = [(flag, path, _place(path)) for flag, path in written.items()]
+    places += [(flag, path, _place(path, read=True)) for flag, path in sources.items()]
+    places.append(("-o" if answer else "the answer", answer, _place(answer)))
+    flags: dict[object, str] = {}
+    for flag, path, place in places:
+        if place is not None and place in flags:
+            together = f"name one file: {path}" if path else "would share standard output"
+            raise BadValue(f"{flags[place]} and {flag} {together}", hint="each needs a place of its own")
+        flags[place] = flag
+
+
+def check_writable(path: Path) -> None:
+    """Raise CannotWrite where `path` could not be written now; it is neither created nor changed."""
+    with _named(path):
         there = _status(path)
         if there is None or _is_file(there):
-            mode = 0o666 & ~_umask() if there is None else there.st_mode
-            opened = _replacing(Path(os.path.realpath(path)), mode & 0o777)
-        else:
-            opened = _writing_into(path, there)
-        with opened as out:
-            yield out
+            handle, made = _beside(Path(os.path.realpath(path)))
+            os.close(handle)
+            stopping.discard(made)
+        elif stat.S_ISDIR(there.st_mode):
+            raise CannotWrite(f"cannot write {path}: it is a folder")
+        elif _stream_on(there) is None and not os.access(path, os.W_OK):
+            raise CannotWrite(f"cannot write {path}: Permission denied")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What the system refuses becomes CannotWrite, with the name."""
+    try:
+        yield
     except OSError as wrong:
         if isinstance(wrong, TwinError | BrokenPipeError):
             raise
         raise CannotWrite(f"cannot write {path}: {wrong.strerror}") from None
 
 
-def check_apart(files: dict[str, Path | None]) -> None:
-    """Raise BadValue where two options name one file: what is written last would be all that is left of it."""
-    flags: dict[str, str] = {}
-    for flag, path in files.items():
-        if path is None or not _takes_all(path):
-            continue
-        target = os.path.realpath(path)
-        if target in flags:
-            raise BadValue(f"{flags[target]} and {flag} name one file: {path}")
-        flags[target] = flag
+def _place(path: Path | None, *, read: bool = False) -> object:
+    """What tells one place from another; None where documents can share it, or where reading and writing do not meet.
 
-
-def _takes_all(path: Path) -> bool:
-    """Whether it is, or will be, a file that is replaced as a whole."""
-    with contextlib.suppress(OSError):
-        there = _status(path)
-        return there is None or _is_file(there)
-    return False
+    A stream is the same place under all its names. What goes to the null device goes nowhere.
+    """
+    try:
+        there = os.fstat(1) if path is None else path.stat()
+    except OSError:
+        return None if path is None else os.path.realpath(path)
+    if os.path.samestat(there, os.stat(os.devnull)):
+        return None
+    if read and not (stat.S_ISREG(there.st_mode) or stat.S_ISFIFO(there.st_mode)):
+        return None
+    return there.st_dev, there.st_ino
 
 
 def _is_file(there: os.stat_result) -> bool:
@@ -67,30 +116,87 @@ def _is_file(there: os.stat_result) -> bool:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path, mode: int) -> Iterator[TextIO]:
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def _replacing(path: Path, there: os.stat_result | None) -> Iterator[TextIO]:
+    mode = 0o666 & ~_umask() if there is None else there.st_mode & 0o777
+    with _named(path):
+        target = Path(os.path.realpath(path))
+        _sweep(target)
+        handle, beside = _beside(target)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
+        with text_into(Whole(handle, path)) as out:
             yield out
-            out.flush()
-            os.fsync(out.fileno())
-        Path(beside).chmod(mode)
-        Path(beside).replace(path)
+            with _named(path):
+                out.flush()
+                os.fsync(handle)
+                Path(beside).chmod(mode)
+                Path(beside).replace(target)  # before it is closed: until then it is locked
     finally:
-        with contextlib.suppress(OSError):
-            Path(beside).unlink(missing_ok=True)
+        stopping.discard(beside)
+
+
+def _beside(path: Path) -> tuple[int, str]:
+    """A new file beside `path`, locked: its handle and its name."""
+    while True:
+        beside = str(path.parent / f"{_start(path)}{os.urandom(6).hex()}{UNFINISHED}")
+        stopping.unfinished.add(beside)  # first: a signal may come between any two lines
+        try:
+            handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError:
+            stopping.unfinished.discard(beside)
+            raise
+        _lock(handle, wait=True)
+        if os.fstat(handle).st_nlink:
+            return handle, beside
+        os.close(handle)  # swept away before it was locked
+        stopping.unfinished.discard(beside)
+
+
+def _start(path: Path) -> str:
+    name = os.fsencode(path.name)
+    return f".{path.name if len(name) <= LONGEST_NAME else os.fsdecode(name[: LONGEST_NAME // 2])}."
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that live no more have left beside `path`."""
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            left = entry.name.startswith(_start(path)) and entry.name.endswith(UNFINISHED)
+            if left and entry.is_file(follow_symlinks=False):
+                _remove_unlocked(entry.path)
+
+
+def _remove_unlocked(beside: str) -> None:
+    with contextlib.suppress(OSError):
+        handle = os.open(beside, os.O_RDWR)
+        try:
+            if _lock(handle, wait=False):
+                os.unlink(beside)
+        finally:
+            os.close(handle)
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Whether the file is locked by this handle now; not where another has it, or where no locks are known."""
+    try:
+        import fcntl  # noqa: PLC0415
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 @contextlib.contextmanager
 def _writing_into(path: Path, there: os.stat_result) -> Iterator[TextIO]:
     """Into a pipe or device; a pipe that nobody reads is refused rather than waited for."""
     stream = _stream_on(there)
-    if stream is None:
-        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        os.set_blocking(handle, True)
-    else:
-        handle = os.dup(stream)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
+    with _named(path):
+        if stream is None:
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(handle, True)
+        else:
+            handle = os.dup(stream)
+    with text_into(Whole(handle, path)) as out:
         yield out
 
 

@@ -111,6 +111,9 @@ WRONG_DRAFTERS: list[tuple[dict[str, Any], str]] = [
     ({"block_accepts": 0.5}, r"\$\.block_accepts"),
     ({"lookup_accepts": 66}, r"\$\.lookup_accepts"),
     ({"own_head": 1}, r"\$\.own_head"),
+    ({"parameters": 10**400}, r"\$\.parameters"),
+    ({"weight_bytes": 10**400}, r"\$\.weight_bytes"),
+    ({"head_bytes": 10**400}, r"\$\.head_bytes"),
     ({"speed": 1}, "unknown field `speed`"),
 ]
 

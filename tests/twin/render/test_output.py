@@ -2,6 +2,9 @@
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,7 +12,8 @@ from typing import Any, NoReturn
 import pytest
 
 from twin.errors import BadFile, BadValue, CannotWrite
-from twin.render.output import check_apart, open_atomic, write_atomic
+from twin.render import output
+from twin.render.output import UNFINISHED, check_outputs, check_writable, open_atomic, write_atomic
 
 NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 OLD, NEW = "old\n", "new: ü, 日本\n"
@@ -39,7 +43,7 @@ def test_a_reader_of_the_old_file_keeps_reading_it(tmp_path: Path) -> None:
         assert reader.read() == OLD
 
 
-@pytest.mark.parametrize("fails", ["fsync", "replace", "chmod", "fdopen"])
+@pytest.mark.parametrize("fails", ["fsync", "replace", "chmod", "open"])
 def test_whatever_fails_the_old_file_stays_and_nothing_lies_beside_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
 ) -> None:
@@ -185,13 +189,138 @@ def test_two_files_written_at_once_are_both_whole(tmp_path: Path) -> None:
 def test_one_file_under_two_names_is_taken_once(tmp_path: Path) -> None:
     there, link = tmp_path / "there", tmp_path / "link"
     link.symlink_to(there)
-    for path in (there, link, tmp_path / "." / "there"):
-        with pytest.raises(BadValue, match="--one and --two name one file: "):
-            check_apart({"--one": there, "--none": None, "--two": path})
+    for make in (lambda: None, lambda: there.write_text(OLD, encoding="utf-8")):
+        make()
+        for path in (there, link, tmp_path / "." / "there"):
+            with pytest.raises(BadValue, match="--one and -o name one file: "):
+                check_outputs(path, beside={"--none": None, "--one": there})
+            with pytest.raises(BadValue, match="--one and --two name one file: "):
+                check_outputs(None, beside={"--one": there, "--two": path})
+            with pytest.raises(BadValue, match="--in and -o name one file: "):
+                check_outputs(path, read={"--in": there})
 
 
-def test_files_apart_and_devices_are_no_conflict(tmp_path: Path) -> None:
+def test_files_apart_and_the_null_device_are_no_conflict(tmp_path: Path) -> None:
     null = Path(os.devnull)
-    check_apart({"--one": tmp_path / "one", "--two": tmp_path / "two", "--three": None})
-    check_apart({"--one": null, "--two": null})
-    check_apart({"--one": tmp_path, "--two": tmp_path / "nowhere" / "one"})
+    check_outputs(tmp_path / "three", beside={"--one": tmp_path / "one", "--two": tmp_path / "two"})
+    check_outputs(null, beside={"--one": null, "--two": null}, read={"--in": null})
+    check_outputs(None, read={"--in": tmp_path / "one", "--none": None})
+    assert os.listdir(tmp_path) == []
+
+
+@NEEDS_PIPES
+def test_two_documents_do_not_go_into_one_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadValue, match="--one and -o name one file: "):
+        check_outputs(pipe, beside={"--one": pipe})
+    check_outputs(pipe)
+
+
+WRONG_PLACES = {
+    "in no folder": ("nowhere/answer", "No such file or directory"),
+    "a folder": (".", "it is a folder"),
+    "below a file": ("file/answer", "Not a directory"),
+    "with a name too long": ("a" * 300, "File name too long"),
+    "a link in a circle": ("circle", "Too many levels of symbolic links"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PLACES)
+def test_what_cannot_be_written_is_known_before_and_nothing_is_changed(tmp_path: Path, case: str) -> None:
+    where, says = WRONG_PLACES[case]
+    (tmp_path / "file").write_text(OLD, encoding="utf-8")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for asked in (check_outputs, lambda path: check_outputs(None, beside={"--one": path})):
+        with pytest.raises(CannotWrite, match=says):
+            asked(tmp_path / where)
+    assert sorted(os.listdir(tmp_path)) == ["circle", "file"]
+    assert (tmp_path / "file").read_text(encoding="utf-8") == OLD
+
+
+def test_a_folder_that_takes_no_file_is_known_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By trying: what a mode says is not all that a file system may refuse."""
+    path, opened = tmp_path / "answer", os.open
+
+    def read_only(where: Any, flags: int, *rest: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(where, flags, *rest)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(CannotWrite, match=f"cannot write {path}: Read-only file system"):
+        check_writable(path)
+
+
+def test_checking_leaves_an_old_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    path.write_text(OLD, encoding="utf-8")
+    before = path.stat()
+    check_outputs(path)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+@pytest.mark.parametrize("name", ["answer", "a" * 255, "ä" * 127], ids=["short", "long", "long of two bytes"])
+def test_what_a_killed_process_left_is_swept_by_the_next(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    killed_while_writing(path)
+    assert len(os.listdir(tmp_path)) == 1
+    write_atomic(path, NEW)
+    assert os.listdir(tmp_path) == [name]
+    assert path.read_text(encoding="utf-8") == NEW
+
+
+def test_what_a_living_process_writes_is_not_swept(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    with open_atomic(path) as slow:
+        slow.write(OLD)
+        write_atomic(path, NEW)
+        assert path.read_text(encoding="utf-8") == NEW
+        assert len(os.listdir(tmp_path)) == 2
+    assert path.read_text(encoding="utf-8") == OLD
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+def test_nothing_else_is_swept(tmp_path: Path) -> None:
+    """Neither another target's, nor a user's own file, nor a folder or a link of such a name."""
+    killed_while_writing(tmp_path / "answers")
+    killed_while_writing(tmp_path / "other")
+    (tmp_path / ".answer.mine").write_text(OLD, encoding="utf-8")
+    (tmp_path / f".answer.folder{UNFINISHED}").mkdir()
+    (tmp_path / f".answer.link{UNFINISHED}").symlink_to(tmp_path / ".answer.mine")
+    before = sorted(os.listdir(tmp_path))
+    write_atomic(tmp_path / "answer", NEW)
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "answer"])
+
+
+def test_a_file_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Between making and locking a file another process may take it for one that was left."""
+    path, swept = tmp_path / "answer", []
+
+    def late(_: int, *, wait: bool) -> bool:
+        if wait and not swept:
+            swept.extend(tmp_path.iterdir())
+            swept[0].unlink()
+        return True
+
+    monkeypatch.setattr(output, "_lock", late)
+    write_atomic(path, NEW)
+    assert len(swept) == 1
+    assert path.read_text(encoding="utf-8") == NEW
+    assert os.listdir(tmp_path) == ["answer"]
+
+
+def test_what_the_block_fails_to_read_is_not_reported_as_writing(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError), open_atomic(tmp_path / "answer"):
+        Path(tmp_path).read_bytes()
+    assert os.listdir(tmp_path) == []
+
+
+def killed_while_writing(path: Path) -> None:
+    """A process that is killed in the middle of a file."""
+    code = (
+        "import os, pathlib, signal, sys; from twin.render.output import open_atomic\n"
+        "with open_atomic(pathlib.Path(sys.argv[1])) as out: out.write('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -signal.SIGKILL
