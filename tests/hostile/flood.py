@@ -1,6 +1,6 @@
 """Thousands of hostile calls, each a process of its own with bounds on time and memory; what ends badly is reported.
 
-    python -m tests.hostile.flood --commands 10000 --files 10000 --seed 1 [--seconds 3600] [--begin 500]
+    python -m tests.hostile.flood --commands 10000 --files 10000 --seed 1 [--seconds 3600] [--begin 500] [--jobs 2]
 
 A case is its seed, kind and number, so a run goes on with --begin and a case comes again with --only commands/123.
 """
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--begin", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--only", default="")
     parser.add_argument("--keep", type=Path, default=None, help="a folder for the files of what ended badly")
     asked = parser.parse_args()
@@ -102,7 +103,7 @@ def main() -> None:
     deadline = time.monotonic() + asked.seconds
     names = [f"{kind}/{number}" for kind in MAKE for number in range(asked.begin, asked.begin + getattr(asked, kind))]
     codes: Counter[str] = Counter()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(asked.jobs) as pool:
         for name, defect in pool.map(lambda name: _one(name, asked, deadline), names):
             codes[defect.partition(":")[0] if defect else name.partition("/")[0]] += 1
             if defect == UNTRIED:
