@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,17 +14,14 @@ from calibrate.library_fits import library_rates
 from calibrate.peaks import peak
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
+from calibrate.rounds import between_calibrations, moment_spread, typical_spread
 from hwprofiles.errors import TwinError
 from hwprofiles.profile import SCHEMA, HardwareProfile
-from twin.units import MIB
 
 RECORD_SCHEMA = "twin.calibration/1"
 LEAST_SPREAD = 0.01
 """No rate is known better than this: the same probes on one H200, a quarter of an hour apart, differ by 1 % in the
 median (0.1 % for long kernels, 3 % for selection)."""
-
-CACHED_BYTES = 64 * MIB
-"""Copies on the CPU that move less than this are served by its caches."""
 
 SAME = 1e-9
 """Rates nearer than this are equal: a clock's ticks make many that are."""
@@ -46,15 +44,21 @@ class Evidence:
     records: Mapping[str, ProbeRecord]
     date: str
 
+    @cached_property
+    def typical_spread(self) -> float:
+        """Between two moments, of all probes; 0 where everything was measured in one round."""
+        return typical_spread(self.records)
+
     def samples(self, name: str) -> tuple[Sample, ...]:
         """Samples of a probe; none if it did not run."""
         record = self.records.get(name)
         return record.samples if record is not None else ()
 
     def provenance(self, samples: Sequence[Sample], residual: float = 0.0, note: str = "") -> dict[str, Any]:
-        """Spread of the repeats or of the fit's residuals, whichever is larger, and the number of timed repeats."""
+        """The largest spread of the fit's residuals, of rounds and, in one round, of repeats; the number of repeats."""
         repeats = sorted(sample.spread for sample in samples)
-        spread = max(residual, repeats[len(repeats) // 2] if repeats else 0.0, LEAST_SPREAD)
+        alike = 0.0 if moment_spread(samples) or not repeats else repeats[len(repeats) // 2]
+        spread = max(residual, between_calibrations(samples, self.typical_spread), alike, LEAST_SPREAD)
         count = max(1, sum(sample.n for sample in samples))
         return {"spread": min(1.0, spread), "n": count, "source": "measured", "date": self.date, "note": note}
 
@@ -173,11 +177,8 @@ def _copy_link(evidence: Evidence, name: str, run_length: dict[str, Any] | None)
 
 
 def _copies(evidence: Evidence, name: str) -> list[Sample]:
-    """Samples of copies; on the CPU only those beyond its caches, which would pass for a link otherwise."""
-    copies = [sample for sample in evidence.samples(name) if "copies" in sample.at]
-    if evidence.machine.is_cuda:
-        return copies
-    return [sample for sample in copies if sample.moved_bytes >= CACHED_BYTES] or copies
+    """Samples of copies: a CPU has only those beyond its caches, which would pass for a link otherwise."""
+    return [sample for sample in evidence.samples(name) if "copies" in sample.at]
 
 
 def copies_line(samples: Sequence[Sample]) -> tuple[float, Line]:
@@ -259,9 +260,15 @@ def _record(evidence: Evidence, *, name: str, command: str, fitted: dict[str, An
     }
 
 
+def _raw(sample: Sample) -> dict[str, Any]:
+    """As measured; rounds only where there are some."""
+    plain: dict[str, Any] = msgspec.to_builtins(sample)
+    return plain if sample.rounds else {key: value for key, value in plain.items() if key != "rounds"}
+
+
 def _summary(record: ProbeRecord) -> dict[str, Any]:
     samples = [
-        msgspec.to_builtins(sample) | {"median_s": sample.median_s, "spread": sample.spread, "n": sample.n}
+        _raw(sample) | {"median_s": sample.median_s, "spread": sample.spread, "n": sample.n}
         for sample in record.samples
     ]
     return {"skipped": record.skipped, "left_out": record.left_out, "took_s": record.took_s, "samples": samples}

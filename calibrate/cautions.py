@@ -67,6 +67,16 @@ def after(machine: Machine, records: Mapping[str, ProbeRecord]) -> list[str]:
     return found
 
 
+def one_round_only(records: Mapping[str, ProbeRecord], *, wanted: int) -> list[str]:
+    """Where there was no time for the rounds that this device takes: the machine was too busy."""
+    ran = [record for name, record in records.items() if record.samples and not name.endswith(AGAIN)]
+    once = sum(not any(len(sample.rounds) > 1 for sample in record.samples) for record in ran)
+    if wanted == 1 or not once:
+        return []
+    told = "of other moments they say nothing" if once == len(ran) else "their spread is that of the others"
+    return [f"there was time to measure {once} of {len(ran)} probes in one round only, not in {wanted}: {told}"]
+
+
 def _noise(record: ProbeRecord) -> float:
     spreads = sorted(sample.spread for sample in record.samples)
     return spreads[len(spreads) // 2]

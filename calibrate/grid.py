@@ -71,10 +71,10 @@ def _prefill_cases(chunks: tuple[tuple[int, int], ...], buckets: tuple[int, ...]
 def _cpu_grid(*, quick: bool) -> Iterator[KernelCase]:
     yield from (
         case
-        for case in _decode_cases((6_145, 24_576) if quick else (6_145, 24_576, 98_306), layers=2)
+        for case in _decode_cases((6_145, 12_288, 24_576) if quick else (6_145, 12_288, 24_576, 98_306), layers=2)
         if case.huge_pages
     )
-    for ctx, rows in ((12_288, 96),) if quick else ((12_288, 96), (49_152, 192)):
+    for ctx, rows in ((12_288, 48), (12_288, 96)) if quick else ((12_288, 48), (12_288, 96), (49_152, 192)):
         in_place = KernelCase(metric="prefill_attention", tier="vram", ctx_tokens=ctx, rows=rows)
         yield in_place
         yield replace(in_place, tier="host", mode="staged", bucket_tokens=6_144, copies="serial")

@@ -4,6 +4,8 @@ import datetime
 import platform
 import subprocess
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +28,10 @@ from calibrate.measurements import (
     to_text,
 )
 from calibrate.prefill_grid import prefill_grid
-from calibrate.probes.machine import code_hash, commit, cpu_name
+from calibrate.probes.machine import check_device, code_hash, commit, cpu_name
 from calibrate.records_grid import records_grid
-from calibrate.validation import Validation, validation_of
+from calibrate.rounds import measured_in_rounds
+from calibrate.validation import Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
 from twin.errors import Impossible
 from twin.render.output import check_writable, write_atomic
@@ -58,10 +61,11 @@ def validate_live(
         cases["formats"] += [case for case in lately if case not in unrated]
     rows: list[MeasuredRow] = []
     left: list[LeftOutRow] = []
+    counted = _counted(progress, backend.rounds * sum(map(len, cases.values())))
     try:
         for group, own in cases.items():
-            run = measure_formats if group == "formats" else measure
-            for outcome in run(own, backend, progress=_counted(progress, rows, left, sum(map(len, cases.values())))):
+            timed = measure_formats if group == "formats" else measure
+            for outcome in measured_in_rounds(partial(timed, own, backend, progress=counted), backend.rounds):
                 if isinstance(outcome, LeftOut):
                     left.append(LeftOutRow(case=outcome.case, reason=outcome.reason))
                 else:
@@ -82,7 +86,18 @@ def validate_live(
         rows=tuple(rows),
         left_out=tuple(left),
     )
-    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype)), made
+    skipped = [_skipped(profile.name, row) for row in left]
+    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype), skipped), made
+
+
+def _skipped(machine: str, left: LeftOutRow) -> Skipped:
+    return Skipped(
+        id=f"{machine}.{left.case.id}",
+        system=machine,
+        metric=left.case.metric,
+        status="not_measured",
+        reason=left.reason,
+    )
 
 
 def _cases(kind: str, *, quick: bool, curve: bool, formats: bool) -> dict[Group, list[KernelCase]]:
@@ -95,10 +110,9 @@ def _cases(kind: str, *, quick: bool, curve: bool, formats: bool) -> dict[Group,
     return cases
 
 
-def _counted(
-    progress: Progress, rows: list[MeasuredRow], left: list[LeftOutRow], total: int
-) -> Callable[[KernelCase], None]:
-    return lambda case: progress(len(rows) + len(left), total, case.id)
+def _counted(progress: Progress, total: int) -> Callable[[KernelCase], None]:
+    begun = count()
+    return lambda case: progress(next(begun), total, case.id)
 
 
 def check_record(hw: str) -> None:
@@ -119,6 +133,7 @@ def record(measurements: Measurements, hw: str) -> Path:
 
 
 def _backend(device: str) -> "Backend":
+    check_device(device)
     try:
         from realkernels.backend import open_backend  # noqa: PLC0415
     except ImportError as missing:

@@ -158,9 +158,10 @@ def _checked(case: KernelCase, verify: Callable[[], Result]) -> Result:
 def samples_of(
     backend: "Backend", work: Callable[[], object], before: Callable[[int], object] | None
 ) -> tuple[float, ...]:
-    """Seconds of each of up to 30 repeats, fewer where they are long."""
+    """Seconds of each of up to 30 repeats, fewer where they are long; of as many rounds as the backend asks for."""
     once = backend.seconds(work, repeats=1, warm_up=2, before=before)[0]
-    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(LEAST_MEASURED_S / max(once, 1e-6))))
+    wanted = max(LEAST_REPEATS, min(MOST_REPEATS, int(LEAST_MEASURED_S / max(once, 1e-6))))
+    repeats = -(-wanted // backend.rounds)
     return tuple(backend.seconds(work, repeats=repeats, warm_up=0, before=before))
 
 
@@ -192,6 +193,13 @@ def measurement_of(case: KernelCase, samples: tuple[float, ...], error: float, l
         error=error,
         link_bytes=link_bytes,
     )
+
+
+def joined_measurement(rounds: Sequence[Measurement]) -> Measurement:
+    """One measurement of the repeats of all rounds of a case."""
+    samples = tuple(sample for each in rounds for sample in each.samples_s)
+    worst = max(each.error for each in rounds)
+    return measurement_of(rounds[0].case, samples, worst, rounds[0].link_bytes)
 
 
 def _groups(cases: list[KernelCase]) -> Iterator[list[KernelCase]]:

@@ -5,7 +5,6 @@ is carried beside and never enters a measured figure.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from calibrate.attention_errors import (
     together,
     truth_of,
 )
-from calibrate.probes.machine import cpu_name
+from calibrate.probes.machine import check_device, cpu_name
 from calibrate.quality_heads import Source, dumped, made_up
 from calibrate.synthetic_heads import Heads
 from twin.errors import BadValue, Impossible
@@ -141,8 +140,7 @@ def measure_quality(
     BadValue, UnknownName, BadFile and Impossible, each in one line.
     """
     asked = None if kv_dtype is None else [kv_format(name.strip()).name for name in kv_dtype.split(",")]
-    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
-        raise BadValue(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")
+    check_device(device)
     if seed is not None and seed < 0:
         raise BadValue(f"--seed: {seed} is outside the range from 0 on")
     if tensors is None:

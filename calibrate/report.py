@@ -85,7 +85,9 @@ def _notes(validation: Validation) -> str:
 def _counts(validation: Validation) -> str:
     counts = validation.counts
     lines = [f"{counts.predicted} rows predicted, {counts.carried} carried, {counts.not_predicted} not predicted"]
+    lines[0] += f", {counts.not_measured} not measured" if counts.not_measured else ""
     lines += [f"  {count} x {reason}" for reason, count in counts.reasons.items()]
+    lines += [f"  not measured: {row.id}: {row.reason}" for row in validation.skipped if row.status == "not_measured"]
     return "\n".join(lines) + "\n"
 
 

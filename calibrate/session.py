@@ -3,11 +3,10 @@
 import errno
 import gc
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
-from calibrate.probes.machine import describe
+from calibrate.probes.machine import check_device, describe
+from calibrate.rounds import in_order, joined_rounds, round_name
 from twin.errors import CannotWrite
 from twin.render.output import check_outputs, write_atomic
 from twin.units import GIB, format_bytes
@@ -29,6 +29,12 @@ Progress = Callable[[str, float, float], None]
 
 QUICK_S, FULL_S = 160.0, 570.0
 """Time after which probes are cut short, so that the whole stays below 3 and 10 minutes."""
+
+LATER_SHARE = 0.75
+"""Of that time, after which no probe of a later round begins: the first is what a profile cannot do without."""
+
+END = -1
+"""The number of the round that looks once more at the first probe."""
 
 LEAST_FREE_BYTES = 2 * GIB
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -56,17 +62,22 @@ def run_calibration(
     """Measure `device` ("cpu", "cuda", "cuda:0") and write its profile to `output` and what it rests on beside it.
 
     Finished probes outlive an interruption in `<output>.partial.json`; the same call continues there.
-    Raises CannotCalibrate (exit 2) and CannotWrite (exit 5) in one line; KeyboardInterrupt passes.
+    Raises BadValue, CannotCalibrate (exit 2) and CannotWrite (exit 5) in one line; KeyboardInterrupt passes.
     """
-    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
-        raise CannotCalibrate(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")
+    check_device(device)
     check_outputs(output)
     backend = _open(device, output.parent)
     placed = "cpu" if backend.device.type == "cpu" else str(backend.device)
     machine = describe(placed, dtype=_dtype_name(backend))
     check_room(machine)
     run = Run(
-        probes=all_probes(), machine=machine, backend=backend, quick=quick, output=output, name=name or output.stem
+        probes=all_probes(),
+        machine=machine,
+        backend=backend,
+        quick=quick,
+        rounds=backend.rounds,
+        output=output,
+        name=name or output.stem,
     )
     return run.finish(progress or _silent)
 
@@ -114,6 +125,8 @@ class Run:
     machine: Machine
     backend: Any
     quick: bool
+    rounds: int = 1
+    """How many times each probe runs, apart from each other; rounds after the first only while there is time."""
     output: Path
     name: str
     load: float | None = None
@@ -128,8 +141,9 @@ class Run:
         if journal.ignored:
             warnings.append(journal.ignored)
         self._measure(journal, progress, begin)
-        warnings += cautions.after(self.machine, journal.probes)
-        profile, record = self._built(journal)
+        records = joined_rounds(journal.probes)
+        warnings += cautions.after(self.machine, records) + cautions.one_round_only(records, wanted=self.rounds)
+        profile, record = self._built(journal, records)
         record |= {"mode": "quick" if self.quick else "full", "cautions": warnings, "resumed": list(resumed)}
         record_path = self.output.with_name(f"{self.output.stem}.record.json")
         write_atomic(record_path, json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -142,19 +156,17 @@ class Run:
             record=record,
             cautions=tuple(warnings),
             resumed=resumed,
-            skipped={probe: made.skipped for probe, made in journal.probes.items() if made.skipped},
+            skipped={probe: made.skipped for probe, made in records.items() if made.skipped},
             seconds=time.monotonic() - begin,
         )
 
-    def _built(self, journal: Journal) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _built(self, journal: Journal, records: dict[str, ProbeRecord]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Profile and record. Measurements that make no profile are set aside, so that the next call takes new ones."""
         command = (
             f"twin calibrate --device {journal.machine.device}{' --quick' if self.quick else ''} -o {self.output.name}"
         )
         try:
-            return build(
-                machine=journal.machine, records=journal.probes, name=self.name, date=journal.date, command=command
-            )
+            return build(machine=journal.machine, records=records, name=self.name, date=journal.date, command=command)
         except CannotCalibrate:
             journal.set_aside()
             raise
@@ -171,29 +183,38 @@ class Run:
         return journal
 
     def _measure(self, journal: Journal, progress: Progress, begin: float) -> None:
-        again = Probe(
-            name=self.probes[0].name + cautions.AGAIN,
-            run=self.probes[0].run,
-            supported=self.probes[0].supported,
-            quick_s=self.probes[0].quick_s,
-            full_s=self.probes[0].full_s,
-        )
-        waiting = []
-        for probe in (*self.probes, again):
+        waiting = self._waiting(journal)
+        left = {number: sum(map(self._estimate, probes)) for number, probes in waiting.items()}
+        total = sum(left.values()) + sum(record.took_s for record in journal.probes.values())
+        for number, probes in waiting.items():
+            for probe in probes:
+                progress(probe.name, total - sum(left.values()), total)
+                limit_s = (QUICK_S if self.quick else FULL_S) * (LATER_SHARE if number > 0 else 1)
+                time_left = limit_s - (time.monotonic() - begin)
+                if time_left > 0 or number in (0, END):
+                    allowed = self._estimate(probe) * min(1.5, max(0.25, time_left / left[number]))
+                    journal.add(probe.name, self._run(probe, allowed))
+                left[number] -= self._estimate(probe)
+        progress("", total, total)
+
+    def _waiting(self, journal: Journal) -> dict[int, list[Probe]]:
+        """What is not done yet, by round; what this machine cannot run is noted."""
+        rounds = {
+            number: [replace(probe, name=round_name(probe.name, number)) for probe in in_order(self.probes, number)]
+            for number in range(self.rounds)
+        }
+        first = self.probes[0]
+        rounds[END] = [replace(first, name=first.name + cautions.AGAIN)]
+        for probe in (*rounds[0], *rounds[END]):
             reason = probe.supported(self.machine)
             if reason:
                 journal.probes.setdefault(probe.name, ProbeRecord(skipped=reason))
-            elif probe.name not in journal.probes:
-                waiting.append(probe)
-        left = sum(self._estimate(probe) for probe in waiting)
-        total = left + sum(record.took_s for record in journal.probes.values())
-        for probe in waiting:
-            progress(probe.name, total - left, total)
-            time_left = (QUICK_S if self.quick else FULL_S) - (time.monotonic() - begin)
-            allowed = self._estimate(probe) * min(1.5, max(0.25, time_left / left))
-            journal.add(probe.name, self._run(probe, allowed))
-            left -= self._estimate(probe)
-        progress("", total, total)
+        return {
+            number: [
+                probe for probe in probes if not probe.supported(self.machine) and probe.name not in journal.probes
+            ]
+            for number, probes in rounds.items()
+        }
 
     def _estimate(self, probe: Probe) -> float:
         return probe.estimate_s(quick=self.quick)
@@ -204,6 +225,7 @@ class Run:
             backend=self.backend,
             folder=self.output.parent,
             quick=self.quick,
+            rounds=self.rounds,
             estimate_s=allowed_s,
         )
         begin = time.monotonic()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -12,25 +12,28 @@ from calibrate.compare import Comparison, Summary, summarise
 
 SCHEMA = "twin.validation/1"
 
+Status = Literal[Skip, "not_measured"]
+
 
 class Skipped(Struct, frozen=True, kw_only=True):
-    """A row that is not predicted."""
+    """A row that is not predicted, or a case that could not be measured: no room, no kernel, too busy a machine."""
 
     id: str
     system: str
     metric: str
-    status: Skip
+    status: Status
     reason: str
 
 
 class Counts(Struct, frozen=True, kw_only=True):
-    """What became of the rows; the three add up to all of them."""
+    """What became of the rows; the four add up to all of them."""
 
     predicted: int
     carried: int
     not_predicted: int
+    not_measured: int
     reasons: dict[str, int]
-    """Rows by why they are carried or not predicted."""
+    """Rows by why they are carried or not predicted. A case that was not measured has its own reason: see `skipped`."""
 
 
 class Summaries(Struct, frozen=True, kw_only=True):
@@ -74,7 +77,8 @@ def validation_of(machine: str, cases: Sequence[Comparison], skipped: Sequence[S
             predicted=len(cases),
             carried=statuses["carried"],
             not_predicted=statuses["not_predicted"],
-            reasons=dict(Counter(row.reason for row in skipped)),
+            not_measured=statuses["not_measured"],
+            reasons=dict(Counter(row.reason for row in skipped if row.status != "not_measured")),
         ),
         skipped=tuple(skipped),
     )

@@ -150,6 +150,8 @@ class Backend(Protocol):
     device: torch.device
     dtype: torch.dtype
     """Of all planes."""
+    rounds: int
+    """How many times, apart from each other, a thing is timed: once where nobody shares the device."""
 
     def cache(
         self, shape: QsaShape, *, layers: int, tokens: int, tier: Tier, huge_pages: bool = True

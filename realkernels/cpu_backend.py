@@ -14,6 +14,7 @@ import torch
 from realkernels.backend import Copies, Mode, QsaCache, Tier
 from realkernels.cache import PlaneCache, plane_cache
 from realkernels.cpu_kernels import RunningSoftmax, attend_bucket, best_blocks, gather_attend, score_blocks
+from realkernels.heap import keep_freed_memory
 from realkernels.layouts import Place, PlaneSpec, layout_of_tier
 from realkernels.pooling import pool_blocks
 from realkernels.rows import bucket_bounds, select_rows, whole_bounds
@@ -22,6 +23,8 @@ from realkernels.steps import DecodeBase, PrefillBase
 from realkernels.timing import clock_seconds
 
 CPU = torch.device("cpu")
+ROUNDS = 2
+"""A processor is shared with whatever else runs: one moment is not like the next."""
 
 
 class CpuDecodeStep(DecodeBase):
@@ -120,6 +123,7 @@ class CpuBackend:
 
     name = "cpu"
     device = CPU
+    rounds = ROUNDS
 
     def __init__(
         self, *, folder: str | None = None, dtype: torch.dtype = torch.float16, threads: int | None = None
@@ -127,6 +131,7 @@ class CpuBackend:
         self.folder, self.dtype = folder, dtype
         self.threads = max(1, (os.cpu_count() or 1) - 1) if threads is None else threads
         torch.set_num_threads(self.threads)
+        keep_freed_memory()
 
     @contextmanager
     def cache(

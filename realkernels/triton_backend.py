@@ -103,6 +103,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    rounds = 1
 
     def __init__(self, device: torch.device, *, dtype: torch.dtype = torch.float16) -> None:
         self.interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from calibrate.probes.memory import MIB
 from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
 from calibrate.probes.tiers import scratch_file
+from realkernels.timing import clock_seconds
 
 KIB, GIB = 2**10, 2**30
 DISK_THREADS = 16
@@ -44,15 +46,9 @@ def host_read(context: Context) -> list[Sample]:
     return samples
 
 
-def _clocked(context: Context, work: object) -> tuple[float, ...]:
+def _clocked(context: Context, work: Callable[[], object]) -> tuple[float, ...]:
     """Seconds of host work, by the host's clock."""
-    samples = []
-    for index in range(context.pick(6, 12)):
-        begin = time.perf_counter()
-        work()  # type: ignore[operator]
-        if index:
-            samples.append(time.perf_counter() - begin)
-    return tuple(samples)
+    return tuple(clock_seconds(work, repeats=context.pick(5, 11), warm_up=1))
 
 
 def disk_read(context: Context) -> list[Sample]:

@@ -1,5 +1,6 @@
 """The link between host and device memory, by copies: alone, in a queue, pageable, both ways at once."""
 
+import math
 import time
 from functools import partial
 from typing import Any
@@ -9,11 +10,14 @@ import torch
 from calibrate.probes.machine import query_smi
 from calibrate.probes.memory import MIB
 from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
-from calibrate.probes.tiers import Region, host_region
+from calibrate.probes.tiers import Region, fill, host_region
 
 KIB = 2**10
 SINGLE = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
 QUEUED = tuple((copies, size) for size in (MIB, 4 * MIB, 16 * MIB) for copies in (4, 16, 64))
+BEYOND_CACHES = 64 * MIB
+"""What a CPU has to move for its caches not to pass for a link: less is not timed there, nor more than once around."""
+
 LOADED_S = 1.5
 """Least time that the link is kept busy while its state is asked for: nvidia-smi takes some tenths of a second."""
 
@@ -26,12 +30,14 @@ def _buffer_bytes(context: Context) -> int:
 def _copies(context: Context, source: Any, target: Any, *, name: str) -> list[Sample]:
     """Copies source -> target, one by one over sizes, then queues of equal copies."""
     samples = []
-    for size in context.points([size for size in SINGLE if size <= target.numel()]):
+    least, most = (0, math.inf) if context.cuda else (BEYOND_CACHES, target.numel())
+    for size in context.points([size for size in SINGLE if least <= size <= target.numel()]):
         target[:size].zero_()
         seconds = context.seconds(partial(target[:size].copy_, source[:size], non_blocking=True))
         _same(name, source, target, size)
         samples.append(Sample(at={"copies": 1, "copy_bytes": size}, seconds=seconds, moved_bytes=size, checked="equal"))
-    for copies, size in context.points([queue for queue in QUEUED if queue[1] <= target.numel() // 4]):
+    queues = [(copies, size) for copies, size in QUEUED if size <= target.numel() // 4]
+    for copies, size in context.points([queue for queue in queues if least <= queue[0] * queue[1] <= most]):
         slots = target.numel() // size
         target[: min(copies, slots) * size].zero_()
 
@@ -81,7 +87,8 @@ def device_to_host_copy(context: Context) -> list[Sample]:
     """Device memory into registered host memory (on the CPU: into a mapped file)."""
     size = _buffer_bytes(context)
     with host_region(context, size) as region:
-        source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=context.backend.device)
+        source = torch.empty(size, dtype=torch.uint8, device=context.backend.device)
+        fill(source)
         samples = _copies(context, source, region.host, name="device_to_host_copy")
         del region
     return samples

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from typing import Any
 from msgspec import Struct
 
 from hwprofiles.profile import CPU_CAPABILITY
+from twin.errors import BadValue
+
+DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 _SMI_FIELDS = (
     "driver_version", "memory.used", "utilization.gpu", "temperature.gpu", "power.limit",
@@ -73,6 +77,12 @@ class Machine(Struct, frozen=True, kw_only=True):
             "versions": dict(sorted(self.versions.items())),
             "code": self.code,
         }
+
+
+def check_device(device: str) -> None:
+    """Raise BadValue for what names no device, before torch is loaded to say so."""
+    if DEVICES.fullmatch(device) is None:
+        raise BadValue(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")
 
 
 def describe(device: str, *, dtype: str = "") -> Machine:

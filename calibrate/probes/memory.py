@@ -5,6 +5,7 @@ from functools import partial
 import torch
 
 from calibrate.probes.probe import Context, Probe, Sample, check
+from calibrate.probes.tiers import fill
 
 MIB = 2**20
 
@@ -40,7 +41,8 @@ def vram_copy(context: Context) -> list[Sample]:
     """Copy of a large buffer: bytes read plus bytes written."""
     samples = []
     for size in context.points(sizes(context)[:1]):
-        source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=context.backend.device)
+        source = torch.empty(size, dtype=torch.uint8, device=context.backend.device)
+        fill(source)
         target = torch.zeros_like(source)
         seconds = context.seconds(partial(target.copy_, source))
         how = check("vram_copy", torch.equal(source, target), "all bytes equal")

@@ -45,7 +45,7 @@ def room(context: Context, tier: Tier) -> float:
 
 def decode_plan(context: Context, tier: Tier, *, most_tokens: int) -> Plan:
     """Powers of two from 4,096 on; fewer layers before shorter contexts, and no context that two layers cannot hold."""
-    powers = (12, 15, 18, 20) if context.quick else range(12, 22)
+    powers = (12, 15, 18, 20) if context.quick and context.cuda else range(12, 22)
     wanted = [2**power for power in powers if 2**power <= most_tokens]
     layers = LAYERS if context.cuda else LEAST_LAYERS
     per_token = token_bytes(context, tier)

@@ -24,7 +24,7 @@ class Grid(NamedTuple):
 def _attend_grid(context: Context) -> Grid:
     if context.cuda:
         return Grid((2**15, 2**18), context.pick((512, 2048), (512, 2048, 8192)), (2**12, 2**14, 2**16))
-    return Grid(context.pick((2**14,), (2**14, 2**16)), context.pick((64, 256), (64, 256)), (2**12, 2**14))
+    return Grid(context.pick((2**12, 2**14), (2**14, 2**16)), context.pick((32, 64), (64, 256)), (2**12, 2**14))
 
 
 def _score_grid(context: Context) -> Grid:
@@ -36,7 +36,7 @@ def _score_grid(context: Context) -> Grid:
 def _host_grid(context: Context) -> Grid:
     if context.cuda:
         return Grid(context.pick((2**15, 2**18), (2**15, 2**18, 2**20)), (32, 128))
-    return Grid(context.pick((2**14,), (2**14, 2**16)), (32, 128))
+    return Grid(context.pick((2**14,), (2**14, 2**16)), context.pick((16, 64), (32, 128)))
 
 
 def _fitting(context: Context, grid: Grid, tier: Tier) -> Grid:
@@ -113,7 +113,8 @@ def score_rows(context: Context) -> list[Sample]:
             chunk = context.backend.prefill_chunk(cache, layer=0, past=ctx - rows, rows=rows, mode="in_place")
             chunk.refresh(seed=10)
             seconds = context.seconds(context.backend.capture(chunk.select))
-            how = _verify(f"attention over the selection of {rows} rows at {ctx} tokens", chunk)
+            where = f"selection of {rows} rows at {ctx} tokens"
+            how = check(where, chunk.verify_selection(), "some rows hold the best blocks")
             at: dict[str, int | float | str] = {"ctx_tokens": ctx, "rows": rows}
             flops = 2.0 * rows * (ctx // SHAPE.ratio) * SHAPE.index_heads * SHAPE.index_dim
             samples.append(Sample(at=at, seconds=seconds, flops=flops, checked=how))

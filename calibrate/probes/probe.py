@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +47,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Operations of one repeat."""
     checked: str = ""
     """How the result was verified after the timing."""
+    rounds: tuple[int, ...] = ()
+    """How many of the repeats each round took, one after the other; empty where all are of one moment."""
 
     def __post_init__(self) -> None:
         if not self.seconds or min(self.seconds) <= 0:
@@ -69,6 +72,12 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Repeats."""
         return len(self.seconds)
 
+    @property
+    def round_medians_s(self) -> tuple[float, ...]:
+        """Median of each round."""
+        ends = tuple(accumulate(self.rounds or (self.n,)))
+        return tuple(statistics.median(self.seconds[first:end]) for first, end in pairwise((0, *ends)))
+
 
 class ProbeRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one probe gave: its samples, or why it did not run."""
@@ -89,6 +98,8 @@ class Context:
     folder: Path
     """Where scratch files may lie."""
     quick: bool
+    rounds: int = 1
+    """How many rounds, this one included, share the repeats of a point."""
     estimate_s: float = 60.0
     left_out: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -114,13 +125,19 @@ class Context:
     def seconds(
         self, work: Callable[[], object], *, before: Callable[[int], object] | None = None, per: int = 1
     ) -> tuple[float, ...]:
-        """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three."""
+        """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three.
+
+        Where there are several rounds, all of them together; one that takes longer than a round's share is run once.
+        """
         self.backend.seconds(work, repeats=1, warm_up=0, before=before)  # compiles and touches, which is not timed
         begin = time.monotonic()
         first = self.backend.seconds(work, repeats=1, warm_up=0, before=before)
         once = time.monotonic() - begin
         share, most = self.pick((0.15, 9), (0.5, 21))
-        repeats = max(LEAST_REPEATS, min(most, int(share / max(once, 1e-6))))
+        share, most, least = share / self.rounds, -(-most // self.rounds), -(-LEAST_REPEATS // self.rounds)
+        if self.rounds > 1 and once > share:
+            return (first[0] / per,)
+        repeats = max(least, min(most, int(share / max(once, 1e-6))))
         if repeats * once > SLOW_SHARE * self.estimate_s:
             repeats = 1  # a machine this slow gets a second sample and no more
         warm_up = WARM_UPS if once * WARM_UPS < share else 0

@@ -30,19 +30,20 @@ def host_region(context: Context, nbytes: int, *, huge_pages: bool = True) -> It
 
         with host_slab(nbytes, device=context.backend.device, huge_pages=huge_pages) as slab:
             region = Region(slab.host[:nbytes], slab.device[:nbytes])
-            _fill(region.device)
+            fill(region.device)
             torch.cuda.synchronize(context.backend.device)
             yield region
             del region, slab
         return
     with mapped_file(context.folder, nbytes) as mapping:
         tensor = torch.frombuffer(mapping, dtype=torch.uint8)
-        _fill(tensor)
+        fill(tensor)
         yield Region(tensor, tensor)
         del tensor
 
 
-def _fill(target: Any) -> None:
+def fill(target: Any) -> None:
+    """Random bytes that repeat every 64 MiB, in uint8 `target`."""
     pattern = torch.randint(0, 256, (min(FILL_BYTES, target.numel()),), dtype=torch.uint8, device=target.device)
     for part in target.split(FILL_BYTES):
         part.copy_(pattern[: part.numel()])

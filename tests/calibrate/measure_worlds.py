@@ -94,6 +94,7 @@ class FakeBackend:
     """Repeat number i takes `seconds_of(i)`; `refusals` are raised as planes of their tier are opened."""
 
     name = "fake"
+    rounds = 1
     device = SimpleNamespace(type="cpu")
     dtype = "torch.float16"
 

@@ -1,11 +1,13 @@
 """Building a profile: rates put into records come out of it, and its predictions give the samples back."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from calibrate.build import CannotCalibrate, build, checked
+from calibrate.build import LEAST_SPREAD, CannotCalibrate, build, checked
 from calibrate.kernel_cases import KernelCase
 from calibrate.live import predict_case
 from calibrate.probes import Machine, ProbeRecord
@@ -26,6 +28,30 @@ def test_the_profile_is_one_that_the_twin_reads(tmp_path: Path) -> None:
     assert profile.gpu.vram.value == 80 * 2**30
     assert profile.host.reserved.value == 8 * 2**30
     assert profile.gpu.vram_read.rate.source == "measured"
+
+
+def test_the_spread_of_a_rate_is_that_of_its_rounds_and_not_of_its_repeats(tmp_path: Path) -> None:
+    def spread(*rounds: tuple[float, ...]) -> float:
+        samples = tuple(
+            replace(
+                sample,
+                seconds=tuple(factor * sample.median_s for own in rounds for factor in own),
+                rounds=tuple(map(len, rounds)),
+            )
+            for sample in worlds.records()["gather_host"].samples
+        )
+        efficiency = (
+            built(tmp_path, gather_host=ProbeRecord(samples=samples)).kernels["gather_host/twin/fp16"].efficiency
+        )
+        assert efficiency is not None
+        return efficiency.spread
+
+    scattered = (0.5, 0.9, 1.0, 1.1, 1.5)
+    assert spread(scattered, tuple(1.001 * factor for factor in scattered)) == LEAST_SPREAD
+    own = 0.2 / math.sqrt(2)  # of two rounds 20 % apart; all probes' is from the median of such variances
+    assert spread((0.9,) * 5, (1.1,) * 5) == pytest.approx(
+        math.hypot(own, own / (7 / 9) ** 1.5) / math.sqrt(2), rel=0.01
+    )
 
 
 def test_the_link_has_the_rate_and_latency_of_one_more_copy(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`twin validate --device`: other machines are refused, missing kernels say how to get them, records are never lost."""
 
 import errno
+import math
 import os
 import sys
 from pathlib import Path
@@ -140,6 +141,38 @@ def test_a_group_that_does_not_fit_is_left_out_with_its_reason(
     validation, made = validate_live(own_profile, "cpu", quick=True, curve=False, progress=ignored)
     assert [case.id for case in validation.cases] == [f"own.{STEP.id}"]
     assert [(left.case, left.reason) for left in made.left_out] == [(GATHER, "needs 9 GiB, 1 GiB is free")]
+    (skipped,) = validation.skipped
+    assert (skipped.id, skipped.status, skipped.reason) == (
+        f"own.{GATHER.id}", "not_measured", "needs 9 GiB, 1 GiB is free"
+    )  # fmt: skip
+    assert (validation.counts.predicted, validation.counts.not_measured) == (1, 1)
+
+
+class Restless(FakeBackend):
+    """Measures in two rounds; in the second, what lies in device memory takes twice as long."""
+
+    rounds = 2
+
+    def seconds(self, work: Any, **asked: Any) -> list[float]:
+        """Of every repeat."""
+        slow = len(self.opened) == 3  # two tiers a round
+        return [seconds * (2 if slow else 1) for seconds in super().seconds(work, **asked)]
+
+
+@pytest.mark.usefixtures("two_cases")
+def test_a_case_of_which_a_busy_machine_says_nothing_is_neither_right_nor_wrong(
+    monkeypatch: pytest.MonkeyPatch, own_profile: str
+) -> None:
+    use(Restless(), monkeypatch)
+    told: list[tuple[int, int, str]] = []
+    validation, made = validate_live(own_profile, "cpu", quick=True, curve=False, progress=lambda *on: told.append(on))
+    assert [case.id for case in validation.cases] == [f"own.{GATHER.id}"]
+    assert [row.case for row in made.rows] == [GATHER]
+    (skipped,) = validation.skipped
+    assert skipped.id == f"own.{STEP.id}"
+    assert "too busy to tell: the case took 2.00 times as long" in skipped.reason
+    assert [done for done, _, _ in told] == [0, 1, 2, 3]
+    assert {total for _, total, _ in told} == {4}
 
 
 @pytest.mark.usefixtures("two_cases")
@@ -237,6 +270,7 @@ def test_the_kernels_of_this_processor_go_through_the_whole_loop(
     ]
     monkeypatch.setattr(live_run, "validation_grid", lambda **_asked: cases)
     monkeypatch.setattr("calibrate.measure.LEAST_MEASURED_S", 0.0)
+    monkeypatch.setattr("calibrate.rounds.UNSTEADY", math.inf)
     threads = torch.get_num_threads()
     try:
         validation, made = validate_live(own_profile, "cpu", quick=True, curve=False, progress=ignored)

@@ -54,6 +54,12 @@ def test_short_cases_are_repeated_more_often(once_s: float, repeats: int) -> Non
     assert len(only(STEP, FakeBackend(seconds_of=lambda _repeat: once_s)).samples_s) == repeats
 
 
+def test_rounds_share_the_repeats() -> None:
+    backend = FakeBackend(seconds_of=lambda _repeat: 1e-9)
+    backend.rounds = 3
+    assert len(only(STEP, backend).samples_s) == MOST_REPEATS // 3
+
+
 @pytest.mark.parametrize(
     ("case", "timed"),
     [

@@ -62,6 +62,14 @@ def test_quick_work_is_repeated_often_and_slow_work_twice() -> None:
     assert len(context(slow, estimate_s=0.1).seconds(lambda: None)) == 2
 
 
+def test_rounds_share_the_repeats_and_long_work_is_run_once_in_each() -> None:
+    quick, slow = Clock(1e-4), Clock(0.1)
+    assert len(context(quick, rounds=2).seconds(lambda: None)) == 5
+    assert len(context(quick, rounds=3).seconds(lambda: None)) == 3
+    assert context(slow, rounds=2).seconds(lambda: None, per=4) == (0.025,)
+    assert slow.asked == [1, 1]  # the first is not timed
+
+
 def test_seconds_are_divided_by_what_one_run_did() -> None:
     assert context(Clock(0.012)).seconds(lambda: None, per=12)[0] == pytest.approx(0.001)
 

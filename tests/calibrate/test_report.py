@@ -91,6 +91,14 @@ def test_rows_that_are_not_predicted_are_counted_with_their_reason() -> None:
     assert "2 x no rulebook" in text
 
 
+def test_cases_that_were_not_measured_are_listed_each_with_its_reason() -> None:
+    rows = [Skipped(id=id_, system="me", metric="m", status="not_measured", reason="too busy") for id_ in ("x", "y")]
+    text = text_of(case("one"), skipped=tuple(rows))
+    assert "1 rows predicted, 0 carried, 0 not predicted, 2 not measured" in text
+    assert "  not measured: x: too busy\n  not measured: y: too busy\n" in text
+    assert text.endswith("every case is within its tolerance\n")  # of those that could be judged
+
+
 @pytest.fixture(scope="module")
 def recorded() -> str:
     return validation_text(validate_records())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, Sa
 from calibrate.session import Run, check_room, run_calibration
 from hwprofiles import load_profile
 from tests.calibrate import probe_worlds as worlds
-from twin.errors import CannotWrite
+from twin.errors import BadValue, CannotWrite
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +80,51 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_call_continues(tmp_path: Path) -
     assert ran[len(before)] == "disk_read"
     assert set(outcome.resumed) == set(before) - {"disk_read"}
     assert not journal_path(outcome.profile_path).exists()
+
+
+def test_rounds_run_everything_again_and_come_together_in_the_record(tmp_path: Path) -> None:
+    probes, ran = worlds.fake_probes(), list[str]()
+    outcome = run_of(tmp_path, counted(probes, ran, failing={}), rounds=2).finish(quiet)
+    names = [probe.name for probe in probes]
+    assert ran[: len(names)] == names
+    assert sorted(ran[len(names) : 2 * len(names)]) == sorted(names)
+    assert ran[2 * len(names) :] == [names[0]]  # the look back at the end
+    assert set(outcome.record["probes"]) == {*names, f"{names[0]}@end"}
+    assert all(sample["rounds"] == (5, 5) for sample in outcome.record["probes"]["select"]["samples"])
+
+
+def test_a_later_round_is_cut_short_where_time_is_out_and_the_first_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrate.session.QUICK_S", 0.0)
+    probes, ran = worlds.fake_probes(), list[str]()
+    outcome = run_of(tmp_path, counted(probes, ran, failing={}), rounds=3).finish(quiet)
+    assert ran == [*(probe.name for probe in probes), probes[0].name]
+    assert "rounds" not in outcome.record["probes"]["select"]["samples"][0]
+    assert any(
+        f"{len(probes)} of {len(probes)} probes in one round only, not in 3" in said for said in outcome.cautions
+    )
+
+
+def test_a_later_round_that_was_interrupted_is_continued(tmp_path: Path) -> None:
+    probes, ran = worlds.fake_probes(), list[str]()
+    failing: dict[str, BaseException] = {}
+    first = counted(probes, ran, failing=failing)
+
+    def second_time(_context: Context) -> list[Sample]:
+        if ran.count("disk_read") == 1:
+            raise KeyboardInterrupt
+        ran.append("disk_read")
+        return list(worlds.records()["disk_read"].samples)
+
+    breaking = tuple(replace(probe, run=second_time) if probe.name == "disk_read" else probe for probe in first)
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, breaking, rounds=2).finish(quiet)
+    before = len(ran)
+    outcome = run_of(tmp_path, first, rounds=2).finish(quiet)
+    assert ran[before] == "disk_read"
+    assert {"select", "vram_read@2"} <= set(outcome.resumed)
+    assert len(ran) == 2 * len(probes) + 1
 
 
 KILLED = """
@@ -245,7 +291,7 @@ def test_an_output_that_cannot_be_written_is_told_before_measuring(tmp_path: Pat
 
 
 def test_an_unknown_device_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CannotCalibrate, match="unknown device 'gpu0'"):
+    with pytest.raises(BadValue, match="unknown device 'gpu0'"):
         run_calibration(device="gpu0", quick=True, output=tmp_path / "toy.json")
 
 

@@ -95,6 +95,8 @@ OTHER_COMMANDS = [
     ("formats exl3_k1v1", "unknown KV format 'exl3_k1v1' (known: "),
     ("completion tcsh", "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
     ("validate --quick", "go with --device"),
+    ("validate --hw h200 --device nothing", "unknown device 'nothing' (known: cpu, cuda, cuda:0, cuda:1, ...)"),
+    ("validate --hw no-such --device cpu --record", "unknown machine 'no-such'"),
 ]
 
 

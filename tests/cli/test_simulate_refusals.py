@@ -216,3 +216,8 @@ def test_a_rate_that_the_machine_lacks_is_named(capsys: Capture) -> None:
 def test_attention_that_selects_is_not_served(capsys: Capture) -> None:
     done = run(capsys, "simulate", "--model", "qwen3.8-flash-next")
     assert_one_line(done, WRONG_INPUT, "exllamav3 shares no pool of blocks among requests", "such as vllm")
+
+
+def test_what_is_refused_leaves_a_stream_that_a_trace_would_go_to_as_it_was() -> None:
+    done = child("simulate", "--trace", "/dev/stderr", "--requests", "5", "--kv-dtype", "exl3_k5v8")
+    assert_one_line(done, WRONG_INPUT, "keeps no exl3_k5v8 cache")

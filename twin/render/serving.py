@@ -189,13 +189,10 @@ class ServingTrace:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._separator = "\n"
+        self._separator = ""
         self._running = 0
         self._end_s = 0.0
         self._steps = self._requests = 0
-        out.write('{"displayTimeUnit":"ms","traceEvents":[')
-        for process, name in ((1, "engine"), (2, "requests")):
-            self._write({"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}})
 
     def steps(self, steps: Steps) -> None:
         """A stretch of steps, and how many sequences were running in it."""
@@ -227,6 +224,7 @@ class ServingTrace:
 
     def close(self) -> None:
         """Complete the JSON; the file itself stays open."""
+        self._begin()
         self._counter(self._end_s, 0)
         left = {
             "requests_left_out": max(0, self._requests - SPAN_REQUESTS),
@@ -245,6 +243,16 @@ class ServingTrace:
         self._write({"ph": "b", **both, "ts": start_s / US, "args": args})
         self._write({"ph": "e", **both, "ts": end_s / US})
 
+    def _begin(self) -> None:
+        """The head of the JSON, with the first event: what is refused before leaves a stream as it was."""
+        if self._separator:
+            return
+        self._out.write('{"displayTimeUnit":"ms","traceEvents":[')
+        self._separator = "\n"
+        for process, name in ((1, "engine"), (2, "requests")):
+            self._write({"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}})
+
     def _write(self, event: dict[str, Any]) -> None:
+        self._begin()
         self._out.write(self._separator + json.dumps(event, separators=(",", ":"), allow_nan=False))
         self._separator = ",\n"
