@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Parsed(click.ParamType[int]):
     """A parameter parsed by one of the unit parsers, whose message is shown as it is."""
 
-    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], int], *, hint: str = "") -> None:
         self.name = name
         self.parse = parse
+        self.hint = hint
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number; BadValue, naming the option, where the parser refuses the text."""
@@ -32,7 +33,7 @@ class Parsed(click.ParamType[int]):
             return self.parse(value)
         except BadValue as wrong:
             option = f"{param.opts[0]}: " if param is not None else ""
-            raise BadValue(f"{option}{wrong.message}", hint=wrong.hint) from None
+            raise BadValue(f"{option}{wrong.message}", hint=self.hint or wrong.hint) from None
 
 
 class Name(click.ParamType[str]):
@@ -80,6 +81,7 @@ class Stream(click.Path):
 
 
 TOKENS = Parsed("tokens", parse_tokens)
+OUTPUT_TOKENS = Parsed("tokens", parse_tokens, hint="--output is a length here; -o FILE writes the answer to a file")
 BYTES = Parsed("size", parse_bytes)
 INPUT = Stream("/dev/stdin")
 OUTPUT = Stream("/dev/stdout", dir_okay=False, readable=False)

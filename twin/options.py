@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from twin.commandline import BYTES, INPUT, TOKENS, Name
+from twin.commandline import BYTES, INPUT, OUTPUT_TOKENS, TOKENS, Name
 
 Option = Callable[[Any], Any]
 
@@ -112,8 +112,8 @@ WORKLOAD_OPTIONS = (
     click.option("--requests", type=int, default=None, help="How many requests [default: 1000]."),
     click.option("--rate", type=float, default=None, help="Requests a second [default: all at once]."),
     click.option("--prompt", type=TOKENS, default=None, help="Mean prompt length in tokens [default: 512]."),
-    click.option("--output-tokens", "--output", "output_length", type=TOKENS, default=None,
-                 help="Mean output length in tokens [default: 256]."),
+    click.option("--output-tokens", "--output", "output_length", type=OUTPUT_TOKENS, default=None,
+                 help="Mean output length in tokens, no file [default: 256]."),
     click.option("--lengths", type=click.Choice(["fixed", "uniform", "exponential", "lognormal"]), default=None,
                  help="How both lengths are distributed around their means [default: exponential]."),
     click.option("--cv", type=float, default=None, help="Standard deviation over mean, for uniform and lognormal."),

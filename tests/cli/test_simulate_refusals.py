@@ -218,6 +218,11 @@ def test_attention_that_selects_is_not_served(capsys: Capture) -> None:
     assert_one_line(done, WRONG_INPUT, "exllamav3 shares no pool of blocks among requests", "such as vllm")
 
 
+def test_a_file_is_no_length_of_an_output(capsys: Capture) -> None:
+    done = run(capsys, "simulate", "--output", "answer.json")
+    assert_one_line(done, WRONG_INPUT, "'answer.json' is not a token count", "-o FILE writes the answer")
+
+
 def test_what_is_refused_leaves_a_stream_that_a_trace_would_go_to_as_it_was() -> None:
     done = child("simulate", "--trace", "/dev/stderr", "--requests", "5", "--kv-dtype", "exl3_k5v8")
     assert_one_line(done, WRONG_INPUT, "keeps no exl3_k5v8 cache")

@@ -27,8 +27,11 @@ def wrong_with(ended: Ended, words: tuple[str, ...]) -> str:
         return f"left behind: {unfinished}"
     if "--json" in words and "-h" not in words and "--help" not in words and ended.out.startswith("{"):
         return _not_json(ended.out)
-    if ended.code in REFUSED and (ended.err.count("\n") != 1 or not ended.err.startswith("twin: ")) and not ended.out:
-        return f"refused in {ended.err.count(chr(10))} lines: {ended.err[:100]!r}"
+    told = ended.err.splitlines(keepends=True)
+    if any(word.endswith("/dev/stderr") for word in words):
+        told = told[-1:]  # before it, what was written of the document that was sent there
+    if ended.code in REFUSED and not ended.out and (len(told) != 1 or not told[0].startswith("twin: ")):
+        return f"refused in {len(told)} lines: {ended.err[:100]!r}"
     return ""
 
 
