@@ -28,7 +28,9 @@ SHARPNESS = (8.0, 64.0, 512.0, 4096.0)
 COARSE, TIGHT = 1e-6, 2.3e-16
 """Relative changes at which a step towards a sharper maximum ends, and the last of them."""
 
-NEWTON_STEPS = 8
+NEWTON_STEPS, KEPT_STEPS = 24, 4
+"""Of Newton's method at most, and with one Hessian."""
+
 SETTLED = 1e-11
 """Newton's last step, in units of a parameter."""
 
@@ -146,10 +148,12 @@ def _newton(terms: Terms, at: Array) -> tuple[Array, bool]:
         values, jacobian = terms(x)
         return np.asarray(jacobian.T @ values)
 
+    hessian = np.zeros((0, 0))
     cost = np.linalg.norm(terms(at)[0])
-    for _ in range(NEWTON_STEPS):
-        aside = APART * np.eye(len(at))
-        hessian = np.array([(gradient(at + step) - gradient(at - step)) / (2 * APART) for step in aside])
+    for number in range(NEWTON_STEPS):
+        if number % KEPT_STEPS == 0:
+            aside = APART * np.eye(len(at))
+            hessian = np.array([(gradient(at + step) - gradient(at - step)) / (2 * APART) for step in aside])
         step = np.linalg.solve((hessian + hessian.T) / 2, -gradient(at))
         after = np.linalg.norm(terms(at + step)[0])
         if after > cost * (1 + 1e-12):

@@ -18,6 +18,6 @@ def keep_freed_memory() -> bool:
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
+    except (OSError, AttributeError, TypeError):  # another C library
         return False
     return bool(mallopt(TRIM_THRESHOLD, MOST_BYTES)) and bool(mallopt(MMAP_THRESHOLD, LARGEST_KEPT_BYTES))

@@ -10,7 +10,7 @@ EFFICIENCY = dict(zip(CONTEXTS, (0.3, 0.4, 0.6, 0.7), strict=True))
 
 
 def machine(**changes: object) -> Machine:
-    """An idle GPU machine; `changes` replace its fields."""
+    """An idle GPU machine; `changes` replace its fields. A CPU has one memory."""
     fields: dict[str, object] = {
         "device": "cuda:0", "name": "Toy 9000", "compute_capability": "9.0", "sm_count": 100,
         "device_bytes": 80 * 2**30, "device_free_bytes": 79 * 2**30, "host_bytes": 128 * 2**30,
@@ -18,7 +18,8 @@ def machine(**changes: object) -> Machine:
         "versions": {"torch": "2.11"}, "huge_pages": "madvise", "cpu": "Toy CPU", "cpu_count": 8, "code": "abc",
         "smi": {"utilization.gpu": "0", "pcie.link.gen.max": "5", "pcie.link.width.max": "16"},
     }  # fmt: skip
-    return Machine(**fields | changes)  # type: ignore[arg-type]
+    one = {"device_bytes": fields["host_bytes"]} if changes.get("device") == "cpu" else {}
+    return Machine(**fields | one | changes)  # type: ignore[arg-type]
 
 
 def sample(seconds: float, *, moved: float = 0, flops: float = 0, **at: float | str) -> Sample:

@@ -114,9 +114,8 @@ def test_the_same_holds_where_nothing_is_known_of_programs(seed: int) -> None:
     assert list(differences(rates_of(other), rates_of(one))) == []
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
-def test_the_same_holds_of_published_rows_of_one_machine(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311
+def test_the_same_holds_of_published_rows_of_one_machine() -> None:
+    chance = random.Random(0)  # noqa: S311
     recorded = load_recorded(fit_vllm.MACHINE)
     setting = {row for parameter in fit_vllm.PARAMETERS for row in parameter.rows}
     rows = tuple(
