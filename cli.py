@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from twin import stopping
+    from twin.cli import stopping
 
     _before = stopping.handle_with(stopping.leave)  # while the rest loads
 
@@ -13,13 +13,13 @@ try:
 
     import click
 
-    from twin import options as ask
-    from twin.commandline import FILE, JSON, OUT, OUTPUT, options, progress_bar
-    from twin.commandline import question as question_of
-    from twin.completion import completion
-    from twin.delivery import EXIT_CODES, deliver, dump, end
+    from twin.cli import options as ask
+    from twin.cli.common import FILE, JSON, OUT, OUTPUT, options, progress_bar
+    from twin.cli.common import question as question_of
+    from twin.cli.completion import completion
+    from twin.cli.delivery import EXIT_CODES, deliver, dump, end
+    from twin.cli.lists import formats, layouts, models, profiles
     from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
-    from twin.lists import formats, layouts, models, profiles
 except KeyboardInterrupt:  # in its first lines
     sys.stderr.write("twin: interrupted\n")
     sys.exit(130)
@@ -119,7 +119,7 @@ def compare(*, over: str | None, formats: str | None, as_json: bool, output: Pat
       twin compare --model qwen3.8-27b --ctx 100k --formats bf16,fp8,kvarn_k4v2_g128
       twin compare --ctx 1M --over formats --what-if --formats fp16,int4_per_token_head
     """
-    from twin.comparison import compare_all  # noqa: PLC0415
+    from twin.answers.comparison import compare_all  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
     from twin.render import comparison as tables  # noqa: PLC0415
     from twin.render.output import check_outputs  # noqa: PLC0415
@@ -147,9 +147,9 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
       twin simulate --model qwen3.8-27b --kv-dtype fp8 --requests 4 --prompt 60000 --output 1024 --lengths fixed
       twin simulate --model llama-3.1-8b --hw h200 --trace-in trace.jsonl --requests-out done.jsonl
     """
+    from twin.ask.workloads import serve_asked  # noqa: PLC0415
     from twin.render.output import check_outputs  # noqa: PLC0415
     from twin.render.service import service_json, service_text  # noqa: PLC0415
-    from twin.workloads import serve_asked  # noqa: PLC0415
 
     written = {"--trace": asked["trace"], "--requests-out": asked["requests_out"]}
     check_outputs(output, beside=written, read={"--trace-in": asked["trace_in"]})

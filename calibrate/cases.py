@@ -13,9 +13,9 @@ from calibrate.figures import FIGURES
 from calibrate.published import Row, Text, check_schema, read_as, read_published, refuse_repeats
 from hwprofiles.errors import BadFile, TwinError, UnknownName
 from hwprofiles.store import DATA
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.formats import format_names
-from twin.question import Question
-from twin.resolve import resolve
 
 SCHEMA = "twin.cases/1"
 

@@ -8,12 +8,12 @@ from msgspec import Meta, Struct, field
 
 from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance, Rate
-from twin.case import Case
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.errors import TwinError
-from twin.memory import MemoryPlan, plan_memory
+from twin.memory.plan import MemoryPlan, plan_memory
 from twin.prediction import Z90, Phase, Prediction, Quantity, predict
-from twin.question import Question
-from twin.resolve import resolve
 
 _Part = TypeVar("_Part")
 

@@ -3,7 +3,8 @@
 Unpacking is a latency a piece and a share of the memory's rate over codes read and numbers written. Attention over
 pieces is the same kernel for all formats, from whole chunks of several formats less what unpacking and folding take of
 them. On a GPU it is a latency a call, a share of the tensor roof in waves of one or of two programs a multiprocessor
-(see `twin/waves.py`), and a share of the memory's rate for partial results; elsewhere a latency and a share by rows.
+(`twin/operations/waves.py`), and a share of the memory's rate for partial results; elsewhere a latency and a share
+by rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +26,11 @@ from calibrate.fits import (
 from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel
-from twin.case import Case
-from twin.format_ops import Heads, format_case, prefill_ops
-from twin.ops import Op
-from twin.roofline import Roofs
-from twin.waves import RESIDENT
+from twin.ask.case import Case
+from twin.cost.roofline import Roofs
+from twin.operations.format_ops import Heads, format_case, prefill_ops
+from twin.operations.ops import Op
+from twin.operations.waves import RESIDENT
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 

@@ -14,11 +14,11 @@ from scipy.optimize import root
 
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import Kernel
-from twin.counts import layer_parameters, parameters, state_bytes, weight_bytes
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.cost.roofline import Roofs
+from twin.operations.counts import layer_parameters, parameters, state_bytes, weight_bytes
 from twin.prediction import decode_tally, prefill_tally
-from twin.question import Question
-from twin.resolve import resolve
-from twin.roofline import Roofs
 from twin.units import GIB
 
 MACHINE = "3x-rtx3090"

@@ -1,7 +1,8 @@
 """Kernel rates of attention over quantised caches and of appending to them, one entry a format and arrangement.
 
-Where a machine's rate of instructions is known, a kernel that is cut into programs (`twin/cuts.py`) has a latency, a
-share of the memory's rate for what it reads, one for the partial results of its splits, and operations an element:
+Where a machine's rate of instructions is known, a kernel that is cut into thread blocks
+(`twin/operations/occupancy.py`) has a latency, a share of the memory's rate for what it reads, one for the
+partial results of its splits, and operations an element:
 
 * `operations`: so many, and so many for each query row of a program;
 * `rows`: a number for each kind of program, taken only where it lowers the error of left-out samples by a fifth.
@@ -24,12 +25,12 @@ from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.library_fits import streamed_shape
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile, Kernel
-from twin.case import Case
-from twin.format_ops import Heads, append_op, decode_op, format_case
+from twin.ask.case import Case
+from twin.cost.roofline import Cost, Roofs
 from twin.formats import kv_format
-from twin.ops import Op
+from twin.operations.format_ops import Heads, append_op, decode_op, format_case
+from twin.operations.ops import Op
 from twin.prediction import Z90
-from twin.roofline import Cost, Roofs
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 

@@ -22,8 +22,8 @@ from scipy.special import expit, logit
 
 from calibrate.fits import EVERY, LATENCY_SHARE, LEAST_EFFICIENCY, LEAST_LATENCY_S, Array, solve
 from calibrate.searches import Found, Prior, minimum, slower
-from twin.ops import Op
-from twin.roofline import Roofs
+from twin.cost.roofline import Roofs
+from twin.operations.ops import Op
 
 FACTOR_4, FACTOR_2 = math.log(4), math.log(2)
 READ = Prior(logit(0.9), 1.4)

@@ -6,12 +6,12 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from hwprofiles.profile import HardwareProfile
-from twin.case import Case
-from twin.format_ops import decode_op, format_case, heads_of, prefill_ops
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.layouts.layout import Pass
-from twin.ops import Block, Engine, Op, Program
-from twin.question import Question
-from twin.resolve import resolve
+from twin.operations.format_ops import decode_op, format_case, heads_of, prefill_ops
+from twin.operations.ops import Block, Engine, Op, Program
 
 MODEL = "qwen3.8-flash-next"
 """The shape of all kernel cases: 24 query heads, 2 KV heads x 256, 4 index heads x 128, budget 2,048 in blocks of 4."""

@@ -1,7 +1,7 @@
 """Kernel rates of a profile: what the timed kernels make of the roofs, counted by the same ops that predict them.
 
 Each fit turns the prediction round: the ops of a kernel case give its roofs on the machine as measured so far, and the
-latency and efficiency are those with which `twin.roofline.Roofs.cost` gives the measured seconds back.
+latency and efficiency are those with which `twin.cost.roofline.Roofs.cost` gives the measured seconds back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +15,9 @@ from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile
+from twin.cost.roofline import PRODUCTS, Roofs
 from twin.engines.twin import RECORDS
-from twin.ops import Block, Op
-from twin.roofline import PRODUCTS, Roofs
+from twin.operations.ops import Block, Op
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 BUDGET = 2048

@@ -1,7 +1,7 @@
 """Rates of the library kernels that a dense model runs on, and how the sum of these parts compares with whole layers.
 
-Written so that `twin.roofline.Roofs.cost` turns them round: products and decode attention are a share of the slowest
-roof, a chunk's attention a share of the tensor roof alone.
+Written so that `twin.cost.roofline.Roofs.cost` turns them round: products and decode attention are a share
+of the slowest roof, a chunk's attention a share of the tensor roof alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +15,8 @@ from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile, Kernel
 from realkernels.shape import DenseShape
-from twin.ops import Engine, Op
-from twin.roofline import Roofs
+from twin.cost.roofline import Roofs
+from twin.operations.ops import Engine, Op
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 

@@ -9,10 +9,10 @@ from calibrate.measurements import MeasuredRow, Measurements
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile
 from hwprofiles.profile import CPU_CAPABILITY
+from twin.cost.breakdown import Tally
+from twin.cost.roofline import Roofs
 from twin.formats import kv_format
 from twin.prediction import Z90
-from twin.roofline import Roofs
-from twin.tally import Tally
 
 TOLERANCES = {
     "cuda": (0.12, "twice the spread of repeated runs of such kernels over contexts that were not calibrated"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from calibrate.kernel_cases import KernelCase
 from calibrate.measure import LeftOut, Measurement, measurement_of, samples_of
 from calibrate.measure_records import measure_records
-from twin.format_ops import heads_of
+from twin.operations.format_ops import heads_of
 
 if TYPE_CHECKING:
     from realkernels.backend import Backend

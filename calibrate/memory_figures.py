@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from calibrate.estimates import Asked, Estimate, count, of_rate
 from calibrate.staging_statistics import staging_statistics
-from twin.counts import complete_blocks, padded_selection, sparse_threshold
+from twin.ask.resolve import resolve
 from twin.layouts.layout import Pass
 from twin.layouts.offload import naive_read_bytes
-from twin.memory import MemoryPlan, plan_memory
+from twin.memory.plan import MemoryPlan, plan_memory
+from twin.operations.counts import complete_blocks, padded_selection, sparse_threshold
 from twin.prediction import Z90
-from twin.resolve import resolve
 from twin.units import GIB, KIB, MIB
 
 

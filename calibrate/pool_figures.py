@@ -1,12 +1,12 @@
 """How each recorded figure of a block pool is predicted: blocks, pages, printed tokens, what fits."""
 
 from calibrate.estimates import Asked, Estimate, NoAnswer, count
-from twin.block_pool import BlockPlan, Group
+from twin.ask.resolve import check_capability
 from twin.errors import Impossible
-from twin.memory import MemoryPlan
-from twin.pool_memory import KVPool
+from twin.memory.block_pool import BlockPlan, Group
+from twin.memory.plan import MemoryPlan
+from twin.memory.pool import KVPool
 from twin.prediction import Z90
-from twin.resolve import check_capability
 from twin.units import GIB, MIB
 
 IN_POOL = ("null block", "state and windows")

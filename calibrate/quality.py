@@ -1,7 +1,7 @@
 """`twin quality`: what cache formats do to attention, measured here on heads from a file or on made-up ones.
 
-Formats are held against attention in float64 (`attention_errors.py`). What is published of answers (`twin/quality.py`)
-is carried beside and never enters a measured figure.
+Formats are held against attention in float64 (`attention_errors.py`). What is published of answers
+(`twin/answers/quality.py`) is carried beside and never enters a measured figure.
 """
 
 import os
@@ -30,10 +30,10 @@ from calibrate.attention_errors import (
 from calibrate.probes.machine import check_device, cpu_name
 from calibrate.quality_heads import Source, dumped, made_up
 from calibrate.synthetic_heads import Heads
+from twin.answers.quality import Quality, published_quality
 from twin.errors import BadValue, Impossible
 from twin.formats import is_exl3, kv_format
 from twin.models import ModelSpec, load_model
-from twin.quality import Quality, published_quality
 
 Progress = Callable[[int, int, str], None]
 """(formats done, formats in all, what is next), over all heads."""

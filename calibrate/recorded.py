@@ -13,9 +13,9 @@ from calibrate.published import Row
 from calibrate.validation import Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Provenance, Rate
+from twin.ask.resolve import resolve
 from twin.engines import engine_names
 from twin.errors import BadFile
-from twin.resolve import resolve
 
 
 def validate_recorded(machine: str = "3x-rtx3090", *, profile: HardwareProfile | None = None) -> Validation:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from calibrate.estimates import Asked, Estimate, NoAnswer, count
-from twin.service import Service, serve
+from twin.answers.service import Service, serve
 from twin.serving.records import ServingResult
 from twin.serving.requests import Lengths, Workload
 from twin.units import MS

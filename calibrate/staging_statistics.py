@@ -7,10 +7,10 @@ each layer at the end of the full cache is in it (`Attention.autosplit_extra_mea
 
 from msgspec import Struct
 
-from twin.case import Case
-from twin.counts import is_sparse, padded_selection
+from twin.ask.case import Case
+from twin.cost.prefill import chunk_at, chunk_count
 from twin.errors import BadValue
-from twin.prefill import chunk_at, chunk_count
+from twin.operations.counts import is_sparse, padded_selection
 
 
 class StagingStatistics(Struct, frozen=True, kw_only=True):

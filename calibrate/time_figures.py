@@ -19,10 +19,10 @@ from calibrate.estimates import (
     within_spread,
 )
 from calibrate.memory_figures import scanned_bytes
-from twin.counts import sparse_threshold
+from twin.ask.question import Question
+from twin.cost.roofline import Roofs
+from twin.operations.counts import sparse_threshold
 from twin.prediction import decode_tally_of
-from twin.question import Question
-from twin.roofline import Roofs
 from twin.units import GB, MIB, MINUTE, MS
 
 

@@ -12,9 +12,9 @@ from tests.laws.asked import answered, phases
 from tests.laws.drawn import machines, numbers_in, questions, with_spreads
 from tests.laws.floors import decode_floor_s, prefill_floor_s
 from tests.worlds import LAWS
+from twin.ask.question import Question
 from twin.errors import TwinError
 from twin.prediction import Quantity, predict
-from twin.question import Question
 from twin.render.as_json import prediction_json
 
 MANY = settings(LAWS, max_examples=120)

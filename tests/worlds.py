@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import KERNEL_AXES, SCHEMA, Gpu, HardwareProfile, Host, Kernel, Link, Roof
 from hwprofiles.rates import Counts, Curve, Rate, Unit
-from twin.case import Case
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.engines import EngineRules, load_engine
 from twin.engines.rules import SparseRules
 from twin.models import ModelSpec
 from twin.models.spec import SCHEMA as MODEL_SCHEMA
 from twin.models.spec import Attention, FeedForward, Indexer, NgramTable, Recurrent, Weights
-from twin.question import Question
-from twin.resolve import resolve
 
 LAWS = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 """Property tests draw the same examples on every run."""

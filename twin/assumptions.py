@@ -1,7 +1,7 @@
 """Every simplification, numbered as in ARCHITECTURE.md; a prediction names those that it leans on."""
 
 from hwprofiles import HardwareProfile
-from twin.case import Case
+from twin.ask.case import Case
 
 ASSUMPTIONS = {
     "A1": "engines are first-in-first-out servers; one op holds one engine; two ops never share a link",

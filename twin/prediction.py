@@ -8,18 +8,18 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import machine_of, resolve
 from twin.assumptions import assumptions_of, beyond_native
-from twin.case import Case
-from twin.drafting import draft_prefill_program, draft_program
+from twin.cost.breakdown import Part, Tally
+from twin.cost.prefill import Weights, chunk_at, sample
+from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
 from twin.layouts.layout import Pass
-from twin.lower import decode_program, head_program, prefetch_program, prefill_program
-from twin.memory import MemoryPlan, plan_memory
-from twin.prefill import Weights, chunk_at, sample
-from twin.question import Question
-from twin.resolve import machine_of, resolve
-from twin.roofline import Roofs
-from twin.tally import Part, Tally
+from twin.memory.plan import MemoryPlan, plan_memory
+from twin.operations.drafting import draft_prefill_program, draft_program
+from twin.operations.lower import decode_program, head_program, prefetch_program, prefill_program
 
 Z90 = 1.6449
 """Standard deviations to either side that hold 90 % of a normal distribution."""

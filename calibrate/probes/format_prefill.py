@@ -11,9 +11,9 @@ from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check
 from realkernels.format_pool import NoKernel
 from realkernels.format_prefill import FormatPrefill
 from realkernels.formats import Arrangement
-from twin.expansion import FLASH_ROWS_WIDE
 from twin.formats import kv_format
-from twin.waves import Grid
+from twin.operations.dequantise import FLASH_ROWS_WIDE
+from twin.operations.waves import Grid
 
 EXPANDED = (512, 32_768, 65_536)
 """Tokens: one small piece, whose time is a launch, and many whole ones, more than a device's L2 holds."""

@@ -12,11 +12,11 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from hwprofiles import load_profile
+from twin.ask.question import Question
+from twin.cost.breakdown import Tally
+from twin.cost.prefill import chunk_at, chunk_count
+from twin.cost.roofline import Roofs
 from twin.prediction import Prediction, chunk_tally, predict, prefill_tally
-from twin.prefill import chunk_at, chunk_count
-from twin.question import Question
-from twin.roofline import Roofs
-from twin.tally import Tally
 from twin.units import MIB
 
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from calibrate.probes import ProbeRecord, Sample
 from tests.calibrate import probe_worlds as worlds
-from twin.format_ops import Heads, append_op, decode_op, format_case
+from twin.operations.format_ops import Heads, append_op, decode_op, format_case
 
 POINTS = (
     (8192, 1, 1), (131072, 1, 1), (8192, 8, 1), (131072, 8, 1), (32768, 1, 1),

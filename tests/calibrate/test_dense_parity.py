@@ -8,15 +8,15 @@ from msgspec.structs import replace
 from calibrate.library_fits import layer_ops
 from calibrate.probes import Sample
 from realkernels.shape import DenseShape
-from twin.case import Case
-from twin.counts import elementwise_elements, layer_parameters, parameters
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.layouts.layout import Pass
-from twin.lower import decode_program, prefill_program
 from twin.models import ModelSpec, load_model
 from twin.models.spec import Attention, FeedForward
-from twin.ops import Op, Program
-from twin.question import Question
-from twin.resolve import resolve
+from twin.operations.counts import elementwise_elements, layer_parameters, parameters
+from twin.operations.lower import decode_program, prefill_program
+from twin.operations.ops import Op, Program
 
 LLAMA = load_model("llama-3.1-8b")
 SMALL = replace(

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from calibrate.estimates import Asked, Estimate, Load, NoAnswer, answer, count, drop, of_part, scaled, within_spread
 from calibrate.figures import FIGURES
 from hwprofiles import HardwareProfile, load_profile
+from twin.ask.question import Question
 from twin.prediction import Z90
-from twin.question import Question
 from twin.units import GIB, KIB, MS
 
 PROFILE = load_profile("3x-rtx3090")

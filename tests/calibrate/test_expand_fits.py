@@ -14,8 +14,8 @@ from calibrate.probes import ProbeRecord, Sample
 from hwprofiles import HardwareProfile
 from tests.calibrate import format_worlds as formats
 from tests.calibrate import probe_worlds as worlds
-from twin.format_ops import Heads, format_case, prefill_ops
-from twin.roofline import Roofs
+from twin.cost.roofline import Roofs
+from twin.operations.format_ops import Heads, format_case, prefill_ops
 
 EXPAND_S, READS = 3e-6, 0.8
 ATTEND_S, PRODUCTS, MERGING = 20e-6, {1: 0.25, 2: 0.5}, 0.6

@@ -5,8 +5,8 @@ import pytest
 from calibrate.fit_published import GATHER, LINEAR, MACHINE, SPARSE, TARGETS, fit, fit_workspace
 from hwprofiles import load_profile
 from hwprofiles.rates import Curve, Rate
+from twin.cost.roofline import Roofs
 from twin.engines import load_engine
-from twin.roofline import Roofs
 
 KERNELS = load_profile(MACHINE).kernels
 

@@ -22,9 +22,9 @@ from hwprofiles.profile import HardwareProfile
 from tests.calibrate import format_worlds as formats
 from tests.calibrate.measure_worlds import FakeBackend
 from tests.calibrate.test_format_fits import built
-from twin.cuts import even_splits
 from twin.engines import load_engine
 from twin.engines.twin import INLINE
+from twin.operations.occupancy import even_splits
 
 ONE = KernelCase(
     metric="decode_format", tier="vram", ctx_tokens=769, layers=1, rows=2, format="q8_0", batch=3, heads="4x2x64"

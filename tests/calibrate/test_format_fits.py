@@ -15,8 +15,8 @@ from hwprofiles import HardwareProfile
 from hwprofiles.rates import Curve
 from tests.calibrate import format_worlds as formats
 from tests.calibrate import probe_worlds as worlds
-from twin.format_ops import decode_op, format_case
-from twin.roofline import Roofs
+from twin.cost.roofline import Roofs
+from twin.operations.format_ops import decode_op, format_case
 
 PLAIN, CODED, LIGHT = "attend_decode/twin/bf16", "attend_decode/twin/int4_per_token_head", "attend_decode/twin/fp8"
 

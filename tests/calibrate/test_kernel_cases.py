@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from calibrate.grid import long_curve, validation_grid
 from calibrate.kernel_cases import KernelCase, program_of, question_of
-from twin.case import Case
-from twin.counts import selected_tokens, sparse_threshold
+from twin.ask.case import Case
+from twin.ask.resolve import resolve
 from twin.layouts.layout import Pass
-from twin.ops import Block, Carried, Program
-from twin.resolve import resolve
+from twin.operations.counts import selected_tokens, sparse_threshold
+from twin.operations.ops import Block, Carried, Program
 
 FP16 = "fp16"
 PLANE_BYTES = 2 * 2 * 256 * 2

@@ -13,11 +13,11 @@ from calibrate.probes import ProbeRecord, Sample
 from hwprofiles import HardwareProfile
 from tests.calibrate import library_worlds as library
 from tests.calibrate import probe_worlds as worlds
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.cost.roofline import Roofs
 from twin.engines import load_engine
-from twin.ops import Engine, Op
-from twin.question import Question
-from twin.resolve import resolve
-from twin.roofline import Roofs
+from twin.operations.ops import Engine, Op
 
 KEYS = library.KEYS
 

@@ -19,8 +19,8 @@ from calibrate.validation import Validation
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import CPU_CAPABILITY, Kernel
 from hwprofiles.rates import Provenance, Rate
+from twin.cost.roofline import WALLS
 from twin.errors import MissingRate
-from twin.roofline import WALLS
 
 MACHINE = "h200"
 STEP = KernelCase(metric="decode_step", tier="host", ctx_tokens=98_306)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from calibrate.kernel_cases import KernelCase, program_of
-from twin.case import Case
-from twin.counts import complete_blocks, is_sparse, selected_tokens, sparse_threshold
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.engines import load_engine
 from twin.layouts import layout_names, load_layout
-from twin.ops import Op, Program
-from twin.question import Question
-from twin.resolve import resolve
+from twin.operations.counts import complete_blocks, is_sparse, selected_tokens, sparse_threshold
+from twin.operations.ops import Op, Program
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 

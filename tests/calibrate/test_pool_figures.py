@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from calibrate.estimates import Asked, Estimate, NoAnswer
 from calibrate.figures import FIGURES
 from hwprofiles import HardwareProfile, load_profile
+from twin.ask.question import Question
 from twin.errors import Impossible
-from twin.question import Question
 from twin.units import GIB, MIB
 
 PROFILE = load_profile("rtx3090")

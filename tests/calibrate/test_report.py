@@ -8,7 +8,7 @@ from calibrate.compare import Comparison
 from calibrate.records import validate_records
 from calibrate.report import TITLES, validation_text
 from calibrate.validation import Skipped, validation_of
-from twin.roofline import WALLS
+from twin.cost.roofline import WALLS
 
 
 def case(id_: str, **changes: Any) -> Comparison:

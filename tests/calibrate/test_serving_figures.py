@@ -7,7 +7,7 @@ import pytest
 from calibrate.estimates import Asked, Estimate, Load, NoAnswer, answer
 from calibrate.figures import FIGURES
 from hwprofiles import load_profile
-from twin.question import Question
+from twin.ask.question import Question
 from twin.units import MS
 
 PROFILE = load_profile("rtx3090")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from calibrate.staging_statistics import StagingStatistics, staging_statistics
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.errors import BadValue
-from twin.question import Question
-from twin.resolve import resolve
 
 
 def statistics(prompt_tokens: int = 60_000, **question: Any) -> StagingStatistics:

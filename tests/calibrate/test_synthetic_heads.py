@@ -8,7 +8,7 @@ from scipy.special import softmax
 from scipy.stats import kurtosis
 
 from calibrate.synthetic_heads import KINDS, QUERIES, SINKS, TARGETS, Heads, looking_for, synthetic_heads
-from twin.options import QUALITY_OPTIONS
+from twin.cli.options import QUALITY_OPTIONS
 
 TOKENS, DIMS = 2048, 128
 Array = np.ndarray

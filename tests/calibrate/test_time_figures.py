@@ -11,8 +11,8 @@ from calibrate.figures import FIGURES
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Curve, Rate
 from tests.laws.drawn import with_memory
+from twin.ask.question import Question
 from twin.prediction import Z90
-from twin.question import Question
 from twin.units import MINUTE, MS, TIB
 
 PROFILE = with_memory(load_profile("rtx3090"), TIB)

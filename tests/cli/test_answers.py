@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.cli.command import ANSWERED, DOES_NOT_FIT, run
+from twin.ask.question import Question
 from twin.engines import load_engine
 from twin.prediction import predict
-from twin.question import Question
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]

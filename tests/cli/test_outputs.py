@@ -28,7 +28,9 @@ from tests.cli.command import (
     child,
     run,
 )
-from twin import comparison, prediction, workloads
+from twin import prediction
+from twin.answers import comparison
+from twin.ask import workloads
 
 Capture = pytest.CaptureFixture[str]
 
@@ -412,7 +414,7 @@ SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINA
 
 
 @pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
-@pytest.mark.parametrize("module", ["click", "twin.delivery", "twin.prediction", "simpy"])
+@pytest.mark.parametrize("module", ["click", "twin.cli.delivery", "twin.prediction", "simpy"])
 def test_a_signal_while_the_command_still_loads_is_one_line(module: str, number: int, code: int, word: str) -> None:
     arguments = [sys.executable, "-c", INTERRUPTED_IMPORT, module, str(int(number))]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])

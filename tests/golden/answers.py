@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import cli
-from twin.delivery import end
+from twin.cli.delivery import end
 
 DIGITS = 12
 LEFT_OUT = {"note", "tolerance_reason", "role_reason"}

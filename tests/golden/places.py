@@ -10,10 +10,10 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from hwprofiles import load_profile, profile_names
-from twin.counts import layer_parameters, parameters
 from twin.engines import EngineRules, engine_names, load_engine
 from twin.formats import is_exl3, kv_format
 from twin.models import load_model, model_names
+from twin.operations.counts import layer_parameters, parameters
 from twin.units import parse_tokens
 
 Words = tuple[str, ...]

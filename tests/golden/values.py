@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tests.golden.places import Place, Words, drawn, has_rate, only_what_if, rated_formats
 from twin.models import load_model
-from twin.speculation import ACCEPTANCE
+from twin.models.speculation import ACCEPTANCE
 
 TRACED = {
     "--trace-in": [("--trace-in", "trace.jsonl")],

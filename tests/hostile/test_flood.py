@@ -10,7 +10,7 @@ import pytest
 import cli
 from tests.hostile.cases import Case, command_case, file_case
 from tests.hostile.verdict import Ended, wrong_with
-from twin.delivery import end
+from twin.cli.delivery import end
 
 CASES = {"commands": (command_case, 500), "files": (file_case, 500)}
 SEED, IN_ONE_TEST = 2, 50

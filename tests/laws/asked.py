@@ -3,9 +3,9 @@
 from hypothesis import assume
 
 from hwprofiles import HardwareProfile
+from twin.ask.question import Question
 from twin.errors import TwinError
 from twin.prediction import Phase, Prediction, predict
-from twin.question import Question
 
 
 def answered(question: Question, machine: HardwareProfile) -> Prediction:

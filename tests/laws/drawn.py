@@ -7,9 +7,9 @@ import msgspec
 from hypothesis import strategies as st
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
+from twin.ask.question import LANES, MAX_BATCH, Question
 from twin.engines import load_engine
 from twin.layouts import load_layout
-from twin.question import LANES, MAX_BATCH, Question
 from twin.units import GIB, KIB, MAX_TOKENS, MIB, TIB
 
 ENGINE = "exllamav3"

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from tests.laws.drawn import flattened, log_uniform, with_memory
+from twin.ask.question import Question
 from twin.models import ModelSpec
+from twin.models.speculation import Speculation
 from twin.prediction import Prediction
-from twin.question import Question
-from twin.speculation import Speculation
 from twin.units import TIB
 
 RTX3090, H200 = (with_memory(load_profile(name), 4 * TIB) for name in ("rtx3090", "h200"))

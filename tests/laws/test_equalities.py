@@ -11,11 +11,11 @@ from tests.laws.asked import answered, phases
 from tests.laws.drawn import LONG_TOKENS, PAGE, SHIPPED, THRESHOLD, machines, questions, with_memory
 from tests.laws.floors import KEPT_ON_HOST, PLANES
 from tests.worlds import LAWS
+from twin.ask.question import Question
+from twin.cost.breakdown import Tally
+from twin.cost.prefill import chunk_at, chunk_count
+from twin.cost.roofline import Roofs
 from twin.prediction import Prediction, chunk_tally, predict
-from twin.prefill import chunk_at, chunk_count
-from twin.question import Question
-from twin.roofline import Roofs
-from twin.tally import Tally
 from twin.units import MIB, TIB
 
 ROUNDING = 1e-9

@@ -21,8 +21,8 @@ from hwprofiles import HardwareProfile, load_profile
 from tests.laws.asked import answered, decode_s, phases, prefill_s
 from tests.laws.drawn import LONG_TOKENS, THRESHOLD, contexts, machines, questions, rate_paths, slower
 from tests.worlds import LAWS
+from twin.ask.question import LANES, MAX_BATCH, Question
 from twin.prediction import predict
-from twin.question import LANES, MAX_BATCH, Question
 
 MANY = settings(LAWS, max_examples=90)
 ROUNDING = 1e-12

@@ -23,13 +23,13 @@ from tests.laws.pooled import (
     prefill_floor_s,
 )
 from tests.worlds import LAWS
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.cost.breakdown import Tally
+from twin.cost.roofline import Roofs
 from twin.layouts.layout import Pass
-from twin.lower import decode_program
+from twin.operations.lower import decode_program
 from twin.prediction import Prediction, decode_tally_of, predict
-from twin.question import Question
-from twin.resolve import resolve
-from twin.roofline import Roofs
-from twin.tally import Tally
 
 FEW = settings(LAWS, max_examples=40)
 ROUNDING = 1e-9

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.twin.pool_worlds import BATCH, FAST, LLAMA, RTX3090, pool_of
+from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, pool_of
 from tests.worlds import LAWS
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.engines import load_engine
-from twin.memory import plan_memory
-from twin.pool_memory import block_plan
-from twin.question import Question
-from twin.resolve import resolve
+from twin.memory.plan import plan_memory
+from twin.memory.pool import block_plan
 from twin.units import GIB, MAX_TOKENS
 
 VRAM_BYTES = RTX3090.gpu.vram.value

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.worlds import case, flash_next, machine, model
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.assumptions import ASSUMPTIONS, assumptions_of, beyond_native
-from twin.case import Case
-from twin.question import Question
-from twin.resolve import resolve
 
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 

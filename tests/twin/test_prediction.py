@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile
 from tests.worlds import LAWS, at_its_roof, kernel, link, machine
+from twin.ask.question import Question
 from twin.prediction import Z90, Phase, Prediction, predict
-from twin.question import Question
 
 GATHER = "gather_host/exllamav3/fp16"
 LAYOUT = st.sampled_from(["vram", "offload"])

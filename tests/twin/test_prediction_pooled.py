@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from hwprofiles import HardwareProfile, load_profile
 from tests.laws.asked import phases
 from tests.laws.drawn import with_memory
-from tests.twin.pool_worlds import BLOCK, SEQUENTIAL, dense, pool_machine
+from tests.twin.memory.pool_worlds import BLOCK, SEQUENTIAL, dense, pool_machine
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.errors import MissingRate
 from twin.prediction import Prediction, predict, tokens_per_step
-from twin.question import Question
-from twin.resolve import resolve
 from twin.units import TIB
 
 

@@ -3,8 +3,8 @@
 from msgspec import Struct
 
 from hwprofiles.rates import Rate
-from twin.cuts import Plan
 from twin.errors import Impossible
+from twin.operations.occupancy import Plan
 
 
 class SparseRules(Struct, frozen=True, kw_only=True):
@@ -102,8 +102,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """How its decode kernel over a format is cut into programs; `<backend>/<format>` before the format alone. Not
     named: all rows at once, none of them padding, no tiles or splits that a device would have to be filled with."""
     prefill_piece_tokens: int = 0
-    """Tokens of the cache that a chunk's dense attention unpacks at a time (`twin/expansion.py`); 0: it reads the cache
-    as it is."""
+    """Tokens of the cache that a chunk's dense attention dequantises at a time; 0: it reads the cache as it is."""
     row_tiles: dict[str, int] = {}
     """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
     glue_apart: tuple[str, ...] = ()

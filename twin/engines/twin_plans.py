@@ -4,7 +4,7 @@
 multiprocessors with 228 KiB of shared memory, taken over to smaller ones, which hold fewer programs or sets.
 """
 
-from twin.cuts import Plan, Program
+from twin.operations.occupancy import Plan, Program
 
 _PLAIN = Plan(alone=Program(64, 16, 1, 1), programs=(Program(32, 64, 1, 1),))
 _SCALED = Plan(programs=(Program(64, 16, 1, 2, prologue=40), Program(64, 32, 1, 2), Program(64, 16, 3, 2)))

@@ -1,7 +1,7 @@
 """vLLM 0.28.0 on one device, with the patches of syv-ai/qwen38-27b-rtx3090 unless asked without.
 
 Sources: `v1/worker/gpu_worker.py` (utilisation, profile), `v1/core/kv_cache_utils.py` and `platforms/interface.py`
-(blocks, see `twin/block_pool.py`), the start scripts of that repository (sequences, tokens a step, back ends).
+(blocks, see `twin/memory/block_pool.py`), the start scripts of that repository (sequences, tokens a step, back ends).
 """
 
 from hwprofiles.rates import Rate

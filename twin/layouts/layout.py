@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from twin.ops import Block, Op
+from twin.operations.ops import Block, Op
 
 if TYPE_CHECKING:
-    from twin.case import Case
+    from twin.ask.case import Case
 
 
 class Placement(Struct, frozen=True, kw_only=True):

@@ -9,13 +9,13 @@ Sources: `cache/qsa_offload.py` and `modules/attention_fn/qsa_triton.py` of the 
 
 from collections.abc import Iterable
 
-from twin.case import Case
-from twin.counts import block_run_bytes, is_sparse, padded_selection, selected_tokens
+from twin.ask.case import Case
 from twin.errors import MissingRate
 from twin.layouts.layout import Pass, Placement
-from twin.ops import Block, Carried, Engine, Op
-from twin.products import dense_block, issued_flops, merge_partials, sparse_products
-from twin.selection import decode_selection, prefill_selection
+from twin.operations.attention import dense_block, issued_flops, merge_partials, sparse_products
+from twin.operations.counts import block_run_bytes, is_sparse, padded_selection, selected_tokens
+from twin.operations.ops import Block, Carried, Engine, Op
+from twin.operations.selection import decode_selection, prefill_selection
 
 
 class Offload:

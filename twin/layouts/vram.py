@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from twin.case import Case
-from twin.counts import block_run_bytes, is_sparse, selected_tokens
-from twin.expansion import expanded_block, expands, scratch_bytes
+from twin.ask.case import Case
 from twin.layouts.layout import Pass, Placement
-from twin.ops import Block, Engine, Op
-from twin.products import dense_block, dense_read, sparse_products
-from twin.selection import decode_selection, prefill_selection
+from twin.operations.attention import dense_block, dense_read, sparse_products
+from twin.operations.counts import block_run_bytes, is_sparse, selected_tokens
+from twin.operations.dequantise import expanded_block, expands, scratch_bytes
+from twin.operations.ops import Block, Engine, Op
+from twin.operations.selection import decode_selection, prefill_selection
 
 
 class Vram:

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
+from twin.answers.comparison import Comparison
 from twin.assumptions import ASSUMPTIONS
-from twin.comparison import Comparison
-from twin.memory import MemoryPlan
-from twin.placed import Pool
+from twin.memory.placed import Pool
+from twin.memory.plan import MemoryPlan
 from twin.prediction import Z90, Phase, Prediction, Quantity
 
 PREDICTION_SCHEMA = "twin.prediction/1"

@@ -8,13 +8,13 @@ import msgspec
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.rates import Curve, Provenance, Rate
-from twin.counts import layer_active_parameters, layer_parameters, parameters
+from twin.cost.roofline import Roofs
 from twin.engines import engine_names, load_engine
 from twin.layouts import layout_names, load_layout
 from twin.models import ModelSpec, load_model, model_names
+from twin.operations.counts import layer_active_parameters, layer_parameters, parameters
 from twin.render.formats import format_json, format_text
 from twin.render.text import table
-from twin.roofline import Roofs
 from twin.units import GB, format_rate
 
 
@@ -35,7 +35,7 @@ def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None)
 
 
 def _crossover(name: str | None, hw: str, *, as_json: bool) -> str:
-    from twin.crossover import crossover, kept  # noqa: PLC0415
+    from twin.answers.crossover import crossover, kept  # noqa: PLC0415
     from twin.render.crossover import crossover_json, crossover_text  # noqa: PLC0415
 
     found = crossover(hw, formats=kept(name))

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from twin.answers.comparison import Comparison
+from twin.answers.quality import Quality
 from twin.assumptions import beyond_native
-from twin.comparison import Comparison
 from twin.engines import OWN
 from twin.prediction import Prediction
-from twin.quality import Quality
 from twin.render.text import TIERS, ended_by, plural, rate, table, used_of
 from twin.units import KIB, MS, format_bytes, format_seconds
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from twin.crossover import Crossing, Crossover
+from twin.answers.crossover import Crossing, Crossover
 from twin.render.text import table
 from twin.units import format_seconds
 

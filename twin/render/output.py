@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from twin import stopping
+from twin.cli import stopping
+from twin.cli.streams import Whole, text_into
 from twin.errors import BadValue, CannotWrite, TwinError
-from twin.streams import Whole, text_into
 
 UNFINISHED = ".twin-unfinished"
 """How the names of files end that wait to take another's place."""

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
+from twin.answers.service import Service
 from twin.render.serving import interval_json, serving_json, serving_text
-from twin.service import Service
 from twin.serving.reading import Reading
 from twin.units import format_bytes
 

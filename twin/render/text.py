@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from unicodedata import combining, east_asian_width
 
 from hwprofiles.rates import Curve, Provenance, Rate
+from twin.answers.remedies import remedies
+from twin.ask.case import Case
 from twin.assumptions import ASSUMPTIONS
-from twin.case import Case
-from twin.memory import MemoryPlan
-from twin.placed import Pool
+from twin.memory.placed import Pool
+from twin.memory.plan import MemoryPlan
 from twin.prediction import Phase, Prediction, Quantity
-from twin.remedies import remedies
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
 SIGNIFICANT = 3

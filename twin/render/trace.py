@@ -7,17 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from twin.case import Case
-from twin.drafting import draft_program
+from twin.ask.case import Case
+from twin.cost.prefill import chunk_at, chunk_count
+from twin.cost.roofline import Roofs
+from twin.cost.schedule import simulate
+from twin.cost.timeline import Span, Timeline
 from twin.layouts.layout import Pass
-from twin.lower import decode_program, prefill_program
-from twin.ops import HOST_DEVICE, Engine, Op, Program
+from twin.operations.drafting import draft_program
+from twin.operations.lower import decode_program, prefill_program
+from twin.operations.ops import HOST_DEVICE, Engine, Op, Program
 from twin.prediction import Prediction
-from twin.prefill import chunk_at, chunk_count
 from twin.render.output import write_atomic
-from twin.roofline import Roofs
-from twin.simulate import simulate
-from twin.timeline import Span, Timeline
 from twin.units import US
 
 _TRACK_ORDER = {engine: index for index, engine in enumerate(Engine)}

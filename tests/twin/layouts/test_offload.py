@@ -5,18 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS, case, flash_next, machine
-from twin.case import Case
-from twin.counts import is_sparse
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens
+from twin.cost.roofline import Roofs
+from twin.cost.schedule import simulate
 from twin.errors import MissingRate
 from twin.layouts.layout import Pass
 from twin.layouts.offload import LAYOUT, naive_read_bytes
-from twin.ops import Block, Carried, Engine
+from twin.operations.counts import is_sparse
+from twin.operations.ops import Block, Carried, Engine
 from twin.prediction import prefill_tally
-from twin.prefill import chunk_at, chunk_count, prefilled_tokens
-from twin.question import Question
-from twin.resolve import resolve
-from twin.roofline import Roofs
-from twin.simulate import simulate
 from twin.units import MIB
 
 PAGE_BYTES = 256 * 2048

@@ -5,7 +5,7 @@ import pytest
 from tests.worlds import case, flash_next, model
 from twin.layouts.layout import Pass
 from twin.layouts.vram import LAYOUT
-from twin.ops import Engine
+from twin.operations.ops import Engine
 
 
 def test_bytes_per_token() -> None:

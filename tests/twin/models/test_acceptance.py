@@ -9,7 +9,7 @@ import pytest
 from calibrate.published import Row, read_published
 from twin.formats import format_names
 from twin.models import load_model, model_names
-from twin.speculation import ACCEPTANCE, Accepted
+from twin.models.speculation import ACCEPTANCE, Accepted
 
 ROWS = msgspec.json.decode((ACCEPTANCE / "qwen3.8-27b.json").read_bytes(), type=list[Accepted])
 PUBLISHED = [row for row in read_published("published_rtx3090.json").rows if row.metric == "accepted_tokens_per_step"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from twin import counts
 from twin.models import ModelSpec, load_model
+from twin.operations import counts
 from twin.units import GIB, MIB
 
 BASE, FAST, INT8 = (load_model(f"qwen3.8-27b{variant}") for variant in ("", "-fast", "-int8-mlp"))

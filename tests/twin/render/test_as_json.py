@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from hwprofiles import load_profile
+from twin.answers.comparison import Comparison
+from twin.ask.question import Question
 from twin.assumptions import ASSUMPTIONS
-from twin.comparison import Comparison
 from twin.prediction import predict
-from twin.question import Question
 from twin.render.as_json import comparison_json, error_json, prediction_json
 
 MACHINE = load_profile("3x-rtx3090")

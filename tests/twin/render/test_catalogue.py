@@ -5,12 +5,12 @@ import json
 import pytest
 
 from hwprofiles import load_profile, profile_names
+from twin.cost.roofline import Roofs
 from twin.errors import UnknownName
 from twin.formats import format_names
 from twin.layouts import layout_names
 from twin.models import model_names
 from twin.render.catalogue import listed
-from twin.roofline import Roofs
 
 KINDS = {"profile": profile_names(), "model": model_names(), "layout": layout_names(), "format": format_names()}
 

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from twin.comparison import Comparison, compare_all
-from twin.question import Question
+from twin.answers.comparison import Comparison, compare_all
+from twin.ask.question import Question
 from twin.render.comparison import comparison_text
 
 LAYOUTS = Question(ctx_tokens=1 << 20)

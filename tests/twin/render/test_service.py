@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from twin.question import Question
+from twin.answers.service import Service, serve
+from twin.ask.question import Question
 from twin.render.service import service_json, service_text
-from twin.service import Service, serve
 from twin.serving.requests import Lengths, Workload
 
 WHAT = "20 requests, all at once"

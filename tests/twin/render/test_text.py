@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from hwprofiles import load_profile
+from twin.ask.question import Question
 from twin.prediction import Prediction, Quantity, predict
-from twin.question import Question
 from twin.render.as_json import prediction_json
 from twin.render.text import explain, headline, rate, table
 from twin.units import MAX_TOKENS

@@ -10,15 +10,15 @@ import pytest
 
 from hwprofiles import load_profile
 from tests.worlds import flash_next
-from twin.case import Case
-from twin.ops import Block, Carried, Engine, Op
+from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.cost.breakdown import Tally
+from twin.cost.prefill import chunk_at, chunk_count
+from twin.cost.roofline import Roofs
+from twin.cost.schedule import simulate
+from twin.operations.ops import Block, Carried, Engine, Op
 from twin.prediction import chunk_tally, predict
-from twin.prefill import chunk_at, chunk_count
-from twin.question import Question
 from twin.render.trace import trace_events, trace_json, write_trace
-from twin.roofline import Roofs
-from twin.simulate import simulate
-from twin.tally import Tally
 from twin.units import US
 
 MACHINE = load_profile("3x-rtx3090")

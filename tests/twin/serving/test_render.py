@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.twin.serving.worlds import PLENTY, request, serve
-from twin.delivery import dump
+from twin.cli.delivery import dump
 from twin.render import serving
 from twin.render.serving import SIMULATION_SCHEMA, ServingTrace, serving_json, serving_text
 from twin.serving.pool import PagedPool

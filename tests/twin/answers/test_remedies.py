@@ -1,0 +1,95 @@
+"""A way out is one that helps: every tip, when it is followed, makes the question fit."""
+
+import pytest
+from hypothesis import given
+from msgspec.structs import replace
+
+from hwprofiles import HardwareProfile, load_profile
+from tests.laws.drawn import machines, questions
+from tests.worlds import LAWS
+from twin.answers.remedies import remedies
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.memory.plan import plan_memory
+from twin.prediction import predict
+from twin.units import GIB, parse_bytes
+
+BLOG = load_profile("3x-rtx3090")
+ANOTHER_MACHINE = "a machine with more memory"
+
+
+def followed(question: Question, tip: str) -> Question:
+    words = tip.split()
+    changes = dict(zip(words[::2], words[1::2], strict=True))
+    if "--ctx" in changes:
+        return replace(question, ctx_tokens=int(changes["--ctx"]))
+    if "--pool" in changes:
+        return replace(question, pool_bytes=parse_bytes(changes["--pool"]))
+    return replace(
+        question, **{option.removeprefix("--").replace("-", "_"): value for option, value in changes.items()}
+    )
+
+
+def tips_for(question: Question, machine: HardwareProfile = BLOG) -> list[str]:
+    prediction = predict(question, machine)
+    assert not prediction.fits
+    return remedies(prediction)
+
+
+def test_a_layout_that_fits_is_suggested_beside_the_longest_context() -> None:
+    context, layout = tips_for(Question(ctx_tokens=1 << 20, layout="vram"))
+    assert context.startswith("--ctx ")
+    assert layout == "--layout offload"
+
+
+def test_a_table_moves_to_the_disk_where_that_is_what_is_missing() -> None:
+    question = Question(ctx_tokens=4 << 20, ngram="ram")
+    assert tips_for(question)[1:] == ["--ngram disk"]
+
+
+def test_what_only_two_changes_reach_together_is_one_tip() -> None:
+    question = Question(ctx_tokens=4 << 20, layout="vram", ngram="ram")
+    assert tips_for(question)[1:] == ["--layout offload --ngram disk"]
+
+
+def test_what_no_change_reaches_leaves_the_longest_context() -> None:
+    (tip,) = tips_for(Question(ctx_tokens=8 << 20, ngram="ram"))
+    assert tip.startswith("--ctx ")
+
+
+def test_options_of_a_layout_keep_it_from_being_left() -> None:
+    host = replace(BLOG.host, memory=replace(BLOG.host.memory, value=8.0 * GIB))
+    small = replace(BLOG, host=host)
+    question = Question(ctx_tokens=200_000)
+    assert "--layout vram" in tips_for(question, small)
+    assert "--layout vram" not in tips_for(replace(question, pooled="vram"), small)
+
+
+@pytest.mark.parametrize("layout", ["vram", "offload"])
+def test_where_nothing_fits_the_way_out_is_another_machine(layout: str) -> None:
+    assert tips_for(Question(ctx_tokens=1, layout=layout), load_profile("rtx3090")) == [ANOTHER_MACHINE]
+
+
+@pytest.mark.parametrize("ctx_tokens", [1024, 80_000])
+@pytest.mark.parametrize("pool_bytes", [GIB, 500 * GIB])
+def test_of_a_given_pool_the_largest_that_the_device_holds_is_suggested(ctx_tokens: int, pool_bytes: int) -> None:
+    machine = load_profile("rtx3090")
+    question = Question(ctx_tokens=ctx_tokens, model="qwen3.8-27b", pool_bytes=pool_bytes)
+    if predict(question, machine).fits:
+        return
+    (tip,) = (tip for tip in tips_for(question, machine) if tip.startswith("--pool "))
+    pool_bytes = parse_bytes(tip.removeprefix("--pool "))
+    assert predict(followed(question, tip), machine).fits
+    assert not predict(replace(question, pool_bytes=pool_bytes + GIB), machine).fits
+
+
+@LAWS
+@given(questions(), machines())
+def test_every_tip_helps(question: Question, machine: HardwareProfile) -> None:
+    if plan_memory(resolve(question), machine).fits:
+        return
+    tips = tips_for(question, machine)
+    assert tips
+    for tip in tips:
+        if tip != ANOTHER_MACHINE:
+            assert plan_memory(resolve(followed(question, tip)), machine).fits, tip

@@ -1,0 +1,126 @@
+"""SIGINT and SIGTERM end a run in one line and with a code of their own, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from twin.cli import stopping
+
+ROOT = Path(__file__).parents[2]
+SIGNALS = [("SIGINT", 130, "twin: interrupted\n"), ("SIGTERM", 143, "twin: terminated\n")]
+
+
+def run(code: str, *words: str) -> tuple[int, str, str]:
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT)
+    return done.returncode, done.stdout, done.stderr
+
+
+LEAVES = """
+import os, signal, sys
+from twin.cli import stopping
+stopping.handle_with(stopping.leave)
+stopping.unfinished.add(sys.argv[2])
+os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+print("still here")
+"""
+
+LOST = """
+import os, signal, sys
+from twin.cli import stopping
+stopping.handle_with(stopping.stop)
+stopping.own_process()
+
+class Noisy:
+    def __del__(self):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+Noisy()
+print("still here")
+"""
+
+TWICE = """
+import os, signal, sys
+from twin.cli import stopping
+stopping.handle_with(stopping.stop)
+number = getattr(signal, sys.argv[1])
+try:
+    os.kill(os.getpid(), number)
+finally:
+    os.kill(os.getpid(), number)
+    print("still here")
+"""
+
+
+@pytest.mark.parametrize(("name", "code", "line"), SIGNALS)
+def test_whoever_leaves_takes_unfinished_files_along(tmp_path: Path, name: str, code: int, line: str) -> None:
+    unfinished = tmp_path / "unfinished"
+    unfinished.write_text("half", encoding="utf-8")
+    assert run(LEAVES, name, str(unfinished)) == (code, "", line)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("name", "code", "line"), SIGNALS)
+@pytest.mark.parametrize("program", [LOST, TWICE], ids=["lost in a destructor", "a second time"])
+def test_a_signal_is_never_lost(program: str, name: str, code: int, line: str) -> None:
+    assert run(program, name) == (code, "", line)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, stopping.Terminated)]
+)
+def test_while_work_is_done_a_signal_is_raised(number: int, raised: type[BaseException]) -> None:
+    before = stopping.handle_with(stopping.stop)
+    with pytest.raises(raised):
+        os.kill(os.getpid(), number)
+    assert {signal.getsignal(each) for each in stopping.ENDS} == {stopping.leave}
+    stopping.restore(before)
+    assert {each: signal.getsignal(each) for each in stopping.ENDS} == before
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    """As `nohup` and the background of a script do."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        told = stopping.handle_with(stopping.stop)
+        assert signal.SIGINT not in told
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        stopping.restore(told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_leaves_signals_alone() -> None:
+    told: list[dict[int, object]] = []
+    thread = threading.Thread(target=lambda: told.append(stopping.handle_with(stopping.stop)))
+    thread.start()
+    thread.join()
+    assert told == [{}]
+
+
+def test_whoever_imports_the_command_line_keeps_its_signals() -> None:
+    code = "import signal; before = [signal.getsignal(each) for each in (2, 15)]; import cli; "
+    assert run(code + "assert before == [signal.getsignal(each) for each in (2, 15)]") == (0, "", "")
+
+
+def test_what_is_loaded_first_loads_next_to_nothing() -> None:
+    code = "import sys, signal; before = set(sys.modules); from twin.cli import stopping; "
+    _, loaded, _ = run(code + "print(*sorted(set(sys.modules) - before))")
+    assert loaded.split() == ["atexit", "twin", "twin.cli.stopping"]  # atexit is built in
+
+
+def test_what_waits_for_the_end_is_called_and_the_exit_code_stays() -> None:
+    """Only the taking apart of modules is skipped, not what others have registered."""
+    code = "import atexit, sys; from twin.cli import stopping; stopping.own_process(); "
+    code += "atexit.register(lambda: print('called', flush=True)); sys.exit(stopping.leaving_with(3))"
+    assert run(code) == (3, "called\n", "")
+
+
+def test_a_bug_keeps_its_traceback_and_exit_code() -> None:
+    code, out, err = run("from twin.cli import stopping; stopping.own_process(); 1 / 0")
+    assert (code, out) == (1, "")
+    assert "ZeroDivisionError" in err

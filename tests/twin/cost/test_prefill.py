@@ -1,0 +1,141 @@
+"""Chunks of a prompt, and that a sample of them stands for all."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwprofiles import load_profile
+from tests.worlds import LAWS, case, flash_next
+from twin.ask.case import Case
+from twin.cost.breakdown import Tally
+from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens, sample
+from twin.cost.roofline import Roofs
+from twin.prediction import chunk_tally, prefill_tally
+from twin.units import MAX_TOKENS, MIB
+
+ROOFS = Roofs(load_profile("3x-rtx3090"))
+
+
+def every_chunk(asked: Case) -> Tally:
+    prompt = asked.question.ctx_tokens
+    whole = Tally()
+    for index in range(chunk_count(asked, prompt)):
+        whole.add(chunk_tally(asked, chunk_at(asked, prompt, index), ROOFS))
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefilled", "count", "last_rows"),
+    [
+        (2, 1, 1, 1),
+        (2049, 2048, 1, 2048),
+        (2050, 2049, 2, 1),
+        (60_000, 59_999, 30, 607),
+        (1_048_320, 1_048_319, 512, 1791),
+    ],
+)
+def test_all_but_the_last_token_is_prefilled_chunk_by_chunk(
+    prompt: int, prefilled: int, count: int, last_rows: int
+) -> None:
+    asked = flash_next(prompt)
+    assert prefilled_tokens(asked, prompt) == prefilled
+    assert chunk_count(asked, prompt) == count
+    last = chunk_at(asked, prompt, count - 1)
+    assert (last.past, last.rows, last.end) == (2048 * (count - 1), last_rows, prefilled)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_prefill() -> None:
+    assert chunk_count(flash_next(1), 1) == 0
+    assert sample(flash_next(1), 1, lambda _: 1.0) == {}
+    assert prefill_tally(flash_next(1), ROOFS).seconds == 0
+
+
+ASKED = st.fixed_dictionaries(
+    {},
+    optional={
+        "staging_bytes": st.integers(min_value=512, max_value=64 * 1024),
+        "prefill": st.sampled_from(["auto", "staged", "naive"]),
+        "copies": st.sampled_from(["serial", "overlapped"]),
+        "chunk_tokens": st.sampled_from([16, 64, 256]),
+    },
+)
+
+
+@LAWS
+@given(st.integers(min_value=1, max_value=20_000), ASKED, st.floats(min_value=0, max_value=10))
+def test_what_is_linear_in_the_position_is_summed_exactly(prompt: int, options: dict[str, str], slope: float) -> None:
+    chunk_tokens = int(options.pop("chunk_tokens", "16"))
+    staging = int(options.pop("staging_bytes", "1024"))
+    asked = case(prompt, rules={"chunk_tokens": chunk_tokens, "staging_bytes": staging}, **options)
+    count = chunk_count(asked, prompt)
+    weights = sample(asked, prompt, lambda index: 1 + slope * index)
+    assert sum(weights.values()) == pytest.approx(count)
+    full = range(prefilled_tokens(asked, prompt) // chunk_tokens)
+    rest = {index: times for index, times in weights.items() if index in full}
+    assert sum(index * times for index, times in rest.items()) == pytest.approx(sum(full))
+    assert all(0 <= index < count and times > 0 for index, times in weights.items())
+
+
+@pytest.mark.parametrize("ctx_tokens", [262_144, 1_048_320, 3_145_728])
+@pytest.mark.parametrize("asked", [{"layout": "vram"}, {}, {"prefill": "naive"}, {"copies": "overlapped"}])
+def test_a_long_prompt_needs_few_chunks(ctx_tokens: int, asked: dict[str, str]) -> None:
+    of_case = flash_next(ctx_tokens, **asked)
+    simulated: set[int] = set()
+
+    def seconds(index: int) -> float:
+        simulated.add(index)
+        return chunk_tally(of_case, chunk_at(of_case, ctx_tokens, index), ROOFS).seconds
+
+    sample(of_case, ctx_tokens, seconds)
+    assert len(simulated) <= max(60, chunk_count(of_case, ctx_tokens) // 4)
+
+
+@pytest.mark.parametrize("asked", [{}, {"staging_bytes": MIB // 2}, {"layout": "vram"}, {"copies": "overlapped"}])
+def test_the_longest_prompt_in_the_smallest_chunks_needs_few_of_them(asked: dict[str, str]) -> None:
+    of_case = flash_next(MAX_TOKENS, chunk_tokens=256, **asked)
+    simulated: set[int] = set()
+
+    def seconds(index: int) -> float:
+        simulated.add(index)
+        return chunk_tally(of_case, chunk_at(of_case, MAX_TOKENS, index), ROOFS).seconds
+
+    weights = sample(of_case, MAX_TOKENS, seconds)
+    assert sum(weights.values()) == pytest.approx(chunk_count(of_case, MAX_TOKENS))
+    assert len(simulated | weights.keys()) <= 100
+
+
+OPTIONS = [
+    {"layout": "vram"},
+    {"layout": "vram", "batch": 3},
+    {"layout": "vram", "ngram": "ram", "chunk_tokens": 512},
+    {},
+    {"copies": "overlapped"},
+    {"staging_bytes": 2 * MIB},
+    {"staging_bytes": 512 * MIB},
+    {"staging_bytes": 512 * MIB, "copies": "overlapped"},
+    {"chunk_tokens": 4096},
+    {"chunk_tokens": 16_384, "staging_bytes": 24 * MIB},
+    {"chunk_tokens": 8192, "staging_bytes": 5 * MIB + 123, "prefill": "staged"},
+    {"chunk_tokens": 512},
+    {"chunk_tokens": 512, "staging_bytes": 8 * MIB},
+    {"staging_bytes": 3 * MIB},
+    {"staging_bytes": 9 * MIB, "copies": "overlapped"},
+    {"chunk_tokens": 768, "staging_bytes": 7 * MIB, "prefill": "staged"},
+    {"prefill": "naive"},
+    {"prefill": "naive", "batch": 2},
+    {"prefill": "staged", "chunk_tokens": 256},
+    {"pooled": "host"},
+    {"pooled": "host", "copies": "overlapped", "chunk_tokens": 8192},
+]
+
+
+@pytest.mark.parametrize("ctx_tokens", [1900, 2053, 9999, 20_000, 60_000, 200_000])
+@pytest.mark.parametrize("asked", OPTIONS, ids=lambda asked: ",".join(f"{key}={value}" for key, value in asked.items()))
+def test_a_sample_stands_for_all_chunks(ctx_tokens: int, asked: dict[str, str]) -> None:
+    """Seconds within a part in a thousand; bytes over the link exactly."""
+    of_case = flash_next(ctx_tokens, **asked)
+    sampled, full = prefill_tally(of_case, ROOFS), every_chunk(of_case)
+    assert sampled.seconds == pytest.approx(full.seconds, rel=1e-3)
+    assert sampled.link_bytes == pytest.approx(full.link_bytes, rel=1e-9)
+    assert sampled.link_write_bytes == pytest.approx(full.link_write_bytes, rel=1e-9)
+    assert sum(part.seconds for part in sampled.parts()) == pytest.approx(sampled.seconds, rel=1e-9)

@@ -1,0 +1,205 @@
+"""Schedules worked out on paper, closed forms of pipelines, and what any schedule must obey."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.worlds import LAWS
+from twin.cost.schedule import simulate
+from twin.cost.timeline import Timeline
+from twin.operations.ops import Block, Carried, Engine, Op
+
+SM, H2D, D2H = Engine.SM, Engine.H2D, Engine.D2H
+SERVICE = st.floats(min_value=1e-6, max_value=1.0)
+
+
+def op(engine: Engine = SM, *after: int, part: str = "", device: int = 0) -> Op:
+    return Op(part=part, engine=engine, device=device, after=after)
+
+
+def play(block: Block, *seconds: float, spans: bool = False) -> Timeline:
+    return simulate((block,), [seconds], spans=spans)
+
+
+def pipeline(iterations: int, *, buffers: int, fold: bool = False, in_order: bool = False) -> Block:
+    """Copies into one of `buffers` buffers, each read by a kernel and on request folded by a second one."""
+    ops = (op(H2D), op(SM, 0), op(SM, 1)) if fold else (op(H2D), op(SM, 0))
+    carried = [Carried(0, len(ops) - 1, buffers)]
+    if in_order:
+        carried.append(Carried(1, len(ops) - 1, 1))
+    return Block(ops=ops, iterations=iterations, carried=tuple(carried))
+
+
+def booked(timeline: Timeline, *seconds: float) -> float:
+    """Critical-path counts times seconds."""
+    return sum(count * own for count, own in zip(timeline.runs[0].critical, seconds, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ops", "seconds", "total", "critical"),
+    [
+        ((op(),), (3,), 3, (1,)),
+        ((op(SM), op(H2D, 0), op(SM, 1)), (1, 2, 4), 7, (1, 1, 1)),
+        ((op(SM), op(H2D)), (3, 5), 5, (0, 1)),
+        ((op(SM), op(SM)), (3, 5), 8, (1, 1)),
+        ((op(SM, device=0), op(SM, device=1)), (3, 5), 5, (0, 1)),
+        ((op(SM), op(SM, 0), op(H2D, 0)), (1, 2, 4), 5, (1, 0, 1)),
+        ((op(SM), op(H2D), op(SM, 0, 1)), (1, 4, 2), 6, (0, 1, 1)),
+        ((op(SM), op(H2D, 0), op(D2H, 0), op(SM, 1, 2)), (1, 2, 5, 1), 7, (1, 0, 1, 1)),
+        ((op(H2D), op(SM, 0), op(H2D)), (2, 1, 4), 6, (1, 0, 1)),
+    ],
+    ids=["one", "chain", "two engines", "one engine", "two devices", "fork", "join", "diamond", "queue"],
+)
+def test_small_schedules(
+    ops: tuple[Op, ...], seconds: tuple[float, ...], total: float, critical: tuple[float, ...]
+) -> None:
+    timeline = play(Block(ops=ops), *seconds)
+    assert timeline.total_s == total
+    assert timeline.runs[0].critical == critical
+
+
+def test_an_engine_serves_in_the_order_of_readiness() -> None:
+    """Op 2 is ready at 1 and op 1 at 2; both want the copy engine, which is busy until 3."""
+    ops = (
+        op(SM, part="first"),
+        op(H2D, 0, part="late"),
+        op(H2D, 4, part="early"),
+        op(H2D, part="long"),
+        op(D2H, part="gate"),
+    )
+    timeline = play(Block(ops=ops), 2, 1, 1, 3, 1, spans=True)
+    starts = {span.op.part: span.start_s for span in timeline.spans()}
+    assert starts == {"first": 0, "gate": 0, "long": 0, "early": 3, "late": 4}
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 10, 11, 64, 1000])
+@pytest.mark.parametrize(("copy", "kernel"), [(1, 4), (4, 1), (3, 3)])
+def test_one_buffer_makes_copies_and_kernels_take_turns(iterations: int, copy: float, kernel: float) -> None:
+    timeline = play(pipeline(iterations, buffers=1), copy, kernel)
+    assert timeline.total_s == iterations * (copy + kernel)
+    assert timeline.runs[0].critical == (iterations, iterations)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 10, 11, 64, 1000])
+@pytest.mark.parametrize(("copy", "kernel"), [(1, 4), (4, 1), (3, 3)])
+def test_two_buffers_hide_the_shorter_of_copy_and_kernel(iterations: int, copy: float, kernel: float) -> None:
+    timeline = play(pipeline(iterations, buffers=2), copy, kernel)
+    assert timeline.total_s == copy + (iterations - 1) * max(copy, kernel) + kernel
+
+
+@pytest.mark.parametrize("iterations", [2, 10, 11, 300])
+@pytest.mark.parametrize("seconds", [(5, 9, 1), (12, 9, 1), (10, 9, 1)])
+def test_kernels_of_one_stream_hide_the_copies(iterations: int, seconds: tuple[float, float, float]) -> None:
+    """Where a kernel waits for the fold before it, as in one stream, the longer of copy and kernels sets the pace."""
+    copy, kernel, fold = seconds
+    timeline = play(pipeline(iterations, buffers=2, fold=True, in_order=True), *seconds)
+    assert timeline.total_s == copy + (iterations - 1) * max(copy, kernel + fold) + kernel + fold
+
+
+PIPELINES = st.builds(
+    pipeline,
+    st.integers(min_value=1, max_value=70),
+    buffers=st.sampled_from([1, 2]),
+    fold=st.booleans(),
+    in_order=st.booleans(),
+)
+
+
+@LAWS
+@given(PIPELINES, st.tuples(SERVICE, SERVICE, SERVICE))
+def test_an_extrapolated_pipeline_is_as_long_as_one_played_to_the_end(
+    block: Block, drawn: tuple[float, float, float]
+) -> None:
+    seconds = drawn[: len(block.ops)]
+    extrapolated, played = play(block, *seconds), play(block, *seconds, spans=True)
+    assert extrapolated.total_s == pytest.approx(played.total_s, rel=1e-9)
+    assert booked(extrapolated, *seconds) == pytest.approx(extrapolated.total_s, rel=1e-9)
+    assert min(extrapolated.runs[0].critical) >= 0
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Block, tuple[float, ...]]:
+    """A block of up to six ops on any engines of two devices, with any edges to earlier ops, and service times."""
+    ops = []
+    for index in range(draw(st.integers(min_value=1, max_value=6))):
+        after = draw(st.sets(st.integers(min_value=0, max_value=index - 1))) if index else set()
+        ops.append(
+            op(
+                draw(st.sampled_from([SM, H2D, D2H])),
+                *sorted(after),
+                part=str(index),
+                device=draw(st.sampled_from([0, 1])),
+            )
+        )
+    edges = st.builds(Carried, st.integers(0, len(ops) - 1), st.integers(0, len(ops) - 1), st.integers(1, 3))
+    iterations = draw(st.integers(min_value=1, max_value=5))
+    block = Block(ops=tuple(ops), iterations=iterations, carried=tuple(draw(st.lists(edges, max_size=3))))
+    return block, tuple(draw(SERVICE) for _ in ops)
+
+
+@LAWS
+@given(graphs())
+def test_the_critical_path_adds_up_to_the_length_of_any_schedule(graph: tuple[Block, tuple[float, ...]]) -> None:
+    block, seconds = graph
+    timeline = play(block, *seconds)
+    assert booked(timeline, *seconds) == pytest.approx(timeline.total_s, rel=1e-9)
+    busy: dict[tuple[int, Engine], float] = {}
+    for own, place in zip(seconds, [(each.device, each.engine) for each in block.ops], strict=True):
+        busy[place] = busy.get(place, 0.0) + own * block.iterations
+    assert max(busy.values()) * (1 - 1e-9) <= timeline.total_s <= sum(busy.values()) * (1 + 1e-9)
+
+
+@LAWS
+@given(graphs())
+def test_no_engine_serves_two_calls_at_once_and_no_call_begins_before_what_it_waits_for(
+    graph: tuple[Block, tuple[float, ...]],
+) -> None:
+    block, seconds = graph
+    spans = list(play(block, *seconds, spans=True).spans())
+    assert len(spans) == len(block.ops) * block.iterations
+    for place in {(span.op.device, span.op.engine) for span in spans}:
+        served = sorted((span.start_s, span.end_s) for span in spans if (span.op.device, span.op.engine) == place)
+        assert all(end <= start for (_, end), (start, _) in pairwise(served))
+    if block.iterations == 1:
+        ends = {span.op: span.end_s for span in spans}
+        assert all(span.start_s >= ends[block.ops[need]] for span in spans for need in span.op.after)
+
+
+def test_blocks_follow_each_other_and_repeat() -> None:
+    program = (Block(ops=(op(part="a"), op(H2D, part="b")), times=3), Block(ops=(op(part="c"),), iterations=2))
+    timeline = simulate(program, [(2, 5), (1,)], spans=True)
+    assert timeline.total_s == 3 * 5 + 2 * 1
+    spans = [(span.op.part, span.start_s, span.end_s) for span in timeline.spans()]
+    assert spans[:4] == [("a", 0, 2), ("b", 0, 5), ("a", 5, 7), ("b", 5, 10)]
+    assert spans[4:] == [("a", 10, 12), ("b", 10, 15), ("c", 15, 16), ("c", 16, 17)]
+
+
+def test_spans_change_no_length() -> None:
+    block = pipeline(40, buffers=2, fold=True)
+    assert play(block, 0.3, 0.2, 0.4).total_s == pytest.approx(
+        play(block, 0.3, 0.2, 0.4, spans=True).total_s, rel=1e-12
+    )
+
+
+def test_an_empty_program_takes_no_time() -> None:
+    assert simulate((), []).total_s == 0
+    assert simulate((Block(ops=()),), [()]).total_s == 0
+
+
+def test_a_slower_part_that_runs_ahead_is_not_overtaken_by_the_rhythm() -> None:
+    """C is independent and slower by a hair: 200 x 10.05 in the end, though the first iterations follow A."""
+    ops = (
+        Op(part="a", engine=Engine.SM, device=0),
+        Op(part="b", engine=Engine.D2H, device=0, after=(0,)),
+        Op(part="c", engine=Engine.H2D, device=0),
+    )
+    program = (Block(ops=ops, iterations=200),)
+    assert simulate(program, [[10.0, 1.0, 10.05]]).total_s == pytest.approx(2010)
+
+
+def test_a_circle_of_edges_is_refused() -> None:
+    ops = (Op(part="a", engine=Engine.SM, device=0, after=(1,)), Op(part="b", engine=Engine.D2H, device=0, after=(0,)))
+    with pytest.raises(ValueError, match="in a circle"):
+        simulate((Block(ops=ops),), [[1.0, 1.0]])

@@ -1,0 +1,346 @@
+"""Drafts and what they yield: ranges, the nearest published acceptance, and the mixture of a block drafter's steps."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.worlds import LAWS
+from twin.errors import BadFile, BadValue, Impossible
+from twin.formats import format_names
+from twin.models import ModelSpec, load_model
+from twin.models.spec import Drafter
+from twin.models.speculation import (
+    ACCEPTANCE,
+    Accepted,
+    Speculation,
+    VerifyStep,
+    published_acceptance,
+    speculation_of,
+)
+
+MODEL = load_model("qwen3.8-27b-fast")
+MTP, DFLASH = MODEL.drafters
+ROWS = msgspec.json.decode((ACCEPTANCE / "qwen3.8-27b.json").read_bytes(), type=list[Accepted])
+
+
+def asked(text: str, **question: Any) -> Speculation:
+    plain: dict[str, Any] = {"accepted": None, "task": None, "kv_dtype": "fp8", "ctx_tokens": 100_000}
+    return speculation_of(MODEL, text, **(plain | question))
+
+
+def drafting(drafter: Drafter, tokens: int, accepted: float) -> Speculation:
+    return Speculation(drafter=drafter, tokens=tokens, accepted=accepted, source="given")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "tokens"),
+    [
+        ("mtp:3", "mtp", 3),
+        ("mtp:1", "mtp", 1),
+        ("mtp:7", "mtp", 7),
+        ("mtp", "mtp", 3),
+        ("dflash2:15", "dflash2", 15),
+        ("dflash2:20", "dflash2", 20),
+        ("dflash2", "dflash2", 7),
+        ("MTP:3", "mtp", 3),
+        ("DFlash-2:15", "dflash2", 15),
+    ],
+)
+def test_a_speculation_is_a_drafter_and_a_number_of_tokens_or_the_drafters_own(
+    text: str, name: str, tokens: int
+) -> None:
+    found = asked(text, accepted=1.0)
+    assert (found.drafter.name, found.tokens, found.accepted, found.source) == (name, tokens, 1.0, "given")
+
+
+@pytest.mark.parametrize("text", ["mtp:", "mtp:three", "mtp:-3", "mtp:3.0", "mtp: 3", "mtp:+3", "mtp:3:3", "mtp:12345"])
+def test_a_number_that_cannot_be_read_is_refused_with_how_it_is_written(text: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        asked(text, accepted=1.0)
+    assert (str(refused.value), refused.value.hint) == (f"{text!r} is not a speculation", "write mtp:3 or dflash2:15")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mtp:0", "mtp proposes 1 to 7 tokens, not 0"),
+        ("mtp:8", "mtp proposes 1 to 7 tokens, not 8"),
+        ("dflash2:21", "dflash2 proposes 1 to 20 tokens, not 21"),
+        ("dflash2:9999", "dflash2 proposes 1 to 20 tokens, not 9999"),
+    ],
+)
+def test_more_tokens_than_a_drafter_proposes_are_refused(text: str, message: str) -> None:
+    with pytest.raises(BadValue, match=re.escape(message)):
+        asked(text, accepted=1.0)
+
+
+@pytest.mark.parametrize("text", ["eagle:3", "", ":3", "mtp3:3", "dflash:7", "dflash-3:7"])
+def test_a_drafter_that_the_model_has_not_is_refused_with_those_that_it_has(text: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        asked(text, accepted=1.0)
+    assert str(refused.value) == f"qwen3.8-27b-fast has no drafter {text.split(':', maxsplit=1)[0]!r}"
+    assert refused.value.hint == "it has dflash2, mtp"
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3.8-flash-next"])
+def test_a_model_without_a_drafter_drafts_nothing(name: str) -> None:
+    with pytest.raises(Impossible) as refused:
+        speculation_of(load_model(name), "mtp:3", accepted=2.0, task=None, kv_dtype="bf16", ctx_tokens=1)
+    assert (str(refused.value), refused.value.hint) == (f"{name} has no drafter", "ask without --spec")
+
+
+@pytest.mark.parametrize(("text", "most"), [("mtp:1", 2), ("mtp:3", 4), ("dflash2:7", 8), ("dflash2:20", 21)])
+def test_a_step_yields_the_bonus_token_and_at_most_every_drafted_one(text: str, most: int) -> None:
+    assert [asked(text, accepted=accepted).accepted for accepted in (1.0, float(most))] == [1.0, most]
+    for accepted, shown in ((0.99, "0.99"), (most + 0.01, f"{most}.01"), (0.0, "0"), (-2.0, "-2")):
+        with pytest.raises(BadValue) as refused:
+            asked(text, accepted=accepted)
+        expected = f"accepted tokens {shown} is outside the range of 1 to {most} (k + 1) a step"
+        assert str(refused.value) == expected
+
+
+def test_a_task_is_found_whatever_its_case() -> None:
+    assert asked("mtp:3", task="Summarize") == asked("mtp:3", task="summarize")
+
+
+def test_an_acceptance_and_a_task_are_one_too_many() -> None:
+    with pytest.raises(Impossible) as refused:
+        asked("mtp:3", accepted=2.0, task="all")
+    both = "an acceptance and a task were given; the task stands for a published acceptance"
+    assert str(refused.value) == both
+
+
+def test_an_acceptance_published_for_longer_drafts_is_not_stretched_to_short_ones() -> None:
+    """A verbatim copy yields 14.19 of 16, which no step of 8 can."""
+    assert asked("dflash2:15", task="verbatim").accepted == 14.19
+    with pytest.raises(BadValue, match=re.escape("accepted tokens 14.19 is outside the range of 1 to 8")):
+        asked("dflash2:7", task="verbatim")
+
+
+def test_a_task_that_nobody_published_is_refused_with_those_that_are() -> None:
+    with pytest.raises(BadValue) as refused:
+        asked("mtp:3", task="poem")
+    assert str(refused.value) == "no acceptance of mtp on task 'poem' is published for qwen3.8-27b"
+    tasks = sorted({row.task for row in ROWS if row.drafter == "mtp"})
+    assert refused.value.hint == f"give --accept, or one of the tasks {', '.join(tasks)}"
+
+
+def test_without_anything_published_an_acceptance_must_be_given() -> None:
+    unknown = replace(MODEL, family="", name="nobody's")
+    with pytest.raises(BadValue, match="no acceptance of mtp on task 'all' is published for nobody's") as refused:
+        speculation_of(unknown, "mtp:3", accepted=None, task=None, kv_dtype="fp8", ctx_tokens=1)
+    assert refused.value.hint == "give --accept, or one of the tasks (none)"
+    given = speculation_of(unknown, "mtp:3", accepted=2.5, task=None, kv_dtype="fp8", ctx_tokens=1)
+    assert given.accepted == 2.5
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "accepted"),
+    [
+        ("mtp:3", {}, 2.95),
+        ("mtp:3", {"task": "all"}, 2.95),
+        ("mtp:3", {"task": "quote"}, 2.75),
+        ("dflash2:15", {}, 3.1),
+        ("dflash2:15", {"task": "verbatim", "kv_dtype": "int8_per_token_head"}, 14.19),
+        ("dflash2:15", {"task": "verbatim", "kv_dtype": "bf16", "ctx_tokens": 50_000}, 15.0),
+        ("dflash2:15", {"task": "verbatim", "kv_dtype": "bf16", "ctx_tokens": 112_655}, 15.0),
+        ("mtp:3", {"task": "summarize+answer"}, 2.56),
+        ("mtp:3", {"task": "summarize+answer", "kv_dtype": "kvarn_k4v2_g128"}, 2.38),
+        ("mtp:3", {"task": "chat"}, 2.58),
+        ("mtp:4", {"task": "chat"}, 2.82),
+        ("mtp:7", {"task": "chat-greedy"}, 3.02),
+        ("mtp:2", {"task": "chat"}, 2.58),
+    ],
+)
+def test_the_nearest_published_acceptance_is_taken(text: str, question: dict[str, Any], accepted: float) -> None:
+    assert asked(text, **question).accepted == accepted
+
+
+def test_what_is_taken_says_where_it_comes_from() -> None:
+    source = asked("mtp:3", task="quote").source
+    assert source == "quote, fp8, 112,655 tokens: docs/long-context.md of syv-ai/qwen38-27b-rtx3090"
+
+
+def nearest(tokens: int, fmt: str, ctx_tokens: int) -> Accepted:
+    return published_acceptance("qwen3.8-27b", "dflash2", tokens, kv_dtype=fmt, ctx_tokens=ctx_tokens, task="verbatim")
+
+
+@pytest.mark.parametrize(
+    ("fmt", "ctx_tokens", "row"),
+    [
+        ("bf16", 1, ("bf16", 25_000)),
+        ("bf16", 37_499, ("bf16", 25_000)),
+        ("bf16", 37_501, ("bf16", 50_000)),
+        ("bf16", 10**6, ("bf16", 50_000)),
+        ("int8_per_token_head", 1, ("int8_per_token_head", 112_655)),
+        ("fp8", 60_000, ("bf16", 50_000)),
+        ("fp8", 110_000, ("int8_per_token_head", 112_655)),
+    ],
+)
+def test_the_same_format_counts_before_the_nearest_context(fmt: str, ctx_tokens: int, row: tuple[str, int]) -> None:
+    found = nearest(15, fmt, ctx_tokens)
+    assert (found.kv_dtype, found.ctx_tokens) == row
+
+
+def test_variants_of_a_model_share_what_is_published_of_their_family() -> None:
+    accepted = [
+        speculation_of(load_model(name), "mtp:3", accepted=None, task="all", kv_dtype="fp8", ctx_tokens=1).accepted
+        for name in ("qwen3.8-27b", "qwen3.8-27b-fast", "qwen3.8-27b-int8-mlp")
+    ]
+    assert accepted == [2.95] * 3
+
+
+ROW: dict[str, Any] = {
+    "drafter": "mtp",
+    "tokens": 3,
+    "kv_dtype": "fp8",
+    "ctx_tokens": 1,
+    "task": "all",
+    "accepted": 2.5,
+    "source": "made up",
+}
+
+
+def read_back(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: object) -> Accepted:
+    """What is published of a model whose file holds `rows`; a file is read once, so each folder names its own model."""
+    (folder / f"{folder.name}.json").write_text(json.dumps(rows), encoding="utf-8")
+    monkeypatch.setattr("twin.models.speculation.ACCEPTANCE", folder)
+    return published_acceptance(folder.name, "mtp", 3, kv_dtype="fp8", ctx_tokens=1, task=None)
+
+
+@pytest.mark.parametrize("change", [{}, {"tokens": 64, "accepted": 65}, {"tokens": 1, "accepted": 1}])
+def test_a_file_of_acceptances_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    assert msgspec.structs.asdict(read_back(tmp_path, monkeypatch, [ROW | change])) == ROW | change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 0}, r"\$\[0\]\.tokens"),
+        ({"tokens": 65}, r"\$\[0\]\.tokens"),
+        ({"ctx_tokens": 0}, r"\$\[0\]\.ctx_tokens"),
+        ({"accepted": 0.9}, r"\$\[0\]\.accepted"),
+        ({"accepted": 65.5}, r"\$\[0\]\.accepted"),
+        ({"model": "mine"}, "unknown field `model`"),
+    ],
+)
+def test_a_file_of_acceptances_that_is_wrong_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadFile, match=message) as refused:
+        read_back(tmp_path, monkeypatch, [ROW | change])
+    assert str(refused.value).startswith(f"{tmp_path}/{tmp_path.name}.json: ")
+
+
+PAPER = replace(DFLASH, block_tokens=8, block_accepts=2.0, lookup_accepts=12.0)
+
+MIXED = [
+    (1.0, {8: 1.0}),
+    (2.0, {8: 1.0}),
+    (4.0, {8: 0.8, 16: 0.2}),
+    (7.0, {8: 0.5, 16: 0.5}),
+    (12.0, {16: 1.0}),
+    (16.0, {16: 1.0}),
+]
+
+
+@pytest.mark.parametrize(("accepted", "shares"), MIXED)
+def test_a_block_drafter_that_looks_drafts_up_mixes_two_kinds_of_step(
+    accepted: float, shares: dict[int, float]
+) -> None:
+    """Its own block of 8 yields 2, a looked-up draft of 16 yields 12: the mean says how often each comes."""
+    steps = drafting(PAPER, 15, accepted).steps
+    assert {step.query_tokens: step.share for step in steps} == pytest.approx(shares)
+
+
+@pytest.mark.parametrize("accepted", [2.5, 3.1, 5.09, 11.0])
+def test_between_its_two_yields_the_mixture_yields_what_was_accepted(accepted: float) -> None:
+    own, looked_up = drafting(PAPER, 15, accepted).steps
+    assert own.share * 2.0 + looked_up.share * 12.0 == pytest.approx(accepted)
+
+
+@pytest.mark.parametrize(
+    ("task", "kinds"),
+    [("verbatim", {16}), ("list", {8, 16}), ("rewrite", {8, 16}), ("answer", {8})],
+)
+def test_a_published_task_looks_drafts_up_as_often_as_its_acceptance_says(task: str, kinds: set[int]) -> None:
+    """A copy (14.19 a step) always, an answer in its own words (2.01) never."""
+    found = asked("dflash2:15", task=task, kv_dtype="int8_per_token_head")
+    assert {step.query_tokens for step in found.steps} == kinds
+
+
+@pytest.mark.parametrize("spec", [load_model("qwen3.8-27b"), MODEL], ids=lambda spec: spec.name)
+def test_14_19_tokens_a_step_are_all_looked_up_and_2_12_are_none(spec: ModelSpec) -> None:
+    drafter = spec.drafters[1]
+    assert [step.query_tokens for step in drafting(drafter, 15, 14.19).steps] == [16]
+    assert [step.query_tokens for step in drafting(drafter, 15, 2.12).steps] == [8]
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 2), (3, 4), (6, 7), (7, 8)])
+def test_a_draft_no_longer_than_a_block_has_one_kind_of_step(tokens: int, rows: int) -> None:
+    for accepted in (1.0, min(4.0, rows)):
+        assert drafting(DFLASH, tokens, accepted).steps == (VerifyStep(share=1.0, query_tokens=rows),)
+
+
+def test_the_first_draft_longer_than_a_block_has_two() -> None:
+    assert [step.query_tokens for step in drafting(DFLASH, 8, 5.0).steps] == [8, 9]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("accepted", [1.0, 1.9])
+def test_a_sequential_drafter_always_verifies_all_that_it_drafts(tokens: int, accepted: float) -> None:
+    found = drafting(MTP, tokens, accepted)
+    assert found.steps == (VerifyStep(share=1.0, query_tokens=tokens + 1),)
+    assert found.passes == tokens
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 15, 20])
+def test_a_block_is_drafted_in_one_pass(tokens: int) -> None:
+    assert drafting(DFLASH, tokens, 1.0).passes == 1
+
+
+ACCEPTS = st.floats(1, 21)
+
+
+@LAWS
+@given(st.sampled_from(MODEL.drafters), st.integers(1, 20), ACCEPTS)
+def test_shares_of_the_kinds_of_step_add_up_to_one(drafter: Drafter, tokens: int, accepted: float) -> None:
+    steps = drafting(drafter, min(tokens, drafter.max_tokens), accepted).steps
+    assert sum(step.share for step in steps) == pytest.approx(1.0)
+    assert all(0 < step.share <= 1 for step in steps)
+    assert len({step.query_tokens for step in steps}) == len(steps)
+
+
+@LAWS
+@given(st.integers(8, 20), ACCEPTS, ACCEPTS)
+def test_a_higher_acceptance_never_has_fewer_long_steps(tokens: int, one: float, other: float) -> None:
+    def long_share(accepted: float) -> float:
+        steps = drafting(DFLASH, tokens, accepted).steps
+        return sum(step.share for step in steps if step.query_tokens == tokens + 1)
+
+    low, high = sorted((one, other))
+    assert long_share(low) <= long_share(high)
+    assert long_share(min(low, DFLASH.block_accepts)) == 0
+    assert long_share(max(high, DFLASH.lookup_accepts)) == 1
+
+
+@LAWS
+@given(st.integers(1, 7), st.sampled_from(format_names()), st.integers(1, 2**31 - 1), st.sampled_from(ROWS))
+def test_a_published_acceptance_is_always_of_the_task_and_the_drafter_asked_for(
+    tokens: int, fmt: str, ctx_tokens: int, row: Accepted
+) -> None:
+    found = published_acceptance("qwen3.8-27b", row.drafter, tokens, kv_dtype=fmt, ctx_tokens=ctx_tokens, task=row.task)
+    assert (found.drafter, found.task) == (row.drafter, row.task)
+    same = published_acceptance(
+        "qwen3.8-27b", row.drafter, row.tokens, kv_dtype=row.kv_dtype, ctx_tokens=row.ctx_tokens, task=row.task
+    )
+    assert same == row

@@ -1,0 +1,1 @@
+"""What is answered beside a single prediction: comparisons, crossovers, quality, services under load."""

@@ -1,0 +1,77 @@
+"""One question over all layouts or all formats of its engine: what the choice buys and costs."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from twin.answers.quality import Quality, published_quality
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.engines import EngineRules
+from twin.errors import Impossible
+from twin.formats import kv_format
+from twin.prediction import Prediction, predict
+
+MANY_FORMATS = 12
+"""An engine with more formats is shown by those with as many bits for K as for V."""
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """Predictions of one question, and the choices that are refused."""
+
+    over: str
+    """`layouts` or `formats`."""
+    predictions: tuple[Prediction, ...]
+    refused: dict[str, str]
+    """Why a choice cannot be asked for, by its name."""
+
+    @property
+    def names(self) -> list[str]:
+        """The choice that each prediction stands for."""
+        return [each.case.layout.name if self.over == "layouts" else each.case.fmt.name for each in self.predictions]
+
+    def quality(self, prediction: Prediction) -> tuple[Quality, ...]:
+        """What is published about the answers of that format: carried, not predicted."""
+        return published_quality(prediction.case.model, prediction.case.fmt.name)
+
+
+def compare_all(question: Question, *, over: str | None = None, formats: Sequence[str] | None = None) -> Comparison:
+    """Predict every layout, or every format, of the question's engine; refusals of single choices are kept.
+
+    Raises what `predict` raises where no choice at all can be asked for.
+    """
+    case = resolve(replace(question, kv_dtype=None, backend=None))
+    rules, one_layout = case.rules, question.layout is not None or len(case.rules.layouts) == 1
+    kind = over or ("formats" if one_layout or formats else "layouts")
+    if kind == "layouts" and formats:
+        raise Impossible("--formats goes with --over formats")
+    if kind == "layouts" and question.layout is not None:
+        raise Impossible("--layout goes with --over formats", hint="--over layouts shows all of them")
+    if kind == "formats" and question.kv_dtype is not None:
+        raise Impossible("--kv-dtype means nothing where formats are compared", hint="name them with --formats")
+    names = rules.layouts if kind == "layouts" else _formats(rules, case.layout.name, formats)
+    predictions: list[Prediction] = []
+    refused: dict[str, Impossible] = {}
+    for name in names:
+        asked = replace(question, layout=name) if kind == "layouts" else replace(question, kv_dtype=name)
+        try:
+            predictions.append(predict(asked, partial=True))
+        except Impossible as wrong:
+            refused[name] = wrong
+    if not predictions:
+        raise next(iter(refused.values()))
+    return Comparison(
+        over=kind,
+        predictions=tuple(predictions),
+        refused={name: wrong.message for name, wrong in refused.items()},
+    )
+
+
+def _formats(rules: EngineRules, layout: str, asked: Sequence[str] | None) -> list[str]:
+    if asked:
+        return list(dict.fromkeys(kv_format(name.strip()).name for name in asked))
+    kept = rules.formats_of(layout)
+    if len(kept) <= MANY_FORMATS:
+        return list(kept)
+    return [name for name in kept if kv_format(name).key.bits == kv_format(name).value.bits]

@@ -1,0 +1,219 @@
+"""From where on attention over one cache format is faster than over another, and what holds it there.
+
+Only the attention of one layer is compared, read by this project's kernels: weights and states cost the same whatever
+the cache is kept in. A machine that these kernels were never measured on takes them over from one where they were: the
+same share of its own roofs and as many operations for each stored element, at its own rates, with a wide spread.
+"""
+
+from collections.abc import Sequence
+from math import hypot
+from typing import NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hwprofiles import HardwareProfile, load_profile, profile_names
+from hwprofiles.profile import Kernel
+from hwprofiles.rates import Counts, Curve, Rate
+from twin.ask.case import Case
+from twin.ask.resolve import check_capability
+from twin.cost.roofline import WALLS, Roofs
+from twin.engines.twin import QUANTISED, RULES
+from twin.errors import BadValue, Impossible, MissingRate
+from twin.formats import kv_format
+from twin.operations.format_ops import decode_op, format_case
+
+Number = TypeVar("Number", Rate, Curve, Counts)
+
+PLAIN = "bf16"
+BATCHES = (1, 4, 16)
+CONTEXTS = tuple(2**power for power in range(10, 21))
+SHOWN_CTX = 131_072
+"""Context, at batch 1, for which seconds are told."""
+
+CARRIED_SPREAD = 0.3
+"""How far a kernel's rates may be off on a machine that it was not measured on."""
+
+
+class Crossing(Struct, frozen=True, kw_only=True):
+    """One format against another at one batch."""
+
+    batch: int
+    ctx_tokens: int | None
+    """The first context of the ladder from which on the format is faster at every longer one; None: at none."""
+    wall: str
+    """What holds the format there; at the longest context where it is never faster."""
+    ratio: float
+    """Its seconds over the other's, there."""
+
+
+class FormatLine(Struct, frozen=True, kw_only=True):
+    """All that is told of one format on one machine."""
+
+    kv_dtype: str
+    kernel: str
+    """Key of the kernel whose time this is."""
+    seconds: float
+    """Attention of one layer at the shown context, batch 1."""
+    ratio: float
+    """Over the other format's."""
+    spread: float
+    """Of the ratio, relative: both kernels' rates."""
+    wall: str
+    crossings: tuple[Crossing, ...]
+
+
+class Crossover(Struct, frozen=True, kw_only=True):
+    """Every quantised format of this project's kernels against one other on one machine."""
+
+    machine: str
+    engine: str
+    """Whose kernels these are."""
+    others: tuple[str, ...]
+    """Back ends of other engines whose decode kernels the machine has rates of: their order may be another."""
+    against: str
+    query_tokens: int
+    ctx_tokens: int
+    lines: tuple[FormatLine, ...]
+    refused: dict[str, str]
+    """Formats that this machine does not run, and why."""
+    carried_from: str
+    """The machine whose kernels some of these are, where they were not measured here; else empty."""
+    carried: tuple[str, ...] = ()
+    """The formats whose kernels those are, `against` included."""
+
+
+def crossover(
+    hw: str, *, against: str = PLAIN, formats: Sequence[str] = QUANTISED, query_tokens: int = 1,
+    batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS,
+) -> Crossover:  # fmt: skip
+    """Compare every format with `against` on the machine `hw`. MissingRate where nobody has measured the kernels."""
+    own = load_profile(hw)
+    profile, donor = with_kernels(own, [against, *formats])
+    taken = profile.kernels.keys() - own.kernels.keys()
+    roofs = Roofs(profile)
+    lines, refused = [], {}
+    for name in formats:
+        case = format_case(name)
+        try:
+            check_capability(case, profile)
+            lines.append(_Pair(roofs, case, format_case(against), query_tokens).line(batches, contexts))
+        except (Impossible, MissingRate) as why:
+            refused[name] = why.message
+    if not lines:
+        raise MissingRate(next(iter(refused.values()), f"no format to compare with {against}"))
+    return Crossover(
+        machine=profile.name,
+        engine=RULES.name,
+        others=_others(own),
+        against=against,
+        query_tokens=query_tokens,
+        ctx_tokens=SHOWN_CTX,
+        lines=tuple(lines),
+        refused=refused,
+        carried_from=donor,
+        carried=tuple(name for name in (against, *formats) if _key(name) in taken),
+    )
+
+
+def _others(profile: HardwareProfile) -> tuple[str, ...]:
+    ours = {RULES.name, *RULES.all_backends()}
+    kernels = (key.split("/") for key in sorted(profile.kernels) if key.startswith("attend_decode/"))
+    return tuple(dict.fromkeys(backend for _, backend, _ in kernels if backend not in ours))
+
+
+def kept(name: str | None) -> tuple[str, ...]:
+    """The format called `name`, or all quantised ones, of this project's kernels; Impossible for one that is not."""
+    if name is None:
+        return QUANTISED
+    fmt = kv_format(name).name
+    if fmt not in QUANTISED:
+        raise Impossible(f"this project has no kernel for {fmt}", hint=f"it has them for {', '.join(QUANTISED)}")
+    return (fmt,)
+
+
+def _key(name: str) -> str:
+    return format_case(name).attention_kernel("attend_decode")
+
+
+def with_kernels(profile: HardwareProfile, formats: Sequence[str]) -> tuple[HardwareProfile, str]:
+    """(the machine with a decode kernel for each format that is known anywhere, whose kernels it took over or "").
+
+    MissingRate where no shipped machine has one of any of the formats.
+    """
+    keys = [_key(name) for name in formats]
+    absent = [key for key in keys if key not in profile.kernels]
+    if not absent:
+        return profile, ""
+    donors = [load_profile(name) for name in profile_names() if name != profile.name]
+    found = [donor for donor in donors if any(key in donor.kernels for key in absent)]
+    if not found:
+        if len(absent) == len(keys):
+            raise MissingRate(
+                f"no machine has a rate for {absent[0]}", hint="twin calibrate measures these kernels on a GPU"
+            )
+        return profile, ""
+    donor = found[0]
+    taken = {key: carried(donor.kernels[key], donor.name) for key in absent if key in donor.kernels}
+    return replace(profile, kernels={**profile.kernels, **taken}), donor.name
+
+
+def carried(kernel: Kernel, origin: str) -> Kernel:
+    """A kernel's rates on another machine: the same numbers, far less certain."""
+    return Kernel(
+        efficiency=_widened(kernel.efficiency, origin),
+        latency=_widened(kernel.latency, origin),
+        merging=_widened(kernel.merging, origin),
+        operations=_widened(kernel.operations, origin),
+    )
+
+
+def _widened(rate: Number | None, origin: str) -> Number | None:
+    if rate is None:
+        return None
+    spread = min(1.0, hypot(rate.spread, CARRIED_SPREAD))
+    return replace(rate, spread=spread, note=f"carried over from {origin}, where it was measured")
+
+
+class _Pair(NamedTuple):
+    """A format and the one that it is held against, on one machine."""
+
+    roofs: Roofs
+    case: Case
+    other: Case
+    query_tokens: int
+
+    def line(self, batches: Sequence[int], contexts: Sequence[int]) -> FormatLine:
+        """All that is told of the format."""
+        seconds, wall, spread = self.step(self.case, SHOWN_CTX, 1)
+        other_s, _, other_spread = self.step(self.other, SHOWN_CTX, 1)
+        return FormatLine(
+            kv_dtype=self.case.fmt.name,
+            kernel=_key(self.case.fmt.name),
+            seconds=seconds,
+            ratio=seconds / other_s,
+            spread=hypot(spread, other_spread),
+            wall=wall,
+            crossings=tuple(self.crossing(batch, contexts) for batch in batches),
+        )
+
+    def crossing(self, batch: int, contexts: Sequence[int]) -> Crossing:
+        """From the longest context downwards, as long as the format is faster."""
+        first: Crossing | None = None
+        for ctx in sorted(contexts, reverse=True):
+            seconds, wall, _ = self.step(self.case, ctx, batch)
+            ratio = seconds / self.step(self.other, ctx, batch)[0]
+            if ratio >= 1:
+                return first or Crossing(batch=batch, ctx_tokens=None, wall=wall, ratio=ratio)
+            first = Crossing(batch=batch, ctx_tokens=ctx, wall=wall, ratio=ratio)
+        if first is None:
+            raise BadValue("a ladder needs at least one context")
+        return first
+
+    def step(self, case: Case, ctx: int, batch: int) -> tuple[float, str, float]:
+        """(seconds of one layer's attention, what holds it, relative spread of its kernel's rates)."""
+        cost = self.roofs.cost(decode_op(case, ctx_tokens=ctx, batch=batch, query_tokens=self.query_tokens))
+        wall = "latency" if cost.latency_s > cost.bound_s else cost.wall
+        of_bound = hypot(*(self.roofs.rates[name].spread for name in cost.bound_rates)) * cost.bound_s
+        of_latency = hypot(*(self.roofs.rates[name].spread for name in cost.latency_rates)) * cost.latency_s
+        return cost.seconds, WALLS[wall], hypot(of_bound, of_latency) / cost.seconds

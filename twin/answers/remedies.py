@@ -1,0 +1,70 @@
+"""What would make a question fit: every change is tried before it is suggested."""
+
+from itertools import product
+
+from msgspec.structs import replace
+
+from twin.ask.resolve import check_capability, resolve
+from twin.errors import TwinError
+from twin.formats import kv_format
+from twin.memory.plan import plan_memory
+from twin.memory.pool import most_pool_bytes
+from twin.prediction import Prediction
+
+Change = dict[str, str | int]
+"""Fields of a question with their new values."""
+
+OPTIONS = {"pool_bytes": "pool"}
+"""Options that are not named after their fields."""
+
+WIDEST_FIRST = 2
+"""How many formats are suggested: the ones that keep most bits."""
+
+
+def remedies(prediction: Prediction) -> list[str]:
+    """The longest context that fits, and the fewest changes with which the whole context does."""
+    longest = prediction.memory.max_ctx_tokens()
+    tips = [f"--ctx {longest}"] if longest else []
+    tips += [
+        " ".join(f"--{OPTIONS.get(field, field).replace('_', '-')} {value}" for field, value in change.items())
+        for change in _helping(prediction)
+    ]
+    return tips or ["a machine with more memory"]
+
+
+def _helping(prediction: Prediction) -> list[Change]:
+    """Single changes that make it fit, or pairs of them where no single one does."""
+    case = prediction.case
+    layouts: list[Change] = [{"layout": name} for name in case.rules.layouts if name != case.layout.name]
+    tables: list[Change] = [{"ngram": "disk"}] if case.model.ngram is not None and case.ngram == "ram" else []
+    changes = (*layouts, *tables, *_pools(prediction), *_formats(prediction))
+    single = [change for change in changes if _fits(prediction, change)]
+    return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]
+
+
+def _pools(prediction: Prediction) -> list[Change]:
+    """The largest pool that the device holds, where one of given size is asked for."""
+    case = prediction.case
+    return [{"pool_bytes": most_pool_bytes(case, prediction.machine)}] if case.question.pool_bytes else []
+
+
+def _formats(prediction: Prediction) -> list[Change]:
+    """The widest formats of the engine with which the whole context would fit, where its device runs them."""
+    case, found = prediction.case, []
+    kept = [kv_format(name) for name in case.rules.formats_of(case.layout.name)]
+    for fmt in sorted(kept, key=lambda each: -(each.key.bits + each.value.bits)):
+        change: Change = {"kv_dtype": fmt.name}
+        if _fits(prediction, change):
+            found.append(change)
+        if len(found) == WIDEST_FIRST:
+            break
+    return found
+
+
+def _fits(prediction: Prediction, change: Change) -> bool:
+    try:
+        changed = resolve(replace(prediction.case.question, **change))
+        check_capability(changed, prediction.machine)
+    except TwinError:  # another option of the question goes only with what it asked for
+        return False
+    return plan_memory(changed, prediction.machine).fits

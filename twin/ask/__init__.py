@@ -1,0 +1,1 @@
+"""What a question is: names and options become one case."""

@@ -1,0 +1,203 @@
+"""From a Question to a Case: every name looked up, every default filled in, every combination checked."""
+
+from hwprofiles import HardwareProfile, load_profile
+from hwprofiles.profile import FULL_LANES
+from hwprofiles.spelling import match, plain
+from twin.ask.case import Case
+from twin.ask.question import Question, check_numbers
+from twin.engines import OWN, EngineRules, engine_names, load_engine
+from twin.errors import BadValue, Impossible
+from twin.formats import KVFormat, kv_format, listed
+from twin.layouts import CacheLayout, load_layout
+from twin.memory.pool import with_prefix_cache
+from twin.models import ModelSpec, load_model
+from twin.models.speculation import Speculation, speculation_of
+from twin.operations.counts import HALF_BYTES
+
+_POOL_OPTIONS: dict[str, tuple[str, object]] = {
+    "utilisation": ("--util", None),
+    "pool_bytes": ("--pool", None),
+    "max_model_tokens": ("--max-model-len", None),
+    "max_sequences": ("--max-seqs", None),
+    "prefix_caching": ("--prefix-cache", False),
+    "cached_tokens": ("--cached", 0),
+    "cold_start": ("--cold-start", False),
+    "patched": ("--stock", True),
+    "async_scheduling": ("--sync-scheduling", True),
+}
+"""What only an engine with a block pool understands: the option, and the value that asks for nothing."""
+
+ENGINES_OWN = "auto"
+"""What engines call their default format."""
+
+
+def resolve(question: Question) -> Case:
+    """Look every name up and check every number. Raises UnknownName, BadValue or Impossible."""
+    check_numbers(question)
+    model = load_model(question.model)
+    rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
+    layout = load_layout(_or(question.layout, rules.layouts[0] if model.indexer else "vram"))
+    _check_options(question, layout, rules)
+    if layout.name not in rules.layouts:
+        raise Impossible(f"{rules.name} has no layout {layout.name!r}", hint=f"it has {', '.join(rules.layouts)}")
+    fmt = _format_of(question, rules, model, layout)
+    if layout.name == "offload" and model.indexer is None:
+        raise Impossible(f"{model.name} reads its whole cache at every step: offload needs sparse attention")
+    sparse = rules.sparse if model.indexer else None
+    rated = kv_format(rules.formats[0]) if question.what_if and fmt.kind != "plain" else fmt
+    backend, verify_backend = _backends_of(question, rules, rated)
+    case = Case(
+        question=question,
+        model=model,
+        rules=rules,
+        fmt=fmt,
+        layout=layout,
+        backend=backend,
+        verify_backend=verify_backend,
+        chunk_tokens=question.chunk_tokens or rules.chunk_tokens,
+        staging_bytes=question.staging_bytes or (sparse.staging_bytes if sparse else 0),
+        prefill=question.prefill or "auto",
+        copies=question.copies or ("overlapped" if sparse and sparse.overlaps_copies else "serial"),
+        pooled=question.pooled or "vram",
+        ngram=question.ngram or ("ram" if rules.ngram == "ram" else "disk"),
+        huge_pages=(question.host_pages or "huge") == "huge",
+        state_element_bytes=_state_bytes(question, rules),
+        speculation=_speculation(question, model, rules, fmt),
+    )
+    _check_case(case)
+    _check_pool(question, rules)
+    return with_prefix_cache(case) if rules.block_pool else case
+
+
+def _or(asked: str | None, default: str) -> str:
+    """An empty name is no default: it is looked up, and refused, like any other."""
+    return default if asked is None else asked
+
+
+def _engine_of(model: ModelSpec) -> EngineRules:
+    """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
+    engines = [load_engine(name) for name in engine_names() if name != OWN]
+    for rules in engines:
+        if model.weights.format in rules.weight_formats and (model.indexer is None or rules.sparse_kernels):
+            return rules
+    raise Impossible(f"no engine here loads {model.name} ({model.weights.format})", hint="name one with --engine")
+
+
+def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout: CacheLayout) -> KVFormat:
+    asked = question.kv_dtype
+    fmt = kv_format(rules.formats[0] if asked is None or plain(asked) == ENGINES_OWN else asked)
+    if fmt.name not in rules.formats_of(layout.name) and not question.what_if:
+        raise Impossible(
+            f"{rules.name} keeps no {fmt.name} cache under {layout.name}",
+            hint=f"it keeps {listed(rules.formats_of(layout.name))}; --what-if counts its bytes anyway",
+        )
+    refused = fmt.check(head_dim=model.attention.head_dim)
+    if refused:
+        raise Impossible(refused)
+    return fmt
+
+
+def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple[str, str]:
+    """Backend of prefill and single-token steps, and that of steps of several query tokens."""
+    backends = rules.backends_of(fmt.name)
+    default = backends[0] if backends else ""
+    asked = question.backend
+    if asked is None:
+        return default, rules.verify_backends.get(fmt.name, default)
+    found = match(asked, backends)
+    if found is None:
+        known = ", ".join(backends) or "no choice of backends"
+        raise Impossible(f"{rules.name} runs no {fmt.name} cache on {asked!r}", hint=f"it has {known}")
+    return (default if found in rules.verify_only.get(fmt.name, ()) else found), found
+
+
+def _state_bytes(question: Question, rules: EngineRules) -> int:
+    if question.state_dtype is None:
+        return rules.state_element_bytes
+    return 2 * HALF_BYTES if question.state_dtype == "fp32" else HALF_BYTES
+
+
+def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: KVFormat) -> Speculation | None:
+    if question.speculation is None:
+        for field, flag in (("accepted", "--accept"), ("task", "--task")):
+            if getattr(question, field) is not None:
+                raise Impossible(f"{flag} means nothing without --spec: one step yields one token")
+        return None
+    if rules.block_pool is None:
+        raise Impossible(f"speculation is modelled for vllm only, not for {rules.name}")
+    return speculation_of(
+        model,
+        question.speculation,
+        accepted=question.accepted,
+        task=question.task,
+        kv_dtype=fmt.name,
+        ctx_tokens=question.ctx_tokens,
+    )
+
+
+def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) -> None:
+    special = {
+        "staging_bytes": "--staging",
+        "prefill": "--prefill",
+        "copies": "--copies",
+        "pooled": "--pooled",
+        "host_pages": "--host-pages",
+    }
+    for field, flag in special.items():
+        if getattr(question, field) is not None and field not in layout.options:
+            raise Impossible(f"{flag} means nothing under layout {layout.name!r}: its planes never cross the link")
+    for field, (flag, untouched) in _POOL_OPTIONS.items():
+        if getattr(question, field) != untouched and rules.block_pool is None:
+            raise Impossible(f"{flag} means nothing to {rules.name}: it shares no pool of blocks among requests")
+
+
+def _check_pool(question: Question, rules: EngineRules) -> None:
+    """Refuse a batch that the engine is told not to run at once."""
+    most = question.max_sequences
+    if most is not None and question.batch > most:
+        raise Impossible(f"a batch of {question.batch:,} is more than the {most:,} sequences that {rules.name} may run")
+
+
+def _check_case(case: Case) -> None:
+    page = case.rules.page_tokens
+    if case.chunk_tokens % page:
+        raise BadValue(f"chunk of {case.chunk_tokens:,} tokens is not a multiple of {case.rules.name}'s page of {page}")
+    if case.question.staging_bytes is not None:
+        least = page * case.plane_bytes
+        if case.staging_bytes < least:
+            raise BadValue(
+                f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B",
+                hint=f"one page of {page} tokens with K and V",
+            )
+    if case.question.ngram is not None and case.model.ngram is None:
+        raise Impossible(f"{case.model.name} has no n-gram table")
+    if case.prefill == "staged" and case.question.batch != 1:
+        raise Impossible(f"{case.rules.name} stages a prefill only for one sequence at a time")
+    longest = case.question.max_model_tokens
+    if longest is not None and longest < case.question.ctx_tokens:
+        raise BadValue(f"context {case.question.ctx_tokens:,} is above the longest request of {longest:,} tokens")
+
+
+def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
+    """`profile` or the machine that the question names, with the lanes asked about; refused where it cannot run it."""
+    machine = profile or load_profile(case.hw)
+    if case.question.lanes != FULL_LANES:
+        machine = machine.with_lanes(case.question.lanes)
+    check_capability(case, machine)
+    return machine
+
+
+def check_capability(case: Case, machine: HardwareProfile) -> None:
+    """Refuse a format whose kernels do not start on this device."""
+    needs = case.rules.needs.get(case.fmt.name, case.fmt.min_capability)
+    has = machine.gpu.compute_capability
+    if needs and _version(has) < _version(needs) and not case.question.what_if:
+        raise Impossible(
+            f"{case.fmt.name} does not start on {machine.name}: {case.rules.name}'s kernels need SM {needs} or newer, "
+            f"{machine.gpu.name} has SM {has}",
+            hint="--what-if counts its bytes anyway",
+        )
+
+
+def _version(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.split("."))

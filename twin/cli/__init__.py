@@ -1,0 +1,1 @@
+"""Options, streams, files and exit codes of the command line."""

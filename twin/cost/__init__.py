@@ -1,0 +1,1 @@
+"""How long ops take on a machine, one by one and together."""

@@ -1,0 +1,286 @@
+"""How long one op takes on one machine: latency + the slowest of its roofs, over the kernel's efficiency."""
+
+from typing import NamedTuple
+
+from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
+from hwprofiles.rates import Counts, Curve, Provenance
+from twin.errors import MissingRate
+from twin.operations.ops import Engine, Op
+from twin.operations.waves import RESIDENT, Grid
+
+WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (H2D)", "d2h": "host link (D2H)"}
+WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
+
+
+PRODUCTS = ("attend_sparse/", "attend_dense/", "score/")
+"""Operations whose efficiency is a share of the tensor roof alone."""
+
+PRODUCTS_FROM = 2
+"""Operations of a program over those of the narrowest from which on most of them go with the products of its rows."""
+
+VRAM_RATES: tuple[str, ...] = ("vram",)
+NO_RATES: tuple[str, ...] = ()
+
+
+class Cost(NamedTuple):
+    """Seconds of one op (all its calls), and which rates they hang on."""
+
+    seconds: float
+    latency_s: float
+    bound_s: float
+    """Seconds beyond the latency."""
+    sol_s: float
+    """Speed of light: the same bytes and operations at the calibrated roofs, no latency, efficiency 1."""
+    floor_s: float
+    """The same at the datasheet's peaks: no machine of this kind can be faster."""
+    wall: str
+    """Key in WALLS of the roof that sets bound_s."""
+    bound_rates: tuple[str, ...]
+    latency_rates: tuple[str, ...]
+
+
+class _KernelRates(NamedTuple):
+    """A kernel's rates with their names, ready to be charged."""
+
+    efficiency: Curve | None
+    efficiency_rates: tuple[str, ...]
+    latency_s: float
+    latency_rates: tuple[str, ...]
+    of_products: bool
+    operations: Counts | None = None
+    """Operations that an element costs a program; None where they are free or inside the efficiency."""
+    operations_rates: tuple[str, ...] = ()
+    merging: float = 0.0
+    """Share of the memory's rate for partial results; 0 where merging is inside the latency."""
+
+
+NO_KERNEL = _KernelRates(
+    efficiency=None,
+    efficiency_rates=NO_RATES,
+    latency_s=0.0,
+    latency_rates=NO_RATES,
+    of_products=False,
+)
+
+
+def _plain_rates(name: str, link: Link) -> _KernelRates:
+    return NO_KERNEL._replace(latency_s=link.latency.value, latency_rates=(f"{name}.latency",))
+
+
+class _Bound(NamedTuple):
+    """What holds an op, before its kernel's efficiency."""
+
+    wall: str
+    seconds: float
+    rates: tuple[str, ...]
+    sol_s: float
+    floor_s: float
+
+
+class Roofs:
+    """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
+
+    def __init__(self, profile: HardwareProfile) -> None:
+        self.profile = profile
+        self.rates: dict[str, Provenance] = {}
+        self.extrapolated: set[str] = set()
+        gpu, host = profile.gpu, profile.host
+        self._links: dict[Engine, tuple[str, Link]] = {
+            Engine.H2D: ("h2d", gpu.h2d),
+            Engine.D2H: ("d2h", gpu.d2h),
+            Engine.HOST: ("dram", host.dram),
+            Engine.DISK: ("disk", host.disk),
+        }
+        self._vram = (gpu.vram_read.rate.value, gpu.vram_read.datasheet.value)
+        self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
+        self._instructions = gpu.instructions.rate.value if gpu.instructions else None
+        self._kernels: dict[str, _KernelRates] = {}
+        self._plain_of = {engine: _plain_rates(*link) for engine, link in self._links.items()}
+        self._name_rates()
+
+    def _name_rates(self) -> None:
+        gpu = self.profile.gpu
+        self.rates["vram"] = gpu.vram_read.rate
+        self.rates |= {f"tensor.{name}": roof.rate for name, roof in gpu.tensor.items()}
+        if gpu.instructions is not None:
+            self.rates["instructions"] = gpu.instructions.rate
+        for name, link in self._links.values():
+            self.rates |= {name: link.rate, f"{name}.latency": link.latency, f"{name}.run_length": link.run_length}
+        for key, kernel in self.profile.kernels.items():
+            if kernel.efficiency is not None:
+                self.rates[f"{key}#efficiency"] = kernel.efficiency
+            if kernel.latency is not None:
+                self.rates[f"{key}#latency"] = kernel.latency
+            if kernel.merging is not None:
+                self.rates[f"{key}#merging"] = kernel.merging
+            if kernel.operations is not None:
+                self.rates[f"{key}#operations"] = kernel.operations
+
+    def kernel(self, key: str) -> "_KernelRates":
+        """Rates of the kernel `key`, looked up once; MissingRate where the profile has none."""
+        if key not in self._kernels:
+            self._kernels[key] = self._looked_up(key)
+        return self._kernels[key]
+
+    def _looked_up(self, key: str) -> "_KernelRates":
+        kernel = self.profile.kernels.get(key)
+        if kernel is None:
+            raise MissingRate(
+                f"machine {self.profile.name} has no rate for {key}",
+                hint=self._alike(key),
+            )
+        return _KernelRates(
+            efficiency=kernel.efficiency,
+            efficiency_rates=(f"{key}#efficiency",) if kernel.efficiency is not None else (),
+            latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
+            latency_rates=tuple(
+                f"{key}#{name}" for name in ("latency", "merging") if getattr(kernel, name) is not None
+            ),
+            of_products=key.startswith(PRODUCTS),
+            operations=kernel.operations,
+            operations_rates=("instructions", f"{key}#operations") if kernel.operations is not None else (),
+            merging=kernel.merging.value if kernel.merging is not None else 0.0,
+        )
+
+    def _alike(self, key: str) -> str:
+        """What the profile has of the same operation."""
+        operation = key.split("/", maxsplit=1)[0]
+        alike = [known for known in sorted(self.profile.kernels) if known.split("/", maxsplit=1)[0] == operation]
+        return f"it has {', '.join(alike)}" if alike else f"it has none of {operation}; twin profiles lists its rates"
+
+    def cost(self, op: Op) -> Cost:
+        """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency.
+
+        An op that is cut into programs fills the device by whole rounds of them. What each element costs a program in
+        operations (codes taken apart, softmax, products) runs beside the reads: a roof of its own, which no efficiency
+        lowers, and which is no part of the speed of light or the floor, since another kernel may need fewer. Partial
+        results are written and merged after it, which counts as latency.
+        The efficiency of a kernel of products (PRODUCTS) is a share of the tensor roof alone: such a kernel is held by
+        the instructions around its products, and its bytes stream beside them. Any other lowers every roof.
+        """
+        kernel = self.kernel(op.kernel) if op.kernel else self._plain(op)
+        efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
+        bound = self._slowest_roof(op, efficiency if kernel.of_products else 1.0)
+        wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
+        if op.row_tile and kernel.efficiency is not None:
+            bound_s = self._in_order(op, kernel.efficiency)
+        elif not kernel.of_products:
+            bound_s /= efficiency
+        if bound_s and (wall == "tensor" or not kernel.of_products):
+            rates += kernel.efficiency_rates
+        latency_s = kernel.latency_s
+        if op.grid is not None and kernel.merging:
+            latency_s += op.grid.on(self.profile.gpu.sm_count).merged_bytes / (self._vram[0] * kernel.merging)
+        if op.cut is not None and (kernel.operations is not None or kernel.merging):
+            share = op.cut.on(self.profile.gpu.sm_count)
+            if kernel.merging:
+                latency_s += share.merged_bytes / (self._vram[0] * kernel.merging)
+            if kernel.operations is not None:
+                each = self._operations(op, kernel.operations, op.cut.rows)
+                work_s = share.elements * each / self._instructions_per_s()
+                if work_s > bound_s:
+                    taken_apart = op.decoded and each < PRODUCTS_FROM * kernel.operations.counts[0]
+                    wall, bound_s = "decode" if taken_apart else "tensor", work_s
+                    rates = kernel.operations_rates
+        calls = op.calls
+        return Cost(
+            (latency_s + bound_s) * calls,
+            latency_s * calls,
+            bound_s * calls,
+            bound.sol_s * calls,
+            bound.floor_s * calls,
+            wall,
+            rates,
+            kernel.latency_rates,
+        )
+
+    def products_floor_s(self, op: Op) -> float:
+        """Seconds of the products of all calls at the tensor cores' datasheet peak."""
+        return op.flops * op.calls / self._tensor_rate(op.dtype)[1] if op.flops else 0.0
+
+    def _slowest_roof(self, op: Op, of_tensor: float) -> _Bound:
+        """The slowest of bytes, products and link; products at `of_tensor` of their roof."""
+        wall, bound_s, rates = "vram", op.vram_bytes / self._vram[0], VRAM_RATES
+        sol_s, floor_s = bound_s, op.vram_bytes / self._vram[1]
+        if op.flops:
+            rate, peak = self._tensor_rate(op.dtype)
+            sol_s, floor_s = max(sol_s, op.flops / rate), max(floor_s, op.flops / peak)
+            if op.flops / (rate * of_tensor) > bound_s:
+                wall, bound_s, rates = "tensor", op.flops / (rate * of_tensor), (f"tensor.{op.dtype}",)
+        moved = op.link_bytes + op.host_bytes
+        if moved:
+            name, link = self._link(op)
+            share = link.run_length(op.run_bytes) if op.run_bytes else 1.0
+            if op.run_bytes and op.run_bytes < link.run_length.at[0]:
+                self.extrapolated.add(f"{name} at runs of {op.run_bytes:g} B")
+            rate, peak = link.rate.value, link.datasheet.value
+            sol_s, floor_s = max(sol_s, moved / rate), max(floor_s, moved / peak)
+            if moved / (rate * share) > bound_s:
+                wall, bound_s = name, moved / (rate * share)
+                rates = (name, f"{name}.run_length") if share < 1 else (name,)
+        return _Bound(wall, bound_s, rates, sol_s, floor_s)
+
+    def _in_order(self, op: Op, curve: Curve) -> float:
+        """Seconds of products with the same weights, in the order of their tokens.
+
+        Efficiency is interpolated between the tokens that it was calibrated at, roofs are not: inside a tile, or where
+        bytes bound, they stay while efficiency rises. So a tile takes as long as its first token, and between two
+        calibrated sizes nothing is quicker than the smaller or, where these are in order, slower than the larger.
+        """
+        below, above = curve.around(op.grain)
+        first = (op.grain - 1) // op.row_tile * op.row_tile + 1
+        smaller_s, larger_s = self._products_s(op, curve, below), self._products_s(op, curve, above)
+        seconds = max(self._products_s(op, curve, op.grain), self._products_s(op, curve, first))
+        if below <= op.grain:
+            seconds = max(seconds, smaller_s)
+        if above >= op.grain and larger_s >= smaller_s:
+            seconds = min(seconds, larger_s)
+        return seconds
+
+    def _products_s(self, op: Op, curve: Curve, tokens: float) -> float:
+        """Seconds of the same products of another number of tokens, at the efficiency of that many."""
+        tiles = -(-tokens // op.row_tile) / -(-op.grain // op.row_tile)
+        roof_s = max(op.vram_bytes / self._vram[0], op.flops * tiles / self._tensor_rate(op.dtype)[0])
+        return roof_s / curve(tokens)
+
+    def _efficiency(self, op: Op, curve: Curve) -> float:
+        if curve.over == RESIDENT_PROGRAMS and op.grid is not None:
+            return self._in_waves(op.kernel, op.grid, curve)
+        return self._read(op.kernel, curve, op.grain)
+
+    def _read(self, key: str, curve: Curve, at: float) -> float:
+        if not curve.covers(at):
+            self.extrapolated.add(f"{key} at {at:g} {curve.over}")
+        return curve(at)
+
+    def _in_waves(self, key: str, grid: Grid, curve: Curve) -> float:
+        """Of the whole device: each wave lasts as long as the programs of its fullest multiprocessor."""
+        multiprocessors = self.profile.gpu.sm_count
+        waves = grid.on(multiprocessors)
+        lasting = waves.full * RESIDENT / self._read(key, curve, RESIDENT) if waves.full else 0.0
+        lasting += waves.alone / self._read(key, curve, 1) if waves.alone else 0.0
+        return waves.programs / multiprocessors / lasting
+
+    def _operations(self, op: Op, counts: Counts, rows: int) -> float:
+        if not counts.covers(rows):
+            self.extrapolated.add(f"{op.kernel} at {rows} {counts.over}")
+        return counts(rows)
+
+    def _link(self, op: Op) -> tuple[str, Link]:
+        """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""
+        return self._links[Engine.H2D if op.engine is Engine.SM else op.engine]
+
+    def _plain(self, op: Op) -> _KernelRates:
+        """A plain copy or read, which has the latency of its link; work without a kernel or a link has none."""
+        return self._plain_of.get(op.engine, NO_KERNEL)
+
+    def _instructions_per_s(self) -> float:
+        if self._instructions is None:
+            raise MissingRate(f"machine {self.profile.name} has no rate of instructions, which decoding needs")
+        return self._instructions
+
+    def _tensor_rate(self, dtype: str) -> tuple[float, float]:
+        try:
+            return self._tensor[dtype]
+        except KeyError:
+            raise MissingRate(f"machine {self.profile.name} has no {dtype} tensor rate") from None

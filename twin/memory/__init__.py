@@ -1,0 +1,1 @@
+"""Bytes of every part against every memory."""

@@ -1,0 +1,1 @@
+"""Counts: what a forward pass reads, multiplies and moves, as ops."""

@@ -1,0 +1,78 @@
+"""The vocabulary of work: an Op holds one engine and carries counts; a Block is a small graph of ops, repeated."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from twin.operations.occupancy import Cut
+from twin.operations.waves import Grid
+
+
+class Engine(StrEnum):
+    """What an op occupies while it runs. Each is a first-in-first-out server, one per device (or per host)."""
+
+    SM = "SM"
+    H2D = "H2D"
+    D2H = "D2H"
+    HOST = "HOST"
+    DISK = "DISK"
+
+
+HOST_DEVICE = -1
+"""Device index of HOST and DISK, which all devices share."""
+
+
+class Op(Struct, frozen=True, kw_only=True, gc=False):
+    """A piece of work: bytes by tier, operations, and the kernel whose rates apply. Counts are per call."""
+
+    part: str
+    """What it is called in a prediction: weights, kv_gather, pooled_scan, ..."""
+    engine: Engine
+    device: int
+    kernel: str = ""
+    """Key of the kernel's rates: operation/implementation/format; empty for a plain copy."""
+    calls: float = 1
+    """Back-to-back calls, each of which pays the latency."""
+    vram_bytes: float = 0
+    link_bytes: float = 0
+    """Bytes over the device's own host link, in the direction of the engine (SM ops read from the host)."""
+    host_bytes: float = 0
+    """Bytes read from host memory or disk by HOST or DISK itself."""
+    run_bytes: float = 0
+    """Length of one contiguous run of link, host or disk bytes; 0 for one long run."""
+    flops: float = 0
+    decoded: float = 0
+    """Stored elements that are turned into numbers, where they are coded."""
+    dtype: str = "fp16"
+    grain: float = 1
+    """The quantity that the kernel's efficiency depends on (tokens in the batch, ...)."""
+    row_tile: int = 0
+    """Of products with the same weights whatever `grain` is: tokens go through them in whole tiles of so many."""
+    cut: Cut | None = None
+    """How it is cut into programs, where that is known: what a device is filled with, and what it merges."""
+    grid: Grid | None = None
+    """Programs of a call, where the kernel's efficiency goes by how they fill a device in waves."""
+    after: tuple[int, ...] = ()
+    """Ops of the same iteration, by index in the block, that must have ended."""
+
+
+class Carried(NamedTuple):
+    """Op `op` also waits for op `earlier` of the iteration `distance` before."""
+
+    op: int
+    earlier: int
+    distance: int
+
+
+class Block(Struct, frozen=True, kw_only=True):
+    """Ops that run `iterations` times in a pipeline; the whole is done `times` times, each after the last has ended."""
+
+    ops: tuple[Op, ...]
+    iterations: int = 1
+    times: int = 1
+    carried: tuple[Carried, ...] = ()
+
+
+Program = tuple[Block, ...]
+"""Blocks one after the other: each begins when the one before has ended on every engine."""
