@@ -11,7 +11,7 @@ import pytest
 
 from twin.cli import stopping
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIGNALS = [("SIGINT", 130, "twin: interrupted\n"), ("SIGTERM", 143, "twin: terminated\n")]
 
 
