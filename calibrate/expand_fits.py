@@ -65,7 +65,7 @@ def expand_rates(
             source = provenance(usable, _spread(usable, shape, merging), note)
             kernels[key] = kernel_entry(shape, source, over=over)
             if merging is not None:
-                kernels[key]["merging"] = {"value": merging, "unit": "1", **source}
+                kernels[key]["combine"] = {"value": merging, "unit": "1", **source}
             fitted[key] = residual_rows(usable, shape)
     return kernels, fitted
 

@@ -56,7 +56,7 @@ class Form:
     efficiency: tuple[float, ...]
     residuals: tuple[float, ...]
     """(fitted - measured) / measured."""
-    merging: float = 0.0
+    combine: float = 0.0
     operations: tuple[tuple[float, float], ...] = ()
     """(rows of a program, operations an element)."""
     found: Found | None = None
@@ -73,8 +73,8 @@ class Form:
         }  # fmt: skip
         if self.latency_s >= LEAST_LATENCY_S:
             made["latency"] = {"value": self.latency_s, "unit": "s", **provenance}
-        if self.merging:
-            made["merging"] = {"value": self.merging, "unit": "1", **provenance}
+        if self.combine:
+            made["combine"] = {"value": self.combine, "unit": "1", **provenance}
         if self.operations:
             at, counts = zip(*self.operations, strict=True)
             made["operations"] = {"over": "program_rows", "at": list(at), "counts": list(counts), **provenance}
@@ -153,7 +153,7 @@ def programs_form(
     at = found.parameters
     return Form(
         name="operations" if line is None else "rows",
-        latency_s=math.exp(at[0]), merging=math.exp(at[1]), at=(1.0,), efficiency=(float(expit(at[2])),),
+        latency_s=math.exp(at[0]), combine=math.exp(at[1]), at=(1.0,), efficiency=(float(expit(at[2])),),
         operations=tuple(zip(each.tolist(), (of_parameters @ np.exp(at[3:])).tolist(), strict=True)),
         residuals=tuple(found.residuals.tolist()), found=found, line=line,
     )  # fmt: skip

@@ -143,7 +143,7 @@ def program_of(case: KernelCase, *, kv_dtype: str) -> Program:
 
 
 _SELECTION = {"score", "select"}
-_ATTENTION = {"attention", "merge", "kv_copy", "kv_gather"}
+_ATTENTION = {"attention", "combine", "kv_copy", "kv_gather"}
 _WANTED = {
     "decode_step": {"weights", "pooled_scan", "select", "kv_gather"},
     "decode_select": {"pooled_scan", "select"},

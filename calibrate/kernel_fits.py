@@ -155,7 +155,7 @@ class _Fits:
             "efficiency": [fit.merge_efficiency],
         }
         note = "the running softmax between buckets, from the same fit"
-        self.kernels[f"merge/twin/{self.dtype}"] = {"efficiency": merge | provenance | {"note": note}}
+        self.kernels[f"combine/twin/{self.dtype}"] = {"efficiency": merge | provenance | {"note": note}}
         self.fitted[key] = [
             {"at": sample.at, "measured_s": sample.median_s, "residual": residual}
             for sample, residual in zip(samples, fit.residuals, strict=True)
@@ -175,7 +175,7 @@ class _Fits:
             region=float(bucket or _ctx(sample)),
             buckets=blocks[0].iterations,
             attend_s=self.roof_s(ops["attention"]),
-            merge_s=self.roof_s(ops["merge"]) if "merge" in ops else 0.0,
+            merge_s=self.roof_s(ops["combine"]) if "combine" in ops else 0.0,
             copied_s=2 * sample.moved_bytes / rate,  # read and written
             seconds=sample.median_s,
         )

@@ -26,11 +26,11 @@ KERNEL_AXES = {
     "attend_dense": "rows",
     "attend_decode": "query_tokens",
     "append": "tokens",
-    "expand": "tokens",
+    "dequantise": "tokens",
     "sample": "tokens",
     "elementwise": "tokens",
     "attend_sparse": "region_tokens",
-    "merge": "rows",
+    "combine": "rows",
 }
 """What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
@@ -47,7 +47,7 @@ _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
 _OP_PER_S: Allowed = ("op/s", 1e9, 1e16)
 _OPS_AN_ELEMENT = (1e-3, 1e4)
-_MERGING: Allowed = ("1", 1e-3, 1e3)
+_COMBINE: Allowed = ("1", 1e-3, 1e3)
 _FLOP_PER_S: Allowed = ("FLOP/s", 1e10, 1e17)
 _LATENCY_S: Allowed = ("s", 1e-8, 1.0)
 _CAPACITY_BYTES: Allowed = ("B", 2.0**28, 2.0**50)
@@ -135,7 +135,7 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     efficiency: Curve | None = None
     """Over the quantity that KERNEL_AXES names for the operation."""
     latency: Rate | None = None
-    merging: Rate | None = None
+    combine: Rate | None = None
     """Share of the memory's rate at which splits' partial results are written and read again."""
     operations: Counts | None = None
     """Operations, of `Gpu.instructions`, that each stored element costs a program, over the query rows it holds."""
@@ -173,8 +173,8 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if kernel.operations is not None:
                 _check_axis(kernel.operations, f"$.kernels.{key}.operations", "program_rows")
                 _check_counts(kernel.operations, f"$.kernels.{key}.operations")
-            if kernel.merging is not None:
-                _check(kernel.merging, f"$.kernels.{key}.merging", _MERGING)
+            if kernel.combine is not None:
+                _check(kernel.combine, f"$.kernels.{key}.combine", _COMBINE)
             if kernel.latency is not None:
                 _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
 

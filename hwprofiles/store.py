@@ -13,6 +13,7 @@ from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.extending import Table, extended
 from hwprofiles.files import read_whole
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
+from hwprofiles.renames import in_todays_words
 from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
 DATA = Path(__file__).parent / "data"
@@ -61,7 +62,7 @@ def _shipped(name: str) -> HardwareProfile:
 
 def _parse(path: Path) -> HardwareProfile:
     raw = extended(
-        read_json(path),
+        _read(path),
         path,
         kind="machine",
         names=profile_names(),
@@ -72,6 +73,13 @@ def _parse(path: Path) -> HardwareProfile:
         return msgspec.convert(raw, HardwareProfile)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise BadFile(f"{path}: {_named(raw, wrong)}") from None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return in_todays_words(read_json(path))
+    except ValueError as wrong:
+        raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
 
 
 def _named(raw: Any, wrong: Exception) -> str:

@@ -80,7 +80,7 @@ def toy() -> tuple[HardwareProfile, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unpacking_comes_out_as_it_went_in(toy: tuple[HardwareProfile, dict[str, Any]], name: str) -> None:
-    kernel = toy[0].kernels[f"expand/twin/{name}"]
+    kernel = toy[0].kernels[f"dequantise/twin/{name}"]
     assert kernel.latency is not None
     assert kernel.efficiency is not None
     assert kernel.latency.value == pytest.approx(EXPAND_S, rel=0.02)
@@ -97,8 +97,8 @@ def test_attention_over_pieces_is_what_unpacking_and_folding_leave(toy: tuple[Ha
     assert kernel.efficiency.at == tuple(PRODUCTS)
     for held, share in PRODUCTS.items():
         assert kernel.efficiency(held) == pytest.approx(share, rel=0.02)
-    assert kernel.merging is not None
-    assert kernel.merging.value == pytest.approx(MERGING, rel=0.1)
+    assert kernel.combine is not None
+    assert kernel.combine.value == pytest.approx(MERGING, rel=0.1)
     assert all(abs(row["residual"]) < 0.01 for row in toy[1]["fitted"]["attend_dense/twin/bf16"])
     assert kernel.efficiency.spread == UNSEEN  # four sizes of chunks and four numbers: residuals say nothing
 
@@ -141,7 +141,7 @@ def test_without_a_second_size_of_rows_all_of_attention_is_efficiency() -> None:
 
 def test_chunks_of_formats_that_were_not_unpacked_say_nothing() -> None:
     profile, _ = built(format_prefill=chunk_record())
-    assert not [key for key in profile.kernels if key.startswith(("expand/", "attend_dense/twin"))]
+    assert not [key for key in profile.kernels if key.startswith(("dequantise/", "attend_dense/twin"))]
 
 
 # Cases
@@ -152,7 +152,7 @@ CASE = KernelCase(metric="prefill_format", tier="vram", ctx_tokens=24_576, layer
 
 def test_a_case_is_unpacking_attention_and_folding() -> None:
     (block,) = program_of(CASE, kv_dtype="fp16")
-    assert [op.kernel for op in block.ops] == ["expand/twin/q8_0", "attend_dense/twin/bf16", ""]
+    assert [op.kernel for op in block.ops] == ["dequantise/twin/q8_0", "attend_dense/twin/bf16", ""]
     assert CASE.id == "prefill_format.q8_0.24576.r768"
     with pytest.raises(ValueError, match="one sequence"):
         replace(CASE, batch=2)
@@ -177,7 +177,7 @@ def test_a_profile_of_before_chunks_were_calibrated_says_what_it_lacks(
     case = replace(CASE, format="int4_per_token_head")
     assert missing_rate(case, toy[0]) == ""
     older, _ = built()
-    assert "no rate for expand/twin/int4_per_token_head, attend_dense/twin/bf16" in missing_rate(case, older)
+    assert "no rate for dequantise/twin/int4_per_token_head, attend_dense/twin/bf16" in missing_rate(case, older)
 
 
 def test_a_chunk_is_measured_and_predicted_with_the_same_bytes() -> None:

@@ -101,9 +101,9 @@ def test_reads_and_latencies_come_out(toy: tuple[HardwareProfile, dict[str, Any]
     for key in (PLAIN, CODED):
         kernel = toy[0].kernels[key]
         assert kernel.latency is not None
-        assert kernel.merging is not None
+        assert kernel.combine is not None
         assert kernel.latency.value == pytest.approx(formats.LATENCY_S, rel=0.05)
-        assert kernel.merging.value == pytest.approx(formats.MERGING, rel=0.1)
+        assert kernel.combine.value == pytest.approx(formats.MERGING, rel=0.1)
         assert efficiency(toy[0], key)(1) == pytest.approx(formats.READ, rel=0.02)
 
 
@@ -133,7 +133,7 @@ def test_a_number_for_each_kind_of_program_is_kept_only_where_no_line_will_do() 
 def test_without_a_rate_of_instructions_all_is_efficiency() -> None:
     profile, record = built(instructions=ProbeRecord(skipped="no lop3 here"))
     assert profile.gpu.instructions is None
-    assert (profile.kernels[CODED].operations, profile.kernels[CODED].merging) == (None, None)
+    assert (profile.kernels[CODED].operations, profile.kernels[CODED].combine) == (None, None)
     assert list(record["fitted"][f"{CODED}#left_out"]) == ["efficiency"]
     for ctx, batch, tokens in ((131072, 1, 1), (131072, 8, 1), (131072, 1, 32)):
         assert predicted(profile, "int4_per_token_head", ctx, batch, tokens) == pytest.approx(

@@ -136,7 +136,7 @@ def test_a_decode_step_is_its_selection_and_its_gather() -> None:
         (replace(CHUNK, metric="prefill_select", tier="host"), ["score", "select"], [(), (0,)]),
         (replace(CHUNK, tier="host"), ["kv_gather"], [()]),
         (replace(CHUNK, ctx_tokens=1_024), ["attention"], [()]),
-        (STAGED, ["kv_copy", "attention", "merge"], [(), (0,), (1,)]),
+        (STAGED, ["kv_copy", "attention", "combine"], [(), (0,), (1,)]),
         (replace(STAGED, bucket_tokens=16_384), ["kv_copy", "attention"], [(), (0,)]),
     ],
 )

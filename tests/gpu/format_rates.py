@@ -52,7 +52,7 @@ def tell(records: dict[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[
         curve = kernel["efficiency"]
         points = ", ".join(f"{at:g}: {share:.3f}" for at, share in zip(curve["at"], curve["efficiency"], strict=True))
         parts = [f"{1e6 * kernel['latency']['value']:.2f} us"] if "latency" in kernel else []
-        parts += [f"merging {kernel['merging']['value']:.2f}"] if "merging" in kernel else []
+        parts += [f"combine {kernel['combine']['value']:.2f}"] if "combine" in kernel else []
         if "operations" in kernel:
             counts = kernel["operations"]
             told = (f"{rows:g}: {count:.2f}" for rows, count in zip(counts["at"], counts["counts"], strict=True))

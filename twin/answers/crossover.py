@@ -163,7 +163,7 @@ def carried(kernel: Kernel, origin: str) -> Kernel:
     return Kernel(
         efficiency=_widened(kernel.efficiency, origin),
         latency=_widened(kernel.latency, origin),
-        merging=_widened(kernel.merging, origin),
+        combine=_widened(kernel.combine, origin),
         operations=_widened(kernel.operations, origin),
     )
 

@@ -50,8 +50,8 @@ class _KernelRates(NamedTuple):
     operations: Counts | None = None
     """Operations that an element costs a program; None where they are free or inside the efficiency."""
     operations_rates: tuple[str, ...] = ()
-    merging: float = 0.0
-    """Share of the memory's rate for partial results; 0 where merging is inside the latency."""
+    combine: float = 0.0
+    """Share of the memory's rate for partial results; 0 where combining them is inside the latency."""
 
 
 NO_KERNEL = _KernelRates(
@@ -111,8 +111,8 @@ class Roofs:
                 self.rates[f"{key}#efficiency"] = kernel.efficiency
             if kernel.latency is not None:
                 self.rates[f"{key}#latency"] = kernel.latency
-            if kernel.merging is not None:
-                self.rates[f"{key}#merging"] = kernel.merging
+            if kernel.combine is not None:
+                self.rates[f"{key}#combine"] = kernel.combine
             if kernel.operations is not None:
                 self.rates[f"{key}#operations"] = kernel.operations
 
@@ -134,12 +134,12 @@ class Roofs:
             efficiency_rates=(f"{key}#efficiency",) if kernel.efficiency is not None else (),
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
             latency_rates=tuple(
-                f"{key}#{name}" for name in ("latency", "merging") if getattr(kernel, name) is not None
+                f"{key}#{name}" for name in ("latency", "combine") if getattr(kernel, name) is not None
             ),
             of_products=key.startswith(PRODUCTS),
             operations=kernel.operations,
             operations_rates=("instructions", f"{key}#operations") if kernel.operations is not None else (),
-            merging=kernel.merging.value if kernel.merging is not None else 0.0,
+            combine=kernel.combine.value if kernel.combine is not None else 0.0,
         )
 
     def _alike(self, key: str) -> str:
@@ -169,12 +169,12 @@ class Roofs:
         if bound_s and (wall == "tensor" or not kernel.of_products):
             rates += kernel.efficiency_rates
         latency_s = kernel.latency_s
-        if op.grid is not None and kernel.merging:
-            latency_s += op.grid.on(self.profile.gpu.sm_count).merged_bytes / (self._vram[0] * kernel.merging)
-        if op.cut is not None and (kernel.operations is not None or kernel.merging):
+        if op.grid is not None and kernel.combine:
+            latency_s += op.grid.on(self.profile.gpu.sm_count).merged_bytes / (self._vram[0] * kernel.combine)
+        if op.cut is not None and (kernel.operations is not None or kernel.combine):
             share = op.cut.on(self.profile.gpu.sm_count)
-            if kernel.merging:
-                latency_s += share.merged_bytes / (self._vram[0] * kernel.merging)
+            if kernel.combine:
+                latency_s += share.merged_bytes / (self._vram[0] * kernel.combine)
             if kernel.operations is not None:
                 each = self._operations(op, kernel.operations, op.cut.rows)
                 work_s = share.elements * each / self._instructions_per_s()

@@ -161,10 +161,10 @@ def merge_partials(case: Case, chunk: Pass, device: int, *, after: tuple[int, ..
     partials = 0 if case.rules.sparse.splits_selection else padded_heads(case)  # such a kernel carries the sum itself
     elements = 2 * partials + 2 * attention.query_heads
     return Op(
-        part="merge",
+        part="combine",
         engine=Engine.SM,
         device=device,
-        kernel=case.kernel("merge"),
+        kernel=case.kernel("combine"),
         vram_bytes=chunk.rows * elements * attention.head_dim * ACCUMULATOR_BYTES,
         grain=chunk.rows,
         after=after,

@@ -121,7 +121,7 @@ def test_where_only_full_waves_were_calibrated_a_program_alone_is_as_efficient()
 
 def test_partial_results_of_divided_programs_are_latency() -> None:
     """1 program over 2 tiles takes both places; 1 GB of each split's results is written and read at half the rate."""
-    machine_of = in_waves((1, 2), (0.25, 0.5), merging=rate(0.5, "1"))
+    machine_of = in_waves((1, 2), (0.25, 0.5), combine=rate(0.5, "1"))
     cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grid=Grid(1, 2, partial_bytes=10**9)))
     assert (cost.latency_s, cost.bound_s) == (pytest.approx(2 * 2 / 0.5), pytest.approx(2))
 
@@ -257,11 +257,11 @@ def test_nothing_is_faster_than_its_roofs(
 
 def test_partial_results_are_merged_after_the_reads() -> None:
     """0.5 s, 500 MB written and read at half of 1 GB/s (2 s), beside 1 s of bytes."""
-    merging = replace(kernel(efficiency=curve(), latency_s=0.5), merging=rate(0.5, "1"))
+    combining = replace(kernel(efficiency=curve(), latency_s=0.5), combine=rate(0.5, "1"))
     work = op(kernel=KEY, vram_bytes=1e9, cut=cut(partial_bytes=500_000_000))
-    cost = Roofs(machine(kernels={KEY: merging})).cost(work)
+    cost = Roofs(machine(kernels={KEY: combining})).cost(work)
     assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.5, 1.0, 3.5)
-    assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#merging")
+    assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#combine")
 
 
 def weights(tokens: float, *, tile: int = 1, full: float = 40.0) -> Op:

@@ -25,7 +25,7 @@ def case_of(name: str = "int4_per_token_head") -> Case:
 def test_bytes_are_codes_read_numbers_written_and_read_again() -> None:
     unpack, attend, _ = prefill_ops(case_of(), ctx_tokens=3 * PIECE, rows=512)
     codes, numbers = 2 * 4 * (128 + 4), 2 * 4 * 256 * 2
-    assert (unpack.kernel, unpack.part, unpack.calls) == ("expand/twin/int4_per_token_head", "unpack", 3)
+    assert (unpack.kernel, unpack.part, unpack.calls) == ("dequantise/twin/int4_per_token_head", "dequantise", 3)
     assert unpack.vram_bytes * 3 == 3 * PIECE * (codes + numbers)
     assert attend.vram_bytes * attend.calls == 3 * PIECE * numbers
     assert attend.kernel == "attend_dense/twin/bf16"
@@ -109,7 +109,7 @@ def test_other_engines_and_sparse_models_read_the_cache_as_it_is() -> None:
 
 def test_a_chunk_appends_unpacks_attends_and_folds_in_turn() -> None:
     (block,) = LAYOUT.prefill_blocks(case_of(), Pass(past=PIECE, rows=512), 0, times=16)
-    assert [op.part for op in block.ops] == ["append", "unpack", "attention", "merge"]
+    assert [op.part for op in block.ops] == ["append", "dequantise", "attention", "combine"]
     assert [op.after for op in block.ops] == [(), (0,), (1,), (2,)]
     assert block.times == 16
 
@@ -133,5 +133,5 @@ def test_numbers_of_fp32_have_four_bytes() -> None:
 def test_a_machine_without_the_rate_says_which_one_is_missing() -> None:
     unpack, _, _ = prefill_ops(case_of(), ctx_tokens=PIECE, rows=512)
     profile = replace(load_profile("h200"), kernels={})
-    with pytest.raises(MissingRate, match="no rate for expand/twin/int4_per_token_head"):
+    with pytest.raises(MissingRate, match="no rate for dequantise/twin/int4_per_token_head"):
         Roofs(profile).cost(unpack)
