@@ -3,7 +3,7 @@
 Unpacking is a latency a piece and a share of the memory's rate over codes read and numbers written. Attention over
 pieces is the same kernel for all formats, from whole chunks of several formats less what unpacking and folding take of
 them. On a GPU it is a latency a call, a share of the tensor roof in waves of one or of two programs a multiprocessor
-(`twin/operations/waves.py`), and a share of the memory's rate for partial results; elsewhere a latency and a share
+(`twin/operations/occupancy.py`), and a share of the memory's rate for partial results; elsewhere a latency and a share
 by rows.
 """
 
@@ -29,8 +29,8 @@ from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel
 from twin.ask.case import Case
 from twin.cost.roofline import Roofs
 from twin.operations.format_ops import Heads, format_case, prefill_ops
+from twin.operations.occupancy import RESIDENT
 from twin.operations.ops import Op
-from twin.operations.waves import RESIDENT
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 
@@ -100,7 +100,8 @@ def _case_of(sample: Sample) -> Case:
     heads = Heads(**{name: int(sample.at[name]) for name in Heads._fields})
     inline = sample.at.get("arrangement") == "inline"
     case = format_case(str(sample.at["format"]), inline=inline, heads=heads)
-    return replace(case, rules=replace(case.rules, prefill_piece_tokens=int(sample.at["piece_tokens"])))
+    own = replace(case.rules.own_kernels, kv_chunk_tokens=int(sample.at["piece_tokens"]))
+    return replace(case, rules=replace(case.rules, own_kernels=own))
 
 
 def _ops(sample: Sample) -> tuple[Op, ...]:
@@ -174,13 +175,13 @@ def _in_waves(attends: Sequence[Op], base: HardwareProfile) -> tuple[dict[float,
     multiprocessors = base.gpu.sm_count
     alone, full, merged = [], [], []
     for attend in attends:
-        if attend.grid is None:
+        if attend.flash_grid is None:
             raise ValueError(f"{attend.kernel}: a call that says nothing of its programs")
-        waves = attend.grid.on(multiprocessors)
-        of_one_s = _products_s(attend, base) * multiprocessors / waves.programs
+        waves = attend.flash_grid.on(multiprocessors)
+        of_one_s = _products_s(attend, base) * multiprocessors / waves.thread_blocks
         alone.append(of_one_s * waves.alone)
         full.append(of_one_s * waves.full * RESIDENT)
-        merged.append(attend.calls * waves.merged_bytes / base.gpu.vram_read.rate.value)
+        merged.append(attend.calls * waves.combined_bytes / base.gpu.vram_read.rate.value)
     columns = {1.0: alone, float(RESIDENT): full}
     return {held: column for held, column in columns.items() if any(column)}, merged
 

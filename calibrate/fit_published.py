@@ -18,7 +18,7 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
 from twin.operations.counts import layer_parameters, parameters, state_bytes, weight_bytes
-from twin.prediction import decode_tally, prefill_tally
+from twin.prediction import decode_breakdown, prefill_breakdown
 from twin.units import GIB
 
 MACHINE = "3x-rtx3090"
@@ -40,7 +40,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 def _decode(ctx_tokens: int, layout: str) -> Callable[[Roofs], float]:
     case = resolve(Question(ctx_tokens=ctx_tokens, layout=layout))
-    return lambda roofs: 1 / decode_tally(case, roofs).seconds
+    return lambda roofs: 1 / decode_breakdown(case, roofs).seconds
 
 
 def _decode_drop(roofs: Roofs) -> float:
@@ -49,7 +49,7 @@ def _decode_drop(roofs: Roofs) -> float:
 
 def _prefill(ctx_tokens: int) -> Callable[[Roofs], float]:
     case = resolve(Question(ctx_tokens=ctx_tokens, layout="offload"))
-    return lambda roofs: ctx_tokens / prefill_tally(case, roofs).seconds
+    return lambda roofs: ctx_tokens / prefill_breakdown(case, roofs).seconds
 
 
 TARGETS = (

@@ -132,7 +132,7 @@ class _FormatFits:
 
     def chosen(self, points: Sequence[Sampled]) -> tuple[Judged, dict[str, Judged]]:
         """(the form that predicts left-out samples best, all that were tried by name)."""
-        if self.base.gpu.instructions is None or any(point.op.cut is None for point in points):
+        if self.base.gpu.instructions is None or any(point.op.split_kv is None for point in points):
             judged = self._judged(lambda these, _near: efficiency_form(these, roofs=self.roofs), points)
             return judged, {"efficiency": judged}
         tried = {"operations": self._judged(self._operations, points)}
@@ -192,7 +192,7 @@ def _kernel(form: Form) -> Kernel:
 
 def _held(point: Sampled) -> float:
     """What samples of one kind share: query rows of a program where they are known, else query tokens."""
-    return point.op.cut.rows if point.op.cut is not None else point.op.grain
+    return point.op.split_kv.q_rows if point.op.split_kv is not None else point.op.grain
 
 
 def _folds(points: Sequence[Sampled]) -> Iterator[int]:

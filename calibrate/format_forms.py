@@ -175,13 +175,13 @@ def _bounds(points: Sequence[Sampled], roofs: Roofs) -> _Bounds:
     gpu = roofs.profile.gpu
     if gpu.instructions is None:
         raise ValueError("operations of programs need a rate of instructions")
-    cuts = [point.op.cut for point in points]
+    cuts = [point.op.split_kv for point in points]
     shares = [cut.on(gpu.sm_count) for cut in cuts if cut is not None]
     return _Bounds(
         seconds=np.array([point.seconds for point in points]),
-        rows=np.array([cut.rows for cut in cuts if cut is not None], dtype=np.float64),
+        rows=np.array([cut.q_rows for cut in cuts if cut is not None], dtype=np.float64),
         bytes_s=np.array([point.op.vram_bytes / gpu.vram_read.rate.value for point in points]),
-        merged_s=np.array([share.merged_bytes / gpu.vram_read.rate.value for share in shares]),
+        merged_s=np.array([share.combined_bytes / gpu.vram_read.rate.value for share in shares]),
         elements_s=np.array([share.elements / gpu.instructions.rate.value for share in shares]),
     )
 

@@ -9,9 +9,8 @@ from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.layouts.layout import Pass
 from twin.operations.format_ops import decode_op, format_case, heads_of, prefill_ops
-from twin.operations.ops import Block, Engine, Op, Program
+from twin.operations.ops import Engine, Op, OpGraph, Program, Step
 
 MODEL = "qwen3.8-flash-next"
 """The shape of all kernel cases: 24 query heads, 2 KV heads x 256, 4 index heads x 128, budget 2,048 in blocks of 4."""
@@ -127,14 +126,14 @@ def program_of(case: KernelCase, *, kv_dtype: str) -> Program:
     if case.format and not case.of_records:
         of_format = format_case(case.format, inline=case.inline, heads=heads_of(case.heads))
         if case.metric == "prefill_format":
-            return (Block(ops=prefill_ops(of_format, ctx_tokens=case.ctx_tokens, rows=case.rows)),)
+            return (OpGraph(ops=prefill_ops(of_format, ctx_tokens=case.ctx_tokens, rows=case.rows)),)
         op = decode_op(of_format, ctx_tokens=case.ctx_tokens, batch=case.batch, query_tokens=case.rows)
-        return (Block(ops=(op,)),)
+        return (OpGraph(ops=(op,)),)
     resolved = resolve(question_of(case, kv_dtype=case.format or kv_dtype))
     if case.metric in DECODE:
         return (_decode_block(case, resolved),)
-    chunk = Pass(past=case.ctx_tokens - case.rows, rows=case.rows)
-    blocks = resolved.layout.prefill_blocks(resolved, chunk, 0, times=1)
+    chunk = Step(kv_tokens=case.ctx_tokens - case.rows, q_tokens=case.rows)
+    blocks = resolved.layout.prefill_graphs(resolved, chunk, 0, times=1)
     wanted = _SELECTION if case.metric == "prefill_select" else _ATTENTION
     kept = tuple(part for block in blocks if (part := _only(block, wanted)) is not None)
     if not kept:
@@ -151,8 +150,8 @@ _WANTED = {
 }
 
 
-def _decode_block(case: KernelCase, resolved: Case) -> Block:
-    step = Pass(past=case.ctx_tokens - 1, rows=1)
+def _decode_block(case: KernelCase, resolved: Case) -> OpGraph:
+    step = Step(kv_tokens=case.ctx_tokens - 1, q_tokens=1)
     matrix = Op(
         part="weights",
         engine=Engine.SM,
@@ -163,13 +162,13 @@ def _decode_block(case: KernelCase, resolved: Case) -> Block:
         dtype="bf16",
     )
     ops = (matrix, *resolved.layout.decode_ops(resolved, step, 0, first=1))
-    kept = _only(Block(ops=ops, times=case.layers), _WANTED[case.metric])
+    kept = _only(OpGraph(ops=ops, times=case.layers), _WANTED[case.metric])
     if kept is None:
         raise ValueError(f"{case.id} has nothing to time")
     return kept
 
 
-def _only(block: Block, parts: set[str]) -> Block | None:
+def _only(block: OpGraph, parts: set[str]) -> OpGraph | None:
     """The block's ops of these parts, each after the nearest kept one that it waited for; None if there are none."""
     place: dict[int, int] = {}
     kept: list[Op] = []
@@ -179,7 +178,7 @@ def _only(block: Block, parts: set[str]) -> Block | None:
             kept.append(op)
     if not kept:
         return None
-    return Block(
+    return OpGraph(
         ops=tuple(_after_kept(op, block, place) for op in kept),
         iterations=block.iterations,
         times=block.times,
@@ -191,7 +190,7 @@ def _only(block: Block, parts: set[str]) -> Block | None:
     )
 
 
-def _after_kept(op: Op, block: Block, place: dict[int, int]) -> Op:
+def _after_kept(op: Op, block: OpGraph, place: dict[int, int]) -> Op:
     needs: set[int] = set()
     waiting = list(op.after)
     while waiting:

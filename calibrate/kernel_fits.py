@@ -15,9 +15,9 @@ from calibrate.kernel_entry import kernel_entry, residual_rows
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile
-from twin.cost.roofline import PRODUCTS, Roofs
-from twin.engines.twin import RECORDS
-from twin.operations.ops import Block, Op
+from twin.cost.roofline import ATTENTION_OPS, Roofs
+from twin.engines.twin import INTERLEAVED
+from twin.operations.ops import Op, OpGraph
 
 Provenance = Callable[[Sequence[Sample], float, str], dict[str, Any]]
 BUDGET = 2048
@@ -40,13 +40,13 @@ class _Fits:
         """Samples of a probe; none if it did not run."""
         return list(self.records[name].samples) if name in self.records else []
 
-    def blocks(self, **case: Any) -> tuple[Block, ...]:
+    def blocks(self, **case: Any) -> tuple[OpGraph, ...]:
         """The program of a kernel case of the cache's own type."""
         return program_of(KernelCase(**case), kv_dtype=self.dtype)
 
     def roof_s(self, op: Op) -> float:
         """Seconds of all calls of an op at the roofs that its efficiency is a share of: no latency, efficiency 1."""
-        if op.kernel.startswith(PRODUCTS):
+        if op.kernel.startswith(ATTENTION_OPS):
             op = replace(op, vram_bytes=0, link_bytes=0)
         return self.roofs.cost(replace(op, kernel="")).bound_s
 
@@ -217,7 +217,7 @@ def record_rates(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(kernels, residuals) of gathers over quantised records in host memory alone, of every format that was timed."""
     fits = _Fits(machine, records, base, provenance)
-    for fmt in RECORDS:
+    for fmt in INTERLEAVED:
         fits.gather("gather_host", fmt)
     return fits.kernels, fits.fitted
 

@@ -9,7 +9,7 @@ from calibrate.measurements import MeasuredRow, Measurements
 from calibrate.validation import Validation, validation_of
 from hwprofiles import HardwareProfile
 from hwprofiles.profile import CPU_CAPABILITY
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.formats import kv_format
 from twin.prediction import Z90
@@ -37,12 +37,17 @@ TOLERANCES = {
 }
 
 
-def predict_case(case: KernelCase, profile: HardwareProfile, *, kv_dtype: str) -> tuple[Tally, float, float, float]:
-    """(tally, seconds, low, high): the case's program on the machine, with its 90 % interval."""
+def predict_case(case: KernelCase, profile: HardwareProfile, *, kv_dtype: str) -> tuple[Breakdown, float, float, float]:
+    """(breakdown, seconds, low, high): the case's program on the machine, with its 90 % interval."""
     roofs = Roofs(profile)
-    tally = Tally().run(program_of(case, kv_dtype=kv_dtype), roofs)
-    factor = math.exp(Z90 * tally.spread_s(roofs) / tally.seconds)
-    return tally, tally.seconds, max(tally.seconds / factor, tally.floor_s()), tally.seconds * factor
+    breakdown = Breakdown().run(program_of(case, kv_dtype=kv_dtype), roofs)
+    factor = math.exp(Z90 * breakdown.spread_s(roofs) / breakdown.seconds)
+    return (
+        breakdown,
+        breakdown.seconds,
+        max(breakdown.seconds / factor, breakdown.floor_s()),
+        breakdown.seconds * factor,
+    )
 
 
 def validate_measured(measurements: Measurements, profile: HardwareProfile) -> Validation:
@@ -70,7 +75,7 @@ def _kind(row: MeasuredRow, profile: HardwareProfile) -> str:
 
 
 def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Comparison:
-    tally, seconds, low, high = predict_case(row.case, profile, kv_dtype=kv_dtype)
+    breakdown, seconds, low, high = predict_case(row.case, profile, kv_dtype=kv_dtype)
     error = (seconds - row.median_s) / row.median_s
     tolerance, reason = TOLERANCES[_kind(row, profile)]
     prefix = "curve." if row.group == "long_curve" else ""
@@ -84,13 +89,13 @@ def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Compa
         high=high,
         measured=row.median_s,
         error=error,
-        naive_error=(tally.naive_s() - row.median_s) / row.median_s,
+        naive_error=(breakdown.naive_s() - row.median_s) / row.median_s,
         role="held_out",
         tolerance=tolerance,
         within=abs(error) <= tolerance,
         measured_low=row.median_s,
         measured_high=row.median_s,
         tolerance_reason=reason,
-        wall=tally.bound(),
-        also={"link_bytes_predicted": tally.link_bytes, "link_bytes_measured": float(row.link_bytes)},
+        wall=breakdown.bound(),
+        also={"link_bytes_predicted": breakdown.link_bytes, "link_bytes_measured": float(row.link_bytes)},
     )

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from calibrate.estimates import Asked, Estimate, count, of_rate
 from calibrate.staging_statistics import staging_statistics
 from twin.ask.resolve import resolve
-from twin.layouts.layout import Pass
 from twin.layouts.offload import naive_read_bytes
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations.counts import complete_blocks, padded_selection, sparse_threshold
+from twin.operations.ops import Step
 from twin.prediction import Z90
 from twin.units import GIB, KIB, MIB
 
@@ -129,7 +129,7 @@ def scanned_bytes(asked: Asked) -> int:
 def naive_chunk_bytes(asked: Asked) -> Estimate:
     """GiB that the last full chunk of the asked context reads if each row fetches its own selection."""
     case, rows = asked.case, asked.case.chunk_tokens
-    chunk = Pass(past=(asked.question.ctx_tokens // rows - 1) * rows, rows=rows)
+    chunk = Step(kv_tokens=(asked.question.ctx_tokens // rows - 1) * rows, q_tokens=rows)
     layers = case.model.attention_layers
     padded = rows * padded_selection(case.model, case.rules.sparse.selection_alignment) * case.plane_bytes
     return count(naive_read_bytes(case, chunk) * layers / GIB, also={"padded_selections_bytes": padded * layers})

@@ -3,9 +3,8 @@
 from calibrate.estimates import Asked, Estimate, NoAnswer, count
 from twin.ask.resolve import check_capability
 from twin.errors import Impossible
-from twin.memory.block_pool import BlockPlan, Group
+from twin.memory.block_pool import BlockPlan, Group, KVPool
 from twin.memory.plan import MemoryPlan
-from twin.memory.pool import KVPool
 from twin.prediction import Z90
 from twin.units import GIB, MIB
 

@@ -4,7 +4,7 @@ Calibration takes powers of two. Ends of blocks differ, so that open tails of ev
 """
 
 from calibrate.kernel_cases import KernelCase
-from twin.engines.twin import RECORDS
+from twin.engines.twin import INTERLEAVED
 
 CONTEXTS = (6_145, 49_154, 196_608, 786_435)
 CPU_CONTEXTS = (6_145, 24_578, 98_304)
@@ -17,6 +17,6 @@ def records_grid(*, quick: bool, device: str) -> list[KernelCase]:
     contexts, layers = (CPU_CONTEXTS, CPU_LAYERS) if device == "cpu" else (CONTEXTS, LAYERS)
     return [
         KernelCase(metric="decode_gather", tier="host", ctx_tokens=ctx, layers=layers, format=name)
-        for name in RECORDS
+        for name in INTERLEAVED
         for ctx in (contexts[:QUICK] if quick else contexts)
     ]

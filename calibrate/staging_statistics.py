@@ -50,7 +50,7 @@ def staging_statistics(case: Case, *, prompt_tokens: int, cache_tokens: int) -> 
     if not staged:
         raise BadValue(f"no chunk of a prompt of {prompt_tokens:,} tokens is staged under layout {case.layout.name!r}")
     return StagingStatistics(
-        rows=sum(chunk.rows for chunk in staged),
+        rows=sum(chunk.q_tokens for chunk in staged),
         pages=sum(rules.pages(chunk.end) for chunk in staged),
         probe_rows=case.chunk_tokens,
         probe_pages=rules.pages(cache_tokens),

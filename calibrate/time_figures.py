@@ -22,7 +22,7 @@ from calibrate.memory_figures import scanned_bytes
 from twin.ask.question import Question
 from twin.cost.roofline import Roofs
 from twin.operations.counts import sparse_threshold
-from twin.prediction import decode_tally_of
+from twin.prediction import decode_breakdown_of
 from twin.units import GB, MIB, MINUTE, MS
 
 
@@ -122,8 +122,8 @@ def time_per_token(asked: Asked) -> Estimate:
 def attention_per_layer(asked: Asked) -> Estimate:
     """Milliseconds of one attention layer in a pass of the drafted tokens and one more: a kernel timed alone."""
     case, question, roofs = asked.case, asked.question, Roofs(asked.profile)
-    tally = decode_tally_of(case, roofs, question.ctx_tokens, question.batch)
-    part = next((part for part in tally.parts() if part.name == "attention"), None)
+    breakdown = decode_breakdown_of(case, roofs, question.ctx_tokens, question.batch)
+    part = next((part for part in breakdown.parts() if part.name == "attention"), None)
     if part is None:
         raise NoAnswer("the prediction has no part 'attention'")
     spread = math.sqrt(sum(roofs.rates[rate].spread ** 2 for rate in part.rates))

@@ -111,7 +111,7 @@ def test_the_longest_context_fits_and_one_token_more_does_not(question: Question
     assert longest % page == 0
     pages = longest // page
     if longest:
-        assert all(pool.used_bytes(pages) <= pool.capacity_bytes * (1 + 1e-12) for pool in plan.pools)
+        assert all(pool.used_bytes(pages) <= pool.capacity_bytes * (1 + 1e-12) for pool in plan.memories)
     if longest + page <= 2**31:
-        assert any(pool.used_bytes(pages + 1) > pool.capacity_bytes for pool in plan.pools)
+        assert any(pool.used_bytes(pages + 1) > pool.capacity_bytes for pool in plan.memories)
     assert plan.fits == (plan.pages * page <= longest) or longest + page > 2**31

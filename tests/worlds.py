@@ -16,6 +16,7 @@ from twin.engines.rules import SparseRules
 from twin.models import ModelSpec
 from twin.models.spec import SCHEMA as MODEL_SCHEMA
 from twin.models.spec import Attention, FeedForward, Indexer, NgramTable, Recurrent, Weights
+from twin.operations.ops import Step
 
 LAWS = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 """Property tests draw the same examples on every run."""
@@ -139,6 +140,10 @@ def case(
         chunk_tokens=asked.get("chunk_tokens", small.chunk_tokens),
         staging_bytes=asked.get("staging_bytes", small.sparse.staging_bytes),
     )
+
+
+def step(kv_tokens: int, q_tokens: int = 1, batch: int = 1) -> Step:
+    return Step(kv_tokens=kv_tokens, q_tokens=q_tokens, batch=batch)
 
 
 def with_rules(rules: EngineRules, **changes: Any) -> EngineRules:

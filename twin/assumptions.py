@@ -30,7 +30,8 @@ def beyond_native(case: Case, tokens: int) -> tuple[str, ...]:
     native = case.model.native_ctx_tokens
     if tokens <= native:
         return ()
-    refuses = f"; {case.rules.name} refuses so long a request without it" if case.rules.bounds_context else ""
+    pool = case.rules.block_pool
+    refuses = f"; {case.rules.name} refuses so long a request without it" if pool and pool.bounds_context else ""
     return (
         f"{tokens:,} tokens are beyond the model's own {native:,}: only memory and speed are predicted, "
         f"answers need rope scaling{refuses}",
@@ -46,15 +47,13 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A4": case.model.feed_forward.experts > 1,
         "A6": machine.gpu_count > 1,
         "A7": case.model.indexer is not None,
-        "A8": case.layout.name == "offload" and case.prefill != "naive",
-        "A9": case.layout.name == "offload",
         "A10": case.model.ngram is not None,
         "A11": case.question.batch > 1,
-        "A12": case.layout.name == "offload" and case.prefill != "naive",
         "A14": case.borrows,
         "A15": case.speculation is not None and case.speculation.tokens >= case.speculation.drafter.block_tokens > 1,
         "A16": case.cached_tokens > 0 and case.model.recurrent is not None,
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
     }
-    keys = [key for key in ASSUMPTIONS if key in _ALWAYS or applies.get(key)]
+    always = (*_ALWAYS, *case.layout.assumptions(case))
+    keys = [key for key in ASSUMPTIONS if key in always or applies.get(key)]
     return (*keys, *(f"extrapolated: {what}" for what in extrapolated))

@@ -12,14 +12,20 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import machine_of, resolve
 from twin.assumptions import assumptions_of, beyond_native
-from twin.cost.breakdown import Part, Tally
+from twin.cost.breakdown import Breakdown, Part
 from twin.cost.prefill import Weights, chunk_at, sample
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
-from twin.layouts.layout import Pass
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.operations.drafting import draft_prefill_program, draft_program
-from twin.operations.lower import decode_program, head_program, prefetch_program, prefill_program
+from twin.operations.lower import (
+    decode_program,
+    draft_prefill_program,
+    draft_program,
+    head_program,
+    prefetch_program,
+    prefill_program,
+)
+from twin.operations.ops import Step
 
 Z90 = 1.6449
 """Standard deviations to either side that hold 90 % of a normal distribution."""
@@ -111,12 +117,12 @@ def predict(question: Question, profile: HardwareProfile | None = None, *, parti
     machine = machine_of(case, profile)
     plan = plan_memory(case, machine)
     roofs = Roofs(machine)
-    decode, prefill, missing = _tallies(case, roofs) if plan.fits else (None, None, ())
+    decode, prefill, missing = _breakdowns(case, roofs) if plan.fits else (None, None, ())
     if missing and decode is None and prefill is None and not partial:
         raise missing[0]
-    sampled = prefill is not None and (decode is not None or not case.rules.prefilled_short_of)
-    ttft = Tally().add(first_token_tally(case, roofs, decode)).add(prefill) if prefill and sampled else None
-    used = sorted({rate for tally in (decode, prefill) if tally for rate in tally.hangs_on()})
+    sampled = prefill is not None and (decode is not None or not case.rules.unprefilled_tokens)
+    ttft = Breakdown().add(first_token_breakdown(case, roofs, decode)).add(prefill) if prefill and sampled else None
+    used = sorted({rate for breakdown in (decode, prefill) if breakdown for rate in breakdown.sensitivity()})
     return Prediction(
         case=case,
         machine=machine,
@@ -133,11 +139,11 @@ def predict(question: Question, profile: HardwareProfile | None = None, *, parti
     )
 
 
-def _tallies(case: Case, roofs: Roofs) -> tuple[Tally | None, Tally | None, tuple[MissingRate, ...]]:
+def _breakdowns(case: Case, roofs: Roofs) -> tuple[Breakdown | None, Breakdown | None, tuple[MissingRate, ...]]:
     """Decode step and prefill, each unless the machine lacks a rate of it."""
-    found: list[Tally | None] = []
+    found: list[Breakdown | None] = []
     missing: list[MissingRate] = []
-    for phase in (decode_tally, prefill_tally):
+    for phase in (decode_breakdown, prefill_breakdown):
         try:
             found.append(phase(case, roofs))
         except MissingRate as wrong:
@@ -146,27 +152,29 @@ def _tallies(case: Case, roofs: Roofs) -> tuple[Tally | None, Tally | None, tupl
     return found[0], found[1], tuple(missing)
 
 
-def _break_even(case: Case, roofs: Roofs, decode: Tally) -> float | None:
+def _break_even(case: Case, roofs: Roofs, decode: Breakdown) -> float | None:
     """Seconds of a step with drafts over those of one without."""
     if case.speculation is None:
         return None
-    return decode.seconds / decode_tally(replace(case, speculation=None), roofs).seconds
+    return decode.seconds / decode_breakdown(replace(case, speculation=None), roofs).seconds
 
 
-def decode_tally(case: Case, roofs: Roofs) -> Tally:
+def decode_breakdown(case: Case, roofs: Roofs) -> Breakdown:
     """One decode step after `ctx_tokens` cached tokens; under speculation a draft and a verify step, on average."""
-    return decode_tally_of(case, roofs, case.question.ctx_tokens, case.question.batch)
+    return decode_breakdown_of(case, roofs, case.question.ctx_tokens, case.question.batch)
 
 
-def decode_tally_of(case: Case, roofs: Roofs, past: int, batch: int) -> Tally:
+def decode_breakdown_of(case: Case, roofs: Roofs, past: int, batch: int) -> Breakdown:
     """The same for `batch` sequences of `past` cached tokens each."""
     speculation, devices = case.speculation, roofs.profile.gpu_count
     if speculation is None:
-        return Tally().run(decode_program(case, Pass(past=past, rows=1, batch=batch), devices), roofs)
-    whole = Tally().run(draft_program(case, speculation, Pass(past=past, rows=1, batch=batch), devices - 1), roofs)
+        return Breakdown().run(decode_program(case, Step(kv_tokens=past, q_tokens=1, batch=batch), devices), roofs)
+    whole = Breakdown().run(
+        draft_program(case, speculation, Step(kv_tokens=past, q_tokens=1, batch=batch), devices - 1), roofs
+    )
     for kind in speculation.steps:
-        verify = Pass(past=past, rows=kind.query_tokens, batch=batch)
-        whole.add(Tally().run(decode_program(case, verify, devices), roofs), times=kind.share)
+        verify = Step(kv_tokens=past, q_tokens=kind.query_tokens, batch=batch)
+        whole.add(Breakdown().run(decode_program(case, verify, devices), roofs), times=kind.share)
     return whole
 
 
@@ -175,42 +183,42 @@ def tokens_per_step(case: Case) -> float:
     return case.question.batch * (case.speculation.accepted if case.speculation else 1.0)
 
 
-def first_token_tally(case: Case, roofs: Roofs, decode: Tally | None) -> Tally:
+def first_token_breakdown(case: Case, roofs: Roofs, decode: Breakdown | None) -> Breakdown:
     """What follows prefill until the first token: a decode step, or logits where prefill covers the whole prompt."""
-    if case.rules.prefilled_short_of and decode is not None:
+    if case.rules.unprefilled_tokens and decode is not None:
         return decode
     devices = roofs.profile.gpu_count
-    return Tally().run(head_program(case, case.question.batch, devices), roofs)
+    return Breakdown().run(head_program(case, case.question.batch, devices), roofs)
 
 
-def prefill_tally(case: Case, roofs: Roofs) -> Tally:
+def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
     """A prefill of `ctx_tokens` prompt tokens, from the chunks that its shape needs."""
     prompt = case.question.ctx_tokens
-    chunks: dict[int, Tally] = {}
-    fetches: dict[int, Tally] = {}  # by rows: what is fetched does not depend on the position
+    chunks: dict[int, Breakdown] = {}
+    fetches: dict[int, Breakdown] = {}  # by rows: what is fetched does not depend on the position
 
     def seconds(index: int) -> float:
         if index not in chunks:
             chunk = chunk_at(case, prompt, index)
-            if chunk.rows not in fetches:
-                fetches[chunk.rows] = Tally().run(prefetch_program(case, chunk), roofs)
-            chunks[index] = chunk_tally(case, chunk, roofs, fetch=fetches[chunk.rows])
+            if chunk.q_tokens not in fetches:
+                fetches[chunk.q_tokens] = Breakdown().run(prefetch_program(case, chunk), roofs)
+            chunks[index] = chunk_breakdown(case, chunk, roofs, fetch=fetches[chunk.q_tokens])
         return chunks[index].seconds
 
     weights: Weights = sample(case, prompt, seconds)
-    whole = Tally()
+    whole = Breakdown()
     for index, times in sorted(weights.items()):
         seconds(index)
         whole.add(chunks[index], times)
     return whole
 
 
-def chunk_tally(case: Case, chunk: Pass, roofs: Roofs, *, fetch: Tally | None = None) -> Tally:
+def chunk_breakdown(case: Case, chunk: Step, roofs: Roofs, *, fetch: Breakdown | None = None) -> Breakdown:
     """One prefill chunk; of what is `fetch`ed beside it (n-gram rows unless given), only what sticks out is added."""
     if fetch is None:
-        fetch = Tally().run(prefetch_program(case, chunk), roofs)
+        fetch = Breakdown().run(prefetch_program(case, chunk), roofs)
     devices = roofs.profile.gpu_count
-    work = Tally().run(prefill_program(case, chunk, devices), roofs)
+    work = Breakdown().run(prefill_program(case, chunk, devices), roofs)
     if case.speculation is not None:
         work.run(draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)
     if fetch.seconds <= work.seconds:
@@ -218,28 +226,28 @@ def chunk_tally(case: Case, chunk: Pass, roofs: Roofs, *, fetch: Tally | None = 
     return work.add(fetch, times=1 - work.seconds / fetch.seconds)
 
 
-def _phase(tally: Tally, roofs: Roofs, *, tokens: float) -> Phase:
-    seconds = _seconds(tally, roofs)
+def _phase(breakdown: Breakdown, roofs: Roofs, *, tokens: float) -> Phase:
+    seconds = _seconds(breakdown, roofs)
     return Phase(
         seconds=seconds,
         tokens_per_s=_rate(tokens, seconds),
-        floor_s=tally.floor_s(),
-        naive_s=tally.naive_s(),
-        bound=tally.bound(),
-        parts=tally.parts(),
-        link_bytes=round(tally.link_bytes),
-        link_write_bytes=round(tally.link_write_bytes),
-        busy_s={engine.value: busy for engine, busy in sorted(tally.busy_s().items())},
+        floor_s=breakdown.floor_s(),
+        naive_s=breakdown.naive_s(),
+        bound=breakdown.bound(),
+        parts=breakdown.parts(),
+        link_bytes=round(breakdown.link_bytes),
+        link_write_bytes=round(breakdown.link_write_bytes),
+        busy_s={engine.value: busy for engine, busy in sorted(breakdown.busy_s().items())},
     )
 
 
-def _seconds(tally: Tally, roofs: Roofs) -> Quantity:
+def _seconds(breakdown: Breakdown, roofs: Roofs) -> Quantity:
     """Log-normal interval from the spread of every rate, never below the physical floor."""
-    value = tally.seconds
+    value = breakdown.seconds
     if value == 0:
         return Quantity(0.0, 0.0, 0.0)
-    factor = math.exp(Z90 * tally.spread_s(roofs) / value)
-    return Quantity(value, max(value / factor, min(tally.floor_s(), value)), value * factor)
+    factor = math.exp(Z90 * breakdown.spread_s(roofs) / value)
+    return Quantity(value, max(value / factor, min(breakdown.floor_s(), value)), value * factor)
 
 
 def _rate(tokens: float, seconds: Quantity) -> Quantity:

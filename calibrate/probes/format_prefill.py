@@ -12,8 +12,7 @@ from realkernels.format_pool import NoKernel
 from realkernels.format_prefill import FormatPrefill
 from realkernels.formats import Arrangement
 from twin.formats import kv_format
-from twin.operations.dequantise import FLASH_ROWS_WIDE
-from twin.operations.waves import Grid
+from twin.operations.occupancy import FLASH_ROWS_WIDE, FlashGrid
 
 EXPANDED = (512, 32_768, 65_536)
 """Tokens: one small piece, whose time is a launch, and many whole ones, more than a device's L2 holds."""
@@ -89,7 +88,7 @@ def _sizes(context: Context) -> tuple[tuple[int, int], ...]:
 def rows_with_some_alone(multiprocessors: int, *, query_heads: int) -> int:
     """The fewest rows that leave a last wave at most a program a multiprocessor, after full waves; 0 if none do."""
     for blocks in range(1, MOST_BLOCKS):
-        waves = Grid(programs=blocks * query_heads).on(multiprocessors)
+        waves = FlashGrid(thread_blocks=blocks * query_heads).on(multiprocessors)
         if waves.full >= ALONE_AFTER and waves.alone:
             return blocks * FLASH_ROWS_WIDE
     return 0

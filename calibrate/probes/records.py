@@ -12,7 +12,7 @@ from calibrate.probes.probe import Context, Probe, Sample, check
 from realkernels.format_gather import HostGather, RecordCache, record_cache
 from realkernels.formats import format_named
 from realkernels.shape import QsaShape
-from twin.engines.twin import RECORDS
+from twin.engines.twin import INTERLEAVED
 
 BUDGET_CTX = 2**15
 """Context at which the selection's size is varied, to tell the fixed part of a gather from its bytes."""
@@ -68,4 +68,4 @@ def _probe(name: str) -> Probe:
     return Probe(name=f"gather_host_{name}", run=run, supported=_supported, quick_s=quick_s, full_s=full_s)
 
 
-PROBES = tuple(_probe(name) for name in RECORDS)
+PROBES = tuple(_probe(name) for name in INTERLEAVED)

@@ -13,10 +13,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from hwprofiles import load_profile
 from twin.ask.question import Question
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
-from twin.prediction import Prediction, chunk_tally, predict, prefill_tally
+from twin.prediction import Prediction, chunk_breakdown, predict, prefill_breakdown
 from twin.units import MIB
 
 Result = TypeVar("Result")
@@ -49,9 +49,9 @@ def rounds_of(benchmark: BenchmarkFixture, run: Callable[[], Result], *, rounds:
 def summed(question: Question) -> float:
     """Seconds of a prefill with every chunk simulated."""
     case, roofs = predict(question, MACHINE).case, Roofs(MACHINE)
-    whole = Tally()
+    whole = Breakdown()
     for index in range(chunk_count(case, question.ctx_tokens)):
-        whole.add(chunk_tally(case, chunk_at(case, question.ctx_tokens, index), roofs))
+        whole.add(chunk_breakdown(case, chunk_at(case, question.ctx_tokens, index), roofs))
     return whole.seconds
 
 
@@ -59,8 +59,8 @@ def summed(question: Question) -> float:
 def test_a_prefill_from_few_chunks(benchmark: BenchmarkFixture, copies: str) -> None:
     question = Question(ctx_tokens=MILLION, copies=copies)  # type: ignore[arg-type]
     case = predict(question, MACHINE).case
-    tally: Tally = benchmark(lambda: prefill_tally(case, Roofs(MACHINE)))
-    assert tally.seconds == pytest.approx(summed(question), rel=1e-3)
+    breakdown: Breakdown = benchmark(lambda: prefill_breakdown(case, Roofs(MACHINE)))
+    assert breakdown.seconds == pytest.approx(summed(question), rel=1e-3)
 
 
 @pytest.mark.parametrize("copies", ["serial", "overlapped"])

@@ -27,10 +27,10 @@ APPEND_LATENCY_S, APPEND = 90e-6, 0.01
 def seconds(name: str, ctx: int, batch: int, tokens: int, *, inline: bool = False, heads: Heads | None = None) -> float:
     """Of one call."""
     op = decode_op(format_case(name, inline=inline, heads=heads), ctx_tokens=ctx, batch=batch, query_tokens=tokens)
-    assert op.cut is not None
-    share = op.cut.on(worlds.machine().sm_count)
-    each = DECODING[name] + OF_A_ROW * op.cut.rows
-    merged_s = share.merged_bytes / worlds.VRAM / MERGING
+    assert op.split_kv is not None
+    share = op.split_kv.on(worlds.machine().sm_count)
+    each = DECODING[name] + OF_A_ROW * op.split_kv.q_rows
+    merged_s = share.combined_bytes / worlds.VRAM / MERGING
     return LATENCY_S + merged_s + max(op.vram_bytes / worlds.VRAM / READ, share.elements * each / INSTRUCTIONS)
 
 

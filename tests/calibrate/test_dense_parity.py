@@ -11,12 +11,11 @@ from realkernels.shape import DenseShape
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.layouts.layout import Pass
 from twin.models import ModelSpec, load_model
 from twin.models.spec import Attention, FeedForward
 from twin.operations.counts import elementwise_elements, layer_parameters, parameters
 from twin.operations.lower import decode_program, prefill_program
-from twin.operations.ops import Op, Program
+from twin.operations.ops import Op, Program, Step
 
 LLAMA = load_model("llama-3.1-8b")
 SMALL = replace(
@@ -74,7 +73,7 @@ def test_keys_and_values_are_counted_alike(model: ModelSpec) -> None:
 
 @pytest.mark.parametrize(("batch", "past"), [(1, 40), (6, 3071)])
 def test_a_decode_step_is_the_ops_of_a_whole_layer(model: ModelSpec, batch: int, past: int) -> None:
-    step = Pass(past=past, rows=1, batch=batch)
+    step = Step(kv_tokens=past, q_tokens=1, batch=batch)
     counted, timed = ops(decode_program(case_of(model), step, 1)), ops_timed(model, batch=batch, rows=1, past=past)
     for ours, theirs in (("weights", "linear"), ("elementwise", "elementwise"), ("attention", "attend_decode")):
         compared(counted[ours], timed[theirs])
@@ -82,7 +81,7 @@ def test_a_decode_step_is_the_ops_of_a_whole_layer(model: ModelSpec, batch: int,
 
 @pytest.mark.parametrize(("rows", "past"), [(64, 0), (768, 1024), (1, 512)])
 def test_a_prefill_chunk_is_the_ops_of_a_whole_layer(model: ModelSpec, rows: int, past: int) -> None:
-    counted = ops(prefill_program(case_of(model), Pass(past=past, rows=rows), 1))
+    counted = ops(prefill_program(case_of(model), Step(kv_tokens=past, q_tokens=rows), 1))
     timed = ops_timed(model, batch=1, rows=rows, past=past)
     pairs = [("weights", "linear"), ("elementwise", "elementwise"), ("append", "append")]
     if rows > 1:

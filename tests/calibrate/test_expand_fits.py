@@ -37,14 +37,14 @@ def expand_s(name: str, ctx: int) -> float:
 
 def chunk_s(name: str, rows: int, ctx: int) -> float:
     _, attend, fold = prefill_ops(format_case(name), ctx_tokens=ctx, rows=rows)
-    assert attend.grid is not None
+    assert attend.flash_grid is not None
     count = worlds.machine().sm_count
-    waves = attend.grid.on(count)
-    one_s = attend.flops / waves.programs / (worlds.TENSOR / count)
+    waves = attend.flash_grid.on(count)
+    one_s = attend.flops / waves.thread_blocks / (worlds.TENSOR / count)
     products = attend.calls * (
         ATTEND_S
         + one_s * (2 * waves.full / PRODUCTS[2] + waves.alone / PRODUCTS[1])
-        + waves.merged_bytes / (worlds.VRAM * MERGING)
+        + waves.combined_bytes / (worlds.VRAM * MERGING)
     )
     return expand_s(name, ctx) + products + fold.calls * fold.vram_bytes / worlds.VRAM
 

@@ -73,7 +73,9 @@ def test_no_other_kernel_is_fitted_on_rows_of_vllm(profile: HardwareProfile) -> 
 
 def test_what_is_fitted_is_a_kernel_of_vllm() -> None:
     rules = load_engine("vllm")
-    backends = {name for names in (*rules.backends.values(), *rules.verify_only.values()) for name in names}
+    backends = {
+        name for names in (*rules.backends.by_format.values(), *rules.backends.verify_only.values()) for name in names
+    }
     for parameter in PARAMETERS:
         _, implementation, variant = parameter.kernel.split("/")
         assert implementation in backends | set(rules.implementations.values())

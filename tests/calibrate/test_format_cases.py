@@ -92,7 +92,7 @@ def test_its_program_is_one_read_of_the_cache_as_predictions_count_it() -> None:
     (block,) = program_of(replace(ONE, heads=""), kv_dtype="fp16")
     (op,) = block.ops
     assert op.kernel == "attend_decode/twin/q8_0"
-    assert (op.vram_bytes, op.decoded, op.grain) == (3 * 769 * 2_176, 3 * 769 * 2_048, 2)
+    assert (op.vram_bytes, op.dequantised_elements, op.grain) == (3 * 769 * 2_176, 3 * 769 * 2_048, 2)
     assert op.flops == 4 * 4 * 16 * 256 * 769 * 3  # 12 query rows of a KV head, in a program of 16
     inline = replace(ONE, format="int8_per_token_head", inline=True, heads="")
     assert program_of(inline, kv_dtype="fp16")[0].ops[0].kernel == "attend_decode/twin_inline/int8_per_token_head"
@@ -129,13 +129,13 @@ def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> Non
     if reason := format_kernels.missing(fmt, torch.device("cpu")):
         pytest.skip(reason)
     pool = Pool.fill(fmt, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
-    mirrored = load_engine("twin").plan(name, "twin_inline" if inline else "twin")
+    mirrored = load_engine("twin").decode_plan(name, "twin_inline" if inline else "twin")
     assert mirrored is not None
     assert mirrored.other_splits == format_kernels.KERNELS[name].other_splits
     for rows in range(1, 193):
         plan = format_kernels.plan_for(pool, rows)
-        program = plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles
-        assert mirrored.programs_of(rows) == (plan.blocks(rows), program), rows
+        thread_block = plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles
+        assert mirrored.thread_blocks_of(rows) == (plan.blocks(rows), thread_block), rows
 
 
 @pytest.mark.parametrize(("slots", "extra", "prologue"), [(132, 0, 3), (264, 0, 40), (396, 1, 3), (528, 0, 3)])

@@ -113,8 +113,8 @@ def test_a_number_for_each_kind_of_program_is_kept_only_where_no_line_will_do() 
     for sample in formats.decode("fp8").samples:
         at = {name: int(sample.at[name]) for name in ("ctx_tokens", "batch", "query_tokens")}
         op = decode_op(format_case("fp8"), **at)
-        assert op.cut is not None
-        more = 1.5 if op.cut.rows == 32 else 1.0
+        assert op.split_kv is not None
+        more = 1.5 if op.split_kv.q_rows == 32 else 1.0
         slow.append(replace(sample, seconds=tuple(more * second for second in sample.seconds)))
     points = [(ctx, batch, 4) for ctx in (16_384, 65_536, 131_072) for batch in (2, 8)]
     for sample in formats.decode("fp8", points).samples:
@@ -198,8 +198,11 @@ def test_appending_has_a_latency_and_a_share_of_the_memory(toy: tuple[HardwarePr
 
 def test_only_samples_of_whose_kind_there_are_others_are_left_out() -> None:
     op = decode_op(format_case("bf16"), ctx_tokens=8_192, batch=1, query_tokens=1)
-    assert op.cut is not None
-    points = [Sampled(op=replace(op, cut=replace(op.cut, rows=rows)), seconds=1.0) for rows in (16, 16, 32, 48, 48)]
+    assert op.split_kv is not None
+    points = [
+        Sampled(op=replace(op, split_kv=replace(op.split_kv, q_rows=rows)), seconds=1.0)
+        for rows in (16, 16, 32, 48, 48)
+    ]
     assert list(_folds(points)) == [0, 1, 3, 4]
 
 

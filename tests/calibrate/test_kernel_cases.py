@@ -9,9 +9,8 @@ from calibrate.grid import long_curve, validation_grid
 from calibrate.kernel_cases import KernelCase, program_of, question_of
 from twin.ask.case import Case
 from twin.ask.resolve import resolve
-from twin.layouts.layout import Pass
 from twin.operations.counts import selected_tokens, sparse_threshold
-from twin.operations.ops import Block, Carried, Program
+from twin.operations.ops import Carried, OpGraph, Program, Step
 
 FP16 = "fp16"
 PLANE_BYTES = 2 * 2 * 256 * 2
@@ -33,7 +32,7 @@ def parts(program: Program) -> list[list[str]]:
     return [[op.part for op in block.ops] for block in program]
 
 
-def edges(block: Block) -> list[tuple[int, ...]]:
+def edges(block: OpGraph) -> list[tuple[int, ...]]:
     return [op.after for op in block.ops]
 
 
@@ -153,7 +152,7 @@ def test_a_prefill_case_is_what_it_times_of_one_layer(
 def test_a_staged_case_is_the_layout_s_own_loop(copies: str) -> None:
     case = replace(STAGED, copies=copies)
     asked = resolved(case)
-    blocks = asked.layout.prefill_blocks(asked, Pass(past=12_288 - 768, rows=768), 0, times=1)
+    blocks = asked.layout.prefill_graphs(asked, Step(kv_tokens=12_288 - 768, q_tokens=768), 0, times=1)
     assert program_of(case, kv_dtype=FP16) == (blocks[-1],)
 
 

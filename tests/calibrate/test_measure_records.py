@@ -15,7 +15,7 @@ from calibrate.measure_formats import measure_formats
 from calibrate.probes import Context, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.probes.machine import describe
 from tests.calibrate import probe_worlds as worlds
-from twin.engines.twin import RECORDS
+from twin.engines.twin import INTERLEAVED
 
 ONE = KernelCase(metric="decode_gather", tier="host", ctx_tokens=2_307, layers=2, format="q4_0")
 LATENCY_S = 12e-6
@@ -42,7 +42,7 @@ def context(folder: Path, backend: Any, **changes: Any) -> Context:
 # Probes
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", INTERLEAVED)
 def test_every_format_has_a_probe_that_checks_its_result(tmp_path: Path, cpu: Any, name: str) -> None:
     made = context(tmp_path, cpu)
     samples = probe_of(name).run(made)
@@ -121,7 +121,7 @@ def test_what_the_probe_measures_predicts_a_case(tmp_path: Path, cpu: Any) -> No
 # Measuring
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", INTERLEAVED)
 def test_every_format_is_measured_and_right_on_this_processor(cpu: Any, name: str) -> None:
     case = replace(ONE, format=name)
     told: list[KernelCase] = []

@@ -74,7 +74,7 @@ def test_both_rooms_have_the_same_layouts() -> None:
 def test_every_format_of_the_rulebook_is_one_that_a_backend_keeps() -> None:
     """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_format_cases`."""
     rules = load_engine("twin")
-    assert set(rules.record_formats) == set(BLOCK_FORMATS)
+    assert set(rules.own_kernels.interleaved_formats) == set(BLOCK_FORMATS)
     assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(BLOCK_FORMATS)
 
 

@@ -5,7 +5,7 @@ import pytest
 from calibrate.kernel_cases import missing_rate
 from calibrate.records_grid import CONTEXTS, CPU_CONTEXTS, records_grid
 from hwprofiles import load_profile
-from twin.engines.twin import RECORDS
+from twin.engines.twin import INTERLEAVED
 
 
 def test_no_context_is_one_of_calibration_and_tails_differ() -> None:
@@ -19,7 +19,7 @@ def test_the_quick_grid_is_a_part_of_the_whole_and_ids_are_unique(device: str) -
     quick, whole = (records_grid(quick=quick, device=device) for quick in (True, False))
     assert set(quick) < set(whole)
     assert len({case.id for case in whole}) == len(whole)
-    assert {case.format for case in quick} == set(RECORDS)
+    assert {case.format for case in quick} == set(INTERLEAVED)
 
 
 def test_a_profile_without_the_rate_is_told_it() -> None:

@@ -12,10 +12,10 @@ from tests.laws.drawn import LONG_TOKENS, PAGE, SHIPPED, THRESHOLD, machines, qu
 from tests.laws.floors import KEPT_ON_HOST, PLANES
 from tests.worlds import LAWS
 from twin.ask.question import Question
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
-from twin.prediction import Prediction, chunk_tally, predict
+from twin.prediction import Prediction, chunk_breakdown, predict
 from twin.units import MIB, TIB
 
 ROUNDING = 1e-9
@@ -29,9 +29,9 @@ def assert_sum_of_chunks(prediction: Prediction) -> None:
     """The predicted prefill is that of every chunk, simulated one by one."""
     case, roofs = prediction.case, Roofs(prediction.machine)
     prompt = case.question.ctx_tokens
-    whole = Tally()
+    whole = Breakdown()
     for index in range(chunk_count(case, prompt)):
-        whole.add(chunk_tally(case, chunk_at(case, prompt, index), roofs))
+        whole.add(chunk_breakdown(case, chunk_at(case, prompt, index), roofs))
     _, prefill = phases(prediction)
     assert prefill.seconds.value == pytest.approx(whole.seconds, rel=SAMPLING)
     assert prefill.link_bytes == pytest.approx(whole.link_bytes, rel=SAMPLING)

@@ -78,7 +78,7 @@ def test_prefill_takes_longer_for_a_longer_prompt_on_either_side_of_the_sparse_t
 def test_a_longer_context_takes_no_less_of_any_memory(question: Question, machine: HardwareProfile, more: int) -> None:
     short = predict(question, machine).memory
     long = predict(replace(question, ctx_tokens=question.ctx_tokens + more), machine).memory
-    for before, after in zip(short.pools, long.pools, strict=True):
+    for before, after in zip(short.memories, long.memories, strict=True):
         assert after.used_bytes(long.pages) >= before.used_bytes(short.pages)
     assert short.max_ctx_tokens() == long.max_ctx_tokens()
     assert short.fits or not long.fits
@@ -102,7 +102,7 @@ def test_a_larger_batch_takes_no_less_of_any_memory_but_staging(
     larger = replace(question, batch=question.batch + more)
     assume(larger.batch <= MAX_BATCH and question.prefill != "staged")
     few, many = predict(question, machine).memory, predict(larger, machine).memory
-    for before, after in zip(few.pools, many.pools, strict=True):
+    for before, after in zip(few.memories, many.memories, strict=True):
         staging = before.fixed.get("staging", 0.0) - after.fixed.get("staging", 0.0)
         assert no_less(after.used_bytes(many.pages), before.used_bytes(few.pages) - staging)
     if question.layout == "vram" or question.batch > 1:

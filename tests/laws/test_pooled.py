@@ -22,14 +22,13 @@ from tests.laws.pooled import (
     hybrid_questions,
     prefill_floor_s,
 )
-from tests.worlds import LAWS
+from tests.worlds import LAWS, step
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
-from twin.layouts.layout import Pass
 from twin.operations.lower import decode_program
-from twin.prediction import Prediction, decode_tally_of, predict
+from twin.prediction import Prediction, decode_breakdown_of, predict
 
 FEW = settings(LAWS, max_examples=40)
 ROUNDING = 1e-9
@@ -115,7 +114,7 @@ def test_a_step_of_more_query_tokens_takes_longer(question: Question, one: int, 
         assume(many * question.batch <= WHOLE_TILE)
     case, roofs = resolve(question), Roofs(FLAT if machine == "flat" else RTX3090)
     steps = [
-        Tally().run(decode_program(case, Pass(past=question.ctx_tokens, rows=rows, batch=question.batch), 1), roofs)
+        Breakdown().run(decode_program(case, step(question.ctx_tokens, rows, batch=question.batch), 1), roofs)
         for rows in (few, many)
     ]
     assert no_less(steps[1].seconds, steps[0].seconds)
@@ -151,7 +150,9 @@ def test_a_larger_batch_never_takes_less_time_on_a_shipped_machine(question: Que
     """Its kernels grow more efficient with their size: interpolated between tiles, a fuller one took less time."""
     few, many = sorted((min(one, 1000), min(other, 1000)))
     machine, within = (H200, AS_MEASURED) if question.model == DENSE else (RTX3090, ROUNDING)
-    steps = [decode_tally_of(resolve(question), Roofs(machine), question.ctx_tokens, batch) for batch in (few, many)]
+    steps = [
+        decode_breakdown_of(resolve(question), Roofs(machine), question.ctx_tokens, batch) for batch in (few, many)
+    ]
     assert no_less(steps[1].seconds, steps[0].seconds, within=within)
 
 
@@ -175,7 +176,9 @@ def test_a_tile_begun_takes_as_long_as_a_full_one(model: str) -> None:
     case, roofs = resolve(Question(ctx_tokens=1, model=model)), Roofs(RTX3090)
 
     def weights_s(tokens: int) -> float:
-        return sum(part.seconds for part in decode_tally_of(case, roofs, 1, tokens).parts() if part.name == "weights")
+        return sum(
+            part.seconds for part in decode_breakdown_of(case, roofs, 1, tokens).parts() if part.name == "weights"
+        )
 
     for first, last in ((17, 32), (33, 48), (49, 64)):
         assert weights_s(first) == pytest.approx(weights_s(last), rel=ROUNDING)

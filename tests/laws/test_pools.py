@@ -12,8 +12,8 @@ from tests.worlds import LAWS
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
+from twin.memory.block_pool import block_plan
 from twin.memory.plan import plan_memory
-from twin.memory.pool import block_plan
 from twin.units import GIB, MAX_TOKENS
 
 VRAM_BYTES = RTX3090.gpu.vram.value
@@ -52,7 +52,7 @@ def questions(draw: st.DrawFn, /, formats: list[str] = FORMATS, **fixed: Any) ->
 def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: Question) -> None:
     longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
     plan = plan_memory(resolve(replace(question, ctx_tokens=longest or question.ctx_tokens)), RTX3090)
-    found, device = pool_of(plan), plan.pools[0]
+    found, device = pool_of(plan), plan.memories[0]
     pages = plan.pages if longest else 0
     assert sum(pool.capacity_bytes for pool in plan.devices()) == pytest.approx(VRAM_BYTES)
     if pages:
@@ -136,4 +136,4 @@ def test_a_pool_of_given_bytes_is_sure_and_any_other_has_an_interval(question: Q
     low, middle, high = (plan.max_ctx_tokens(sigmas=sigmas) for sigmas in (-1.0, 0.0, 1.0))
     assert low <= middle <= high
     pinned = plan_memory(resolve(replace(question, pool_bytes=2**32)), RTX3090)
-    assert pinned.pools[0].capacity_spread == 0
+    assert pinned.memories[0].capacity_spread == 0

@@ -234,7 +234,9 @@ def test_every_format_is_found_under_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", engine_names())
 def test_formats_of_an_engine_are_there(name: str) -> None:
     rules = load_engine(name)
-    assert {*rules.formats, *rules.host_formats, *rules.backends, *rules.verify_backends} <= set(format_names())
+    assert {*rules.formats, *rules.host_formats, *rules.backends.by_format, *rules.backends.verify} <= set(
+        format_names()
+    )
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -201,7 +201,7 @@ def test_where_both_phases_lack_a_rate_the_first_is_named(prefixes: tuple[str, .
     assert "it has" in refused.value.hint
     partial = predict(question, poor, partial=True)
     assert (partial.decode, partial.prefill, partial.ttft_s, partial.break_even) == (None, None, None, None)
-    assert partial.memory.pools == predict(question, RTX3090).memory.pools
+    assert partial.memory.memories == predict(question, RTX3090).memory.memories
     assert len(partial.missing) == 2
     assert partial.sources == {}
 

@@ -14,10 +14,10 @@ from twin.ask.resolve import machine_of, resolve
 from twin.assumptions import beyond_native
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible
-from twin.layouts.layout import Pass
+from twin.memory.block_pool import KVPool, pool_rules
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.memory.pool import KVPool, pool_rules
-from twin.prediction import Z90, chunk_tally, decode_tally_of
+from twin.operations.ops import Step
+from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of
 from twin.serving.limits import Limits
 from twin.serving.protocols import StepCosts
 from twin.serving.records import ServingResult
@@ -127,6 +127,6 @@ def _spread(case: Case, roofs: Roofs, result: ServingResult) -> float:
     """Relative standard deviation of a step's time: the larger of a mean decode step's and a mean chunk's (A17)."""
     running = max(1, round(result.resident_mean))
     past = max(1, result.prompt_tokens // max(1, result.completed))
-    decode = decode_tally_of(case, roofs, past, running)
-    chunk = chunk_tally(case, Pass(past=0, rows=min(past, case.chunk_tokens)), roofs)
-    return max(tally.spread_s(roofs) / tally.seconds for tally in (decode, chunk))
+    decode = decode_breakdown_of(case, roofs, past, running)
+    chunk = chunk_breakdown(case, Step(kv_tokens=0, q_tokens=min(past, case.chunk_tokens)), roofs)
+    return max(breakdown.spread_s(roofs) / breakdown.seconds for breakdown in (decode, chunk))

@@ -8,14 +8,13 @@ drafter's window is taken as full, whatever the context, as it is in memory.
 from collections.abc import Sequence
 
 from twin.ask.case import Case
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible
-from twin.layouts.layout import Pass
-from twin.memory.pool import KVPool
-from twin.operations.drafting import draft_prefill_program
-from twin.operations.lower import backbone_program, head_program, prefill_attention_program
-from twin.prediction import decode_tally_of
+from twin.memory.block_pool import KVPool
+from twin.operations.lower import backbone_program, draft_prefill_program, head_program, prefill_attention_program
+from twin.operations.ops import Step
+from twin.prediction import decode_breakdown_of
 from twin.serving.protocols import StepCosts
 
 FAR = 4096
@@ -55,9 +54,9 @@ class CaseCosts(StepCosts):
     def _decode(self, sequences: int) -> tuple[float, float]:
         if sequences not in self._decodes:
             near = self.case.speculation.drafter.window if self.case.speculation else 0
-            far = FAR_IN_PROGRAMS if self.case.rules.attend_plans else FAR
+            far = FAR_IN_PROGRAMS if self.case.rules.own_kernels.decode_plans else FAR
             near_s, far_s = (
-                decode_tally_of(self.case, self.roofs, past, sequences).seconds for past in (near, near + far)
+                decode_breakdown_of(self.case, self.roofs, past, sequences).seconds for past in (near, near + far)
             )
             slope_s = (far_s - near_s) / far
             self._decodes[sequences] = near_s - slope_s * near, slope_s / sequences
@@ -70,15 +69,15 @@ class CaseCosts(StepCosts):
                 *backbone_program(self.case, tokens, sequences, self.devices),
                 *head_program(self.case, logits, self.devices),
             )
-            self._backbones[key] = Tally().run(program, self.roofs).seconds
+            self._backbones[key] = Breakdown().run(program, self.roofs).seconds
         return self._backbones[key]
 
     def _chunk(self, past: int, rows: int) -> float:
-        chunk = Pass(past=past, rows=rows)
+        chunk = Step(kv_tokens=past, q_tokens=rows)
         program = prefill_attention_program(self.case, chunk, self.devices)
         if self.case.speculation is not None:
             program += draft_prefill_program(self.case, self.case.speculation, chunk, self.devices - 1)
-        return Tally().run(program, self.roofs).seconds
+        return Breakdown().run(program, self.roofs).seconds
 
 
 class CasePool:

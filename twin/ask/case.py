@@ -56,7 +56,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def operand_dtype(self) -> str:
-        """Operand type of attention's products: the format's own if it is plain, else what it is decoded to."""
+        """Operand type of attention's products: the format's own if it is plain, else what it is dequantised to."""
         return self.fmt.name if self.fmt.kind == "plain" else self.rules.compute_dtype
 
     @property
@@ -70,10 +70,11 @@ class Case(Struct, frozen=True, kw_only=True):
         return self.question.what_if and self.fmt.kind != "plain"
 
     @property
-    def in_records(self) -> bool:
-        """Whether a block's K and V lie on the host as one record; what is borrowed is read in the lender's way."""
-        offloaded = self.layout.name == "offload"
-        return offloaded and self.fmt.name in self.rules.record_formats and not self.borrows
+    def is_interleaved(self) -> bool:
+        """Whether a block's K and V lie interleaved on the host; what is borrowed is read in the lender's way."""
+        return (
+            self.layout.host_planes and self.fmt.name in self.rules.own_kernels.interleaved_formats and not self.borrows
+        )
 
     @property
     def rated_format(self) -> str:

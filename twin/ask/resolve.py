@@ -9,7 +9,7 @@ from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
-from twin.memory.pool import with_prefix_cache
+from twin.memory.block_pool import with_prefix_cache
 from twin.models import ModelSpec, load_model
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import HALF_BYTES
@@ -36,13 +36,13 @@ def resolve(question: Question) -> Case:
     check_numbers(question)
     model = load_model(question.model)
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
-    layout = load_layout(_or(question.layout, rules.layouts[0] if model.indexer else "vram"))
+    layout = _default_layout(model, rules) if question.layout is None else load_layout(question.layout)
     _check_options(question, layout, rules)
     if layout.name not in rules.layouts:
         raise Impossible(f"{rules.name} has no layout {layout.name!r}", hint=f"it has {', '.join(rules.layouts)}")
     fmt = _format_of(question, rules, model, layout)
-    if layout.name == "offload" and model.indexer is None:
-        raise Impossible(f"{model.name} reads its whole cache at every step: offload needs sparse attention")
+    if layout.needs_indexer and model.indexer is None:
+        raise Impossible(f"{model.name} reads its whole cache at every step: {layout.name} needs sparse attention")
     sparse = rules.sparse if model.indexer else None
     rated = kv_format(rules.formats[0]) if question.what_if and fmt.kind != "plain" else fmt
     backend, verify_backend = _backends_of(question, rules, rated)
@@ -69,9 +69,10 @@ def resolve(question: Question) -> Case:
     return with_prefix_cache(case) if rules.block_pool else case
 
 
-def _or(asked: str | None, default: str) -> str:
-    """An empty name is no default: it is looked up, and refused, like any other."""
-    return default if asked is None else asked
+def _default_layout(model: ModelSpec, rules: EngineRules) -> CacheLayout:
+    """The engine's first that the model can be asked for."""
+    layouts = (load_layout(name) for name in rules.layouts)
+    return next(layout for layout in layouts if model.indexer or not layout.needs_indexer)
 
 
 def _engine_of(model: ModelSpec) -> EngineRules:
@@ -103,12 +104,12 @@ def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple
     default = backends[0] if backends else ""
     asked = question.backend
     if asked is None:
-        return default, rules.verify_backends.get(fmt.name, default)
+        return default, rules.backends.verify.get(fmt.name, default)
     found = match(asked, backends)
     if found is None:
         known = ", ".join(backends) or "no choice of backends"
         raise Impossible(f"{rules.name} runs no {fmt.name} cache on {asked!r}", hint=f"it has {known}")
-    return (default if found in rules.verify_only.get(fmt.name, ()) else found), found
+    return (default if found in rules.backends.verify_only.get(fmt.name, ()) else found), found
 
 
 def _state_bytes(question: Question, rules: EngineRules) -> int:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterator
 
 from twin.ask.case import Case
-from twin.layouts.layout import Pass
 from twin.operations.counts import sparse_threshold
+from twin.operations.ops import Step
 
 STRAIGHT = 2e-4
 """Largest relative distance of a line's middle from the truth at which the line is kept."""
@@ -21,7 +21,7 @@ Weights = dict[int, float]
 
 def prefilled_tokens(case: Case, prompt_tokens: int) -> int:
     """Prompt tokens that prefill passes over: not those in the prefix cache, nor what is left for the first step."""
-    return max(0, prompt_tokens - case.cached_tokens - case.rules.prefilled_short_of)
+    return max(0, prompt_tokens - case.cached_tokens - case.rules.unprefilled_tokens)
 
 
 def chunk_count(case: Case, prompt_tokens: int) -> int:
@@ -29,11 +29,11 @@ def chunk_count(case: Case, prompt_tokens: int) -> int:
     return -(-prefilled_tokens(case, prompt_tokens) // case.chunk_tokens)
 
 
-def chunk_at(case: Case, prompt_tokens: int, index: int) -> Pass:
-    """Pass number `index` of a prompt's prefill; the last may be shorter."""
+def chunk_at(case: Case, prompt_tokens: int, index: int) -> Step:
+    """Step number `index` of a prompt's prefill; the last may be shorter."""
     past = index * case.chunk_tokens
-    rows = min(case.chunk_tokens, prefilled_tokens(case, prompt_tokens) - past)
-    return Pass(past=case.cached_tokens + past, rows=rows, batch=case.question.batch)
+    q_tokens = min(case.chunk_tokens, prefilled_tokens(case, prompt_tokens) - past)
+    return Step(kv_tokens=case.cached_tokens + past, q_tokens=q_tokens, batch=case.question.batch)
 
 
 def sample(case: Case, prompt_tokens: int, seconds: Callable[[int], float]) -> Weights:
@@ -54,7 +54,7 @@ def _stretches(case: Case, full: int) -> Iterator[tuple[int, int]]:
     """Full chunks from one change of structure to the next; between them only the number of buckets grows."""
     chunk = case.chunk_tokens
     budget = case.model.indexer.budget if case.model.indexer else 0
-    first_full_budget = -(-budget // chunk) * chunk  # rows before it may see fewer tokens than the budget
+    first_full_budget = -(-budget // chunk) * chunk  # query tokens before it may see fewer tokens than the budget
     breaks = sorted({sparse_threshold(case.model), first_full_budget, *case.layout.breaks(case)})
     start = 0
     for stop in (*(min(position // chunk, full) for position in breaks), full):

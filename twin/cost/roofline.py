@@ -5,25 +5,25 @@ from typing import NamedTuple
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
+from twin.operations.occupancy import RESIDENT, FlashGrid
 from twin.operations.ops import Engine, Op
-from twin.operations.waves import RESIDENT, Grid
 
 WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (H2D)", "d2h": "host link (D2H)"}
 WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
+"""What can hold an op, by key."""
 
+ATTENTION_OPS = ("attend_sparse/", "attend_dense/", "score/")
+"""Operations whose efficiency is a share of the tensor roof alone: instructions around their products hold them."""
 
-PRODUCTS = ("attend_sparse/", "attend_dense/", "score/")
-"""Operations whose efficiency is a share of the tensor roof alone."""
+MOSTLY_PRODUCTS = 2
+"""Operations an element over those of the narrowest thread block, from which on most belong to products of its rows."""
 
-PRODUCTS_FROM = 2
-"""Operations of a program over those of the narrowest from which on most of them go with the products of its rows."""
-
+KERNEL_RATES = ("efficiency", "latency", "combine", "operations")
 VRAM_RATES: tuple[str, ...] = ("vram",)
-NO_RATES: tuple[str, ...] = ()
 
 
 class Cost(NamedTuple):
-    """Seconds of one op (all its calls), and which rates they hang on."""
+    """Seconds of one op (all its calls), and which rates they depend on."""
 
     seconds: float
     latency_s: float
@@ -46,25 +46,15 @@ class _KernelRates(NamedTuple):
     efficiency_rates: tuple[str, ...]
     latency_s: float
     latency_rates: tuple[str, ...]
-    of_products: bool
+    of_attention: bool
     operations: Counts | None = None
-    """Operations that an element costs a program; None where they are free or inside the efficiency."""
+    """Operations that an element costs a thread block; None where they are free or inside the efficiency."""
     operations_rates: tuple[str, ...] = ()
     combine: float = 0.0
     """Share of the memory's rate for partial results; 0 where combining them is inside the latency."""
 
 
-NO_KERNEL = _KernelRates(
-    efficiency=None,
-    efficiency_rates=NO_RATES,
-    latency_s=0.0,
-    latency_rates=NO_RATES,
-    of_products=False,
-)
-
-
-def _plain_rates(name: str, link: Link) -> _KernelRates:
-    return NO_KERNEL._replace(latency_s=link.latency.value, latency_rates=(f"{name}.latency",))
+NO_KERNEL = _KernelRates(efficiency=None, efficiency_rates=(), latency_s=0.0, latency_rates=(), of_attention=False)
 
 
 class _Bound(NamedTuple):
@@ -95,7 +85,10 @@ class Roofs:
         self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
         self._instructions = gpu.instructions.rate.value if gpu.instructions else None
         self._kernels: dict[str, _KernelRates] = {}
-        self._plain_of = {engine: _plain_rates(*link) for engine, link in self._links.items()}
+        self._plain_of = {
+            engine: NO_KERNEL._replace(latency_s=link.latency.value, latency_rates=(f"{name}.latency",))
+            for engine, (name, link) in self._links.items()
+        }
         self._name_rates()
 
     def _name_rates(self) -> None:
@@ -106,39 +99,32 @@ class Roofs:
             self.rates["instructions"] = gpu.instructions.rate
         for name, link in self._links.values():
             self.rates |= {name: link.rate, f"{name}.latency": link.latency, f"{name}.run_length": link.run_length}
-        for key, kernel in self.profile.kernels.items():
-            if kernel.efficiency is not None:
-                self.rates[f"{key}#efficiency"] = kernel.efficiency
-            if kernel.latency is not None:
-                self.rates[f"{key}#latency"] = kernel.latency
-            if kernel.combine is not None:
-                self.rates[f"{key}#combine"] = kernel.combine
-            if kernel.operations is not None:
-                self.rates[f"{key}#operations"] = kernel.operations
+        self.rates |= {
+            f"{key}#{name}": rate
+            for key, kernel in self.profile.kernels.items()
+            for name in KERNEL_RATES
+            if (rate := getattr(kernel, name)) is not None
+        }
 
-    def kernel(self, key: str) -> "_KernelRates":
+    def kernel(self, key: str) -> _KernelRates:
         """Rates of the kernel `key`, looked up once; MissingRate where the profile has none."""
         if key not in self._kernels:
             self._kernels[key] = self._looked_up(key)
         return self._kernels[key]
 
-    def _looked_up(self, key: str) -> "_KernelRates":
+    def _looked_up(self, key: str) -> _KernelRates:
         kernel = self.profile.kernels.get(key)
         if kernel is None:
-            raise MissingRate(
-                f"machine {self.profile.name} has no rate for {key}",
-                hint=self._alike(key),
-            )
+            raise MissingRate(f"machine {self.profile.name} has no rate for {key}", hint=self._alike(key))
+        named = {name: f"{key}#{name}" for name in KERNEL_RATES if getattr(kernel, name) is not None}
         return _KernelRates(
             efficiency=kernel.efficiency,
-            efficiency_rates=(f"{key}#efficiency",) if kernel.efficiency is not None else (),
+            efficiency_rates=(named["efficiency"],) if kernel.efficiency is not None else (),
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
-            latency_rates=tuple(
-                f"{key}#{name}" for name in ("latency", "combine") if getattr(kernel, name) is not None
-            ),
-            of_products=key.startswith(PRODUCTS),
+            latency_rates=tuple(named[name] for name in ("latency", "combine") if name in named),
+            of_attention=key.startswith(ATTENTION_OPS),
             operations=kernel.operations,
-            operations_rates=("instructions", f"{key}#operations") if kernel.operations is not None else (),
+            operations_rates=("instructions", named["operations"]) if kernel.operations is not None else (),
             combine=kernel.combine.value if kernel.combine is not None else 0.0,
         )
 
@@ -151,36 +137,36 @@ class Roofs:
     def cost(self, op: Op) -> Cost:
         """Seconds of all calls of `op`: on each call a latency, then the slowest roof over the kernel's efficiency.
 
-        An op that is cut into programs fills the device by whole rounds of them. What each element costs a program in
-        operations (codes taken apart, softmax, products) runs beside the reads: a roof of its own, which no efficiency
-        lowers, and which is no part of the speed of light or the floor, since another kernel may need fewer. Partial
-        results are written and merged after it, which counts as latency.
-        The efficiency of a kernel of products (PRODUCTS) is a share of the tensor roof alone: such a kernel is held by
-        the instructions around its products, and its bytes stream beside them. Any other lowers every roof.
+        A split-KV kernel fills the device by whole rounds of thread blocks. The operations that each element costs them
+        (dequantisation, softmax, products) run beside the reads: a roof of its own, which no efficiency lowers, and
+        which is no part of the speed of light or the floor, since another kernel may need fewer. Partial results are
+        written and combined after it, which counts as latency.
+        The efficiency of ATTENTION_OPS is a share of the tensor roof alone: their bytes stream beside the products. Any
+        other efficiency lowers every roof.
         """
         kernel = self.kernel(op.kernel) if op.kernel else self._plain(op)
         efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
-        bound = self._slowest_roof(op, efficiency if kernel.of_products else 1.0)
+        bound = self._slowest_roof(op, efficiency if kernel.of_attention else 1.0)
         wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
         if op.row_tile and kernel.efficiency is not None:
             bound_s = self._in_order(op, kernel.efficiency)
-        elif not kernel.of_products:
+        elif not kernel.of_attention:
             bound_s /= efficiency
-        if bound_s and (wall == "tensor" or not kernel.of_products):
+        if bound_s and (wall == "tensor" or not kernel.of_attention):
             rates += kernel.efficiency_rates
         latency_s = kernel.latency_s
-        if op.grid is not None and kernel.combine:
-            latency_s += op.grid.on(self.profile.gpu.sm_count).merged_bytes / (self._vram[0] * kernel.combine)
-        if op.cut is not None and (kernel.operations is not None or kernel.combine):
-            share = op.cut.on(self.profile.gpu.sm_count)
+        if op.flash_grid is not None and kernel.combine:
+            latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
+        if op.split_kv is not None and (kernel.operations is not None or kernel.combine):
+            occupancy = op.split_kv.on(self.profile.gpu.sm_count)
             if kernel.combine:
-                latency_s += share.merged_bytes / (self._vram[0] * kernel.combine)
+                latency_s += occupancy.combined_bytes / (self._vram[0] * kernel.combine)
             if kernel.operations is not None:
-                each = self._operations(op, kernel.operations, op.cut.rows)
-                work_s = share.elements * each / self._instructions_per_s()
+                each = self._operations(op, kernel.operations, op.split_kv.q_rows)
+                work_s = occupancy.elements * each / self._instructions_per_s()
                 if work_s > bound_s:
-                    taken_apart = op.decoded and each < PRODUCTS_FROM * kernel.operations.counts[0]
-                    wall, bound_s = "decode" if taken_apart else "tensor", work_s
+                    dequantising = op.dequantised_elements and each < MOSTLY_PRODUCTS * kernel.operations.counts[0]
+                    wall, bound_s = "decode" if dequantising else "tensor", work_s
                     rates = kernel.operations_rates
         calls = op.calls
         return Cost(
@@ -244,8 +230,8 @@ class Roofs:
         return roof_s / curve(tokens)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
-        if curve.over == RESIDENT_PROGRAMS and op.grid is not None:
-            return self._in_waves(op.kernel, op.grid, curve)
+        if curve.over == RESIDENT_PROGRAMS and op.flash_grid is not None:
+            return self._in_waves(op.kernel, op.flash_grid, curve)
         return self._read(op.kernel, curve, op.grain)
 
     def _read(self, key: str, curve: Curve, at: float) -> float:
@@ -253,13 +239,13 @@ class Roofs:
             self.extrapolated.add(f"{key} at {at:g} {curve.over}")
         return curve(at)
 
-    def _in_waves(self, key: str, grid: Grid, curve: Curve) -> float:
-        """Of the whole device: each wave lasts as long as the programs of its fullest multiprocessor."""
+    def _in_waves(self, key: str, grid: FlashGrid, curve: Curve) -> float:
+        """Of the whole device: each wave lasts as long as the thread blocks of its fullest multiprocessor."""
         multiprocessors = self.profile.gpu.sm_count
         waves = grid.on(multiprocessors)
         lasting = waves.full * RESIDENT / self._read(key, curve, RESIDENT) if waves.full else 0.0
         lasting += waves.alone / self._read(key, curve, 1) if waves.alone else 0.0
-        return waves.programs / multiprocessors / lasting
+        return waves.thread_blocks / multiprocessors / lasting
 
     def _operations(self, op: Op, counts: Counts, rows: int) -> float:
         if not counts.covers(rows):

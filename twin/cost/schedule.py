@@ -1,69 +1,110 @@
 """The event simulation: ops queue first-in-first-out for engines on simpy. Knows nothing of transformers or hardware.
 
-A chain needs no events: its length is the sum of its ops. A pipeline of many equal iterations is played until it has
-settled into a steady rhythm and is then extrapolated; one that does not settle, or whose busiest engine would be
+A chain needs no events: its length is the sum of its ops. A pipeline of many equal iterations is played until its
+rhythm is steady and is then extrapolated; one whose rhythm does not become steady, or whose busiest engine would be
 overtaken, is played to the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import simpy
+from msgspec import Struct
 from simpy.resources.resource import Request
 
-from twin.cost.timeline import BlockRun, Span, Timeline
-from twin.operations.ops import Block, Engine, Program
+from twin.operations.ops import Engine, Op, OpGraph, Program
 
 WARM_UP = 8
 """Iterations after which a pipeline's rhythm is looked for."""
 
-SETTLED = 1e-9
+STEADY = 1e-9
 """Largest relative change of the time per iteration that counts as steady."""
 
 
-def simulate(program: Program, seconds: Sequence[Sequence[float]], *, spans: bool = False) -> Timeline:
-    """Play `program`; `seconds` holds the service time of each op of each block. `spans` records every call."""
-    play = _play_all if spans else _run
-    runs = tuple(play(block, tuple(own)) for block, own in zip(program, seconds, strict=True))
+class Span(NamedTuple):
+    """One call of an op, in seconds from the start of its graph."""
+
+    op: Op
+    start_s: float
+    end_s: float
+
+
+class GraphRun(Struct, frozen=True, kw_only=True):
+    """One playing of a graph (all its iterations, once)."""
+
+    seconds: float
+    critical: tuple[float, ...]
+    """How often each op of the graph lies on the critical path: its seconds x this count add up to `seconds`."""
+    spans: tuple[Span, ...] = ()
+
+
+class Timeline(Struct, frozen=True, kw_only=True):
+    """A played program."""
+
+    program: Program
+    runs: tuple[GraphRun, ...]
+
+    @property
+    def total_s(self) -> float:
+        """Length of the whole program in seconds."""
+        return sum(run.seconds * graph.times for graph, run in zip(self.program, self.runs, strict=True))
+
+    def spans(self) -> Iterator[Span]:
+        """Every recorded span, in seconds from the start of the program."""
+        offset = 0.0
+        for graph, run in zip(self.program, self.runs, strict=True):
+            for _ in range(graph.times):
+                for span in run.spans:
+                    yield Span(span.op, span.start_s + offset, span.end_s + offset)
+                offset += run.seconds
+
+
+def schedule(program: Program, seconds: Sequence[Sequence[float]], *, spans: bool = False) -> Timeline:
+    """Play `program`; `seconds` holds the service time of each op of each graph. `spans` records every call."""
+    runs = tuple(
+        _play(graph, tuple(own), graph.iterations, spans=True) if spans else _run(graph, tuple(own))
+        for graph, own in zip(program, seconds, strict=True)
+    )
     return Timeline(program=program, runs=runs)
 
 
-def _run(block: Block, seconds: tuple[float, ...]) -> BlockRun:
-    if _is_chain(block):
-        counts = (float(block.iterations),) * len(block.ops)
-        return BlockRun(seconds=sum(seconds) * block.iterations, critical=counts)
-    if block.iterations <= WARM_UP + 2:
-        return _play(block, seconds, block.iterations).run()
-    before, settled, after = (_play(block, seconds, WARM_UP + extra).run() for extra in (0, 1, 2))
-    rhythm = after.seconds - settled.seconds
-    if abs(rhythm - (settled.seconds - before.seconds)) > SETTLED * after.seconds:
-        return _play(block, seconds, block.iterations).run()
-    left = block.iterations - (WARM_UP + 2)
-    counts = tuple(late + (late - early) * left for early, late in zip(settled.critical, after.critical, strict=True))
+def _run(graph: OpGraph, seconds: tuple[float, ...]) -> GraphRun:
+    """A chain as a sum, a long pipeline extrapolated from its steady rhythm, anything else played."""
+    if _is_chain(graph):
+        counts = (float(graph.iterations),) * len(graph.ops)
+        return GraphRun(seconds=sum(seconds) * graph.iterations, critical=counts)
+    extrapolated = _extrapolated(graph, seconds) if graph.iterations > WARM_UP + 2 else None
+    return extrapolated or _play(graph, seconds, graph.iterations)
+
+
+def _extrapolated(graph: OpGraph, seconds: tuple[float, ...]) -> GraphRun | None:
+    """The whole pipeline from its first iterations; None where their rhythm is not that of the others."""
+    before, steady, after = (_play(graph, seconds, WARM_UP + extra) for extra in (0, 1, 2))
+    rhythm = after.seconds - steady.seconds
+    if abs(rhythm - (steady.seconds - before.seconds)) > STEADY * after.seconds:
+        return None
+    left = graph.iterations - (WARM_UP + 2)
+    counts = tuple(late + (late - early) * left for early, late in zip(steady.critical, after.critical, strict=True))
     length = after.seconds + rhythm * left
-    if length < _busiest(block, seconds) or min(counts) < 0:  # a slower part has not caught up with the rhythm yet
-        return _play(block, seconds, block.iterations).run()
-    return BlockRun(seconds=length, critical=counts)
+    if length < _busiest(graph, seconds) or min(counts) < 0:  # a slower part has not caught up with the rhythm yet
+        return None
+    return GraphRun(seconds=length, critical=counts)
 
 
-def _busiest(block: Block, seconds: tuple[float, ...]) -> float:
-    """Work of the busiest engine over all iterations: no playing of the block is shorter."""
+def _busiest(graph: OpGraph, seconds: tuple[float, ...]) -> float:
+    """Work of the busiest engine over all iterations: no playing of the graph is shorter."""
     work: dict[tuple[int, Engine], float] = {}
-    for op, taken in zip(block.ops, seconds, strict=True):
-        work[op.device, op.engine] = work.get((op.device, op.engine), 0.0) + taken * block.iterations
-    return max(work.values(), default=0.0) * (1 - SETTLED)
+    for op, taken in zip(graph.ops, seconds, strict=True):
+        work[op.device, op.engine] = work.get((op.device, op.engine), 0.0) + taken * graph.iterations
+    return max(work.values(), default=0.0) * (1 - STEADY)
 
 
-def _is_chain(block: Block) -> bool:
+def _is_chain(graph: OpGraph) -> bool:
     """Whether every op waits for the one before it, and every iteration for the whole of the last."""
-    linked = all(max(op.after, default=-1) == index - 1 for index, op in enumerate(block.ops))
-    one_engine = len({(op.device, op.engine) for op in block.ops}) == 1
-    barrier = any(edge.op == 0 and edge.earlier == len(block.ops) - 1 and edge.distance == 1 for edge in block.carried)
-    return linked and (block.iterations == 1 or one_engine or barrier)
-
-
-def _play_all(block: Block, seconds: tuple[float, ...]) -> BlockRun:
-    return _play(block, seconds, block.iterations).run(spans=True)
+    linked = all(max(op.after, default=-1) == index - 1 for index, op in enumerate(graph.ops))
+    one_engine = len({(op.device, op.engine) for op in graph.ops}) == 1
+    barrier = any(edge.op == 0 and edge.earlier == len(graph.ops) - 1 and edge.distance == 1 for edge in graph.carried)
+    return linked and (graph.iterations == 1 or one_engine or barrier)
 
 
 class _Call(NamedTuple):
@@ -73,11 +114,11 @@ class _Call(NamedTuple):
     op: int
 
 
-class _Stage:
-    """One playing of a block: who waits for whom, who holds what, and what each call was last held up by."""
+class _Playing:
+    """One playing of a graph: who waits for whom, who holds what, and what each call was last held up by."""
 
-    def __init__(self, block: Block, seconds: tuple[float, ...], iterations: int) -> None:
-        self.block, self.seconds, self.iterations = block, seconds, iterations
+    def __init__(self, graph: OpGraph, seconds: tuple[float, ...], iterations: int) -> None:
+        self.graph, self.seconds, self.iterations = graph, seconds, iterations
         self.env = simpy.Environment()
         self.servers: dict[tuple[int, Engine], simpy.Resource] = {}
         self.last_on: dict[tuple[int, Engine], _Call] = {}
@@ -91,12 +132,12 @@ class _Stage:
 
     def _link(self) -> None:
         for iteration in range(self.iterations):
-            for index, op in enumerate(self.block.ops):
+            for index, op in enumerate(self.graph.ops):
                 call = _Call(iteration, index)
                 needs = [_Call(iteration, earlier) for earlier in op.after]
                 needs += [
                     _Call(iteration - edge.distance, edge.earlier)
-                    for edge in self.block.carried
+                    for edge in self.graph.carried
                     if edge.op == index and edge.distance <= iteration
                 ]
                 self.missing[call] = len(needs)
@@ -136,25 +177,25 @@ class _Stage:
                 self._ready(waiter, call)
 
     def _place(self, call: _Call) -> tuple[int, Engine]:
-        op = self.block.ops[call.op]
+        op = self.graph.ops[call.op]
         return (op.device, op.engine)
 
-    def run(self, *, spans: bool = False) -> BlockRun:
+    def run(self, *, spans: bool = False) -> GraphRun:
         """What was played: its length, how often each op lies on the critical path, and on request each span."""
-        counts = [0.0] * len(self.block.ops)
+        counts = [0.0] * len(self.graph.ops)
         call = max(self.end, key=lambda key: (self.end[key], key), default=None)
         length = self.end[call] if call else 0.0
         while call is not None:
             counts[call.op] += 1
             call = self.cause[call]
         recorded = tuple(
-            Span(op=self.block.ops[key.op], start_s=self.start[key], end_s=end)
+            Span(op=self.graph.ops[key.op], start_s=self.start[key], end_s=end)
             for key, end in (sorted(self.end.items(), key=lambda item: self.start[item[0]]) if spans else ())
         )
-        return BlockRun(seconds=length, critical=tuple(counts), spans=recorded)
+        return GraphRun(seconds=length, critical=tuple(counts), spans=recorded)
 
 
-def _play(block: Block, seconds: tuple[float, ...], iterations: int) -> _Stage:
-    stage = _Stage(block, seconds, iterations)
-    stage.play()
-    return stage
+def _play(graph: OpGraph, seconds: tuple[float, ...], iterations: int, *, spans: bool = False) -> GraphRun:
+    playing = _Playing(graph, seconds, iterations)
+    playing.play()
+    return playing.run(spans=spans)

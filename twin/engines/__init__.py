@@ -11,7 +11,7 @@ __all__ = ["OWN", "EngineRules", "backend_names", "engine_names", "load_engine"]
 OWN = "twin"
 """The engine that runs this project's own kernels."""
 
-_NOT_ENGINES = {"__init__", "rules", "twin_plans"}
+_NOT_ENGINES = {"__init__", "rules"}
 
 
 def engine_names() -> list[str]:

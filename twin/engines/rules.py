@@ -4,7 +4,8 @@ from msgspec import Struct
 
 from hwprofiles.rates import Rate
 from twin.errors import Impossible
-from twin.operations.occupancy import Plan
+from twin.layouts import load_layout
+from twin.operations.occupancy import DecodePlan
 
 
 class SparseRules(Struct, frozen=True, kw_only=True):
@@ -21,11 +22,11 @@ class SparseRules(Struct, frozen=True, kw_only=True):
     splits_selection: bool
     """Whether a staged prefill issues only the products that fall into the bucket, or all of them, masked."""
     score_rows: int
-    """Query rows scored against all pooled keys in one go."""
+    """Query tokens scored against all pooled keys in one go."""
     staging_bytes: int
     """Buffer through which a prefill pulls host planes."""
     copies_whole_buckets: bool
-    """Whether a bucket crosses the link in one piece a plane, or page by page."""
+    """Whether a bucket crosses the link in one run a plane, or page by page."""
     overlaps_copies: bool
     """Whether staged copies run beside the kernels unless asked otherwise."""
 
@@ -38,6 +39,8 @@ class BlockPoolRules(Struct, frozen=True, kw_only=True):
     batched_tokens: int
     """Tokens of one step, decodes and prefill chunks together."""
     max_sequences: int
+    bounds_context: bool
+    """Whether it refuses a longest request beyond what the model's own configuration takes."""
     activations: Rate
     """Bytes of the largest transient that the start-up profile sees, code compiled before."""
     cold_activations: Rate
@@ -51,9 +54,34 @@ class BlockPoolRules(Struct, frozen=True, kw_only=True):
     backend_workspace: dict[str, Rate]
     """Bytes that an attention backend keeps for itself, by backend."""
     dequantises_prefix: dict[str, Rate]
-    """Backends whose prefill decodes the whole cached prefix: copies of it that the profile does not see."""
+    """Backends whose prefill dequantises the whole cached prefix: copies of it that the profile does not see."""
     untracked: Rate
     """Bytes outside the engine's share: the context and what other libraries allocate."""
+
+
+class BackendRules(Struct, frozen=True, kw_only=True):
+    """Which attention backend runs what, where an engine has several; empty: its own kernels run every format."""
+
+    by_format: dict[str, tuple[str, ...]] = {}
+    """Backends that run a format, the default first."""
+    verify_only: dict[str, tuple[str, ...]] = {}
+    """Backends that run a format in steps of several query tokens only, beside those of `by_format`."""
+    verify: dict[str, str] = {}
+    """Default backend of a step of several query tokens by format, where it differs."""
+    piecewise: tuple[str, ...] = ()
+    """Backends whose steps of several query tokens are not captured whole in a CUDA graph."""
+
+
+class OwnKernelRules(Struct, frozen=True, kw_only=True):
+    """What is known of an engine's kernels because they are this project's own."""
+
+    decode_plans: dict[str, DecodePlan] = {}
+    """Thread blocks of the decode kernel over a format; `<backend>/<format>` before the format alone. Not named: all
+    query rows at once, none of them padding, no tiles or splits that a device would have to be filled with."""
+    kv_chunk_tokens: int = 0
+    """Tokens of the cache that a chunk's dense attention dequantises at a time; 0: it reads the cache as it is."""
+    interleaved_formats: tuple[str, ...] = ()
+    """Formats that it keeps on the host in interleaved blocks: codes and scales of K and V of one block in one run."""
 
 
 class EngineRules(Struct, frozen=True, kw_only=True):
@@ -61,60 +89,41 @@ class EngineRules(Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str
-    page_tokens: int
-    """Tokens that the cache grows by; where a block pool sizes its own blocks, their smallest step."""
-    layouts: tuple[str, ...]
-    """The first is the default for a model that it can be asked for."""
-    formats: tuple[str, ...]
-    """What it keeps in VRAM; the first is the default."""
-    weight_formats: tuple[str, ...]
-    """Checkpoints that it loads."""
     machine: str
     """Shipped machine that a question is about unless it names another."""
+    layouts: tuple[str, ...]
+    """The first that a model can be asked for is its default."""
+    formats: tuple[str, ...]
+    """What it keeps in VRAM; the first is the default."""
+    host_formats: tuple[str, ...] = ()
+    """What it keeps on the host."""
+    weight_formats: tuple[str, ...]
+    """Checkpoints that it loads."""
+    page_tokens: int
+    """Tokens that the cache grows by; where a block pool sizes its own blocks, their smallest step."""
     chunk_tokens: int
     """Prompt tokens of one prefill pass."""
-    prefilled_short_of: int
+    unprefilled_tokens: int
     """Prompt tokens left for the first decode step."""
-    state_element_bytes: int
-    hop_element_bytes: int
-    """Bytes of one element of the residual streams that cross from device to device."""
     ngram: str
     """Where the n-gram table is read from unless asked otherwise."""
     workspace: Rate
     """Bytes of a device that hold neither weights, state nor cache: context, buffers, the largest transient."""
     compute_dtype: str
     """Operand type of the weights' matrix products."""
-    host_formats: tuple[str, ...] = ()
-    """What it keeps on the host."""
-    record_formats: tuple[str, ...] = ()
-    """Of these, what it keeps there in records: codes and scales of K and V of one block of a selection, in one run."""
-    sparse_kernels: SparseRules | None = None
-    block_pool: BlockPoolRules | None = None
-    needs: dict[str, str] = {}
-    """Least compute capability that its kernels of a format start on, where that is more than the format's own."""
-    backends: dict[str, tuple[str, ...]] = {}
-    """Attention backends that run a format, the default first; empty: the engine's own kernels run all of them."""
-    verify_only: dict[str, tuple[str, ...]] = {}
-    """Backends that run a format in steps of several query tokens only, beside those of `backends`."""
-    verify_backends: dict[str, str] = {}
-    """Backend of a pass of several query tokens by format, where it differs."""
-    attend_plans: dict[str, Plan] = {}
-    """How its decode kernel over a format is cut into programs; `<backend>/<format>` before the format alone. Not
-    named: all rows at once, none of them padding, no tiles or splits that a device would have to be filled with."""
-    prefill_piece_tokens: int = 0
-    """Tokens of the cache that a chunk's dense attention dequantises at a time; 0: it reads the cache as it is."""
+    state_element_bytes: int = 2
+    hop_element_bytes: int = 2
+    """Bytes of one element of the residual streams that cross from device to device."""
     row_tiles: dict[str, int] = {}
     """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
-    glue_apart: tuple[str, ...] = ()
-    """Weight formats whose products' rates leave norms, rotation and gating to a kernel of their own (see A3)."""
-    bounds_context: bool = False
-    """Whether it refuses a longest request beyond what the model's own configuration takes."""
-    samples: bool = False
-    """Whether what a sequence costs beside its state and products (sampling over all logits) has a rate of its own."""
-    piecewise_backends: tuple[str, ...] = ()
-    """Backends whose passes of several query tokens are not captured whole in a CUDA graph."""
+    needs: dict[str, str] = {}
+    """Least compute capability that its kernels of a format start on, where that is more than the format's own."""
     implementations: dict[str, str] = {}
     """Whose kernel runs an operation, by `<operation>/<variant>`, where it is not the engine's own."""
+    backends: BackendRules = BackendRules()
+    own_kernels: OwnKernelRules = OwnKernelRules()
+    sparse_kernels: SparseRules | None = None
+    block_pool: BlockPoolRules | None = None
 
     @property
     def sparse(self) -> SparseRules:
@@ -123,21 +132,31 @@ class EngineRules(Struct, frozen=True, kw_only=True):
             raise Impossible(f"{self.name} has no sparse attention", hint="ask for another engine or model")
         return self.sparse_kernels
 
+    @property
+    def samples(self) -> bool:
+        """Whether sampling over all logits has a rate of its own."""
+        return "sample/fp32" in self.implementations
+
+    def separate_elementwise(self, weight_format: str) -> bool:
+        """Whether norms, rotation and gating have a rate of their own, which products with weights leave out (A3)."""
+        return f"elementwise/{weight_format}" in self.implementations
+
     def formats_of(self, layout: str) -> tuple[str, ...]:
-        """Formats that it keeps under that placement."""
-        return self.host_formats if layout == "offload" else self.formats
+        """Formats that it keeps under the placement of that name."""
+        return self.host_formats if load_layout(layout).host_planes else self.formats
 
     def backends_of(self, fmt: str) -> tuple[str, ...]:
         """Attention backends that run a format, the default first, those of several query tokens only last."""
-        return (*self.backends.get(fmt, ()), *self.verify_only.get(fmt, ()))
+        return (*self.backends.by_format.get(fmt, ()), *self.backends.verify_only.get(fmt, ()))
 
     def all_backends(self) -> set[str]:
         """Attention backends that run any format."""
         return {name for fmt in self.formats for name in self.backends_of(fmt)}
 
-    def plan(self, fmt: str, backend: str) -> Plan | None:
-        """How the decode kernel of an attention backend over a format is cut; None where it is not known."""
-        return self.attend_plans.get(f"{backend}/{fmt}", self.attend_plans.get(fmt))
+    def decode_plan(self, fmt: str, backend: str) -> DecodePlan | None:
+        """Thread blocks of the decode kernel of an attention backend over a format; None where they are not known."""
+        plans = self.own_kernels.decode_plans
+        return plans.get(f"{backend}/{fmt}", plans.get(fmt))
 
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

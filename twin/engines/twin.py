@@ -4,8 +4,8 @@ A whole model can be predicted under these rules where a machine's profile has a
 """
 
 from hwprofiles.rates import Rate
-from twin.engines.rules import EngineRules, SparseRules
-from twin.engines.twin_plans import PLANS
+from twin.engines.rules import BackendRules, EngineRules, OwnKernelRules, SparseRules
+from twin.operations.occupancy import DecodePlan, ThreadBlock
 from twin.units import MIB
 
 PLAIN = ("fp16", "bf16", "fp32")
@@ -23,11 +23,46 @@ QUANTISED = (
 )
 """Formats with a fused kernel in `realkernels/attend/`."""
 
-RECORDS = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
-"""Formats whose blocks a decode step gathers from the host, each in one record (`realkernels/formats/blocks.py`)."""
+INTERLEAVED = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
+"""Formats that decode steps gather from the host in interleaved blocks (`realkernels/formats/blocks.py`)."""
 
 INLINE = ("int8_per_token_head",)
 """Formats whose published arrangement, scales between the codes, has a backend of its own: `twin_inline`."""
+
+_WIDE = ThreadBlock(64, 32, 1, 2)
+
+
+def _narrow(tile: int) -> DecodePlan:
+    """Up to three sets of 8 query rows, then 32 rows at once."""
+    return DecodePlan(thread_blocks=(*(ThreadBlock(tile, 8, sets, 2) for sets in (1, 2, 3)), _WIDE))
+
+
+_PLAIN = DecodePlan(alone=ThreadBlock(64, 16, 1, 1), thread_blocks=(ThreadBlock(32, 64, 1, 1),))
+_SCALED = (ThreadBlock(64, 16, 1, 2, prologue=40), _WIDE)
+_GROUPS = DecodePlan(alone=ThreadBlock(64, 8, 1, 4), thread_blocks=(ThreadBlock(64, 8, 2, 2), _WIDE))
+
+DECODE_PLANS: dict[str, DecodePlan] = {
+    **dict.fromkeys(("fp16", "bf16"), _PLAIN),
+    "fp8": DecodePlan(thread_blocks=(*_SCALED, ThreadBlock(64, 48, 1, 2))),
+    **dict.fromkeys(
+        ("int8_per_token_head", "fp8_per_token_head"), DecodePlan(thread_blocks=(*_SCALED, ThreadBlock(64, 16, 3, 2)))
+    ),
+    "int4_per_token_head": _narrow(128),
+    **dict.fromkeys(("q8_0", "exl3_k8v8"), _narrow(64)),
+    **dict.fromkeys(("q4_0", "exl3_k4v4"), _GROUPS),
+    "turboquant_4bit_nc": DecodePlan(
+        alone=ThreadBlock(64, 8, 1, 3),
+        thread_blocks=(ThreadBlock(64, 8, 2, 2), ThreadBlock(64, 8, 3, 2), _WIDE, ThreadBlock(128, 16, 3, 1)),
+    ),
+    "kvarn_k4v2_g128": DecodePlan(
+        alone=ThreadBlock(128, 8, 1, 3), thread_blocks=(ThreadBlock(128, 8, 1, 4),), other_splits=1
+    ),
+}
+"""By format, held equal to the kernels' own plans in `realkernels/attend/` for all query rows.
+
+They are those of multiprocessors with 228 KiB of shared memory, taken over to smaller ones, which hold fewer thread
+blocks or sets.
+"""
 
 RULES = EngineRules(
     name="twin",
@@ -35,18 +70,16 @@ RULES = EngineRules(
     page_tokens=256,
     layouts=("offload", "vram"),
     formats=(*PLAIN, *QUANTISED),
-    host_formats=(*PLAIN, *RECORDS),
-    record_formats=RECORDS,
+    host_formats=(*PLAIN, *INTERLEAVED),
     weight_formats=("exl3", "w4a16", "bf16"),
     machine="3x-rtx3090",
     chunk_tokens=4096,
-    prefilled_short_of=1,
-    state_element_bytes=2,
-    hop_element_bytes=2,
+    unprefilled_tokens=1,
     needs={"fp8": "8.9"},
-    backends=dict.fromkeys((*PLAIN, *QUANTISED), ("twin",)) | dict.fromkeys(INLINE, ("twin", "twin_inline")),
-    attend_plans=PLANS,
-    prefill_piece_tokens=8192,
+    backends=BackendRules(
+        by_format=dict.fromkeys((*PLAIN, *QUANTISED), ("twin",)) | dict.fromkeys(INLINE, ("twin", "twin_inline"))
+    ),
+    own_kernels=OwnKernelRules(decode_plans=DECODE_PLANS, kv_chunk_tokens=8192, interleaved_formats=INTERLEAVED),
     ngram="disk",
     workspace=Rate(
         value=1_500_000_000,

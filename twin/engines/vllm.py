@@ -5,7 +5,7 @@ Sources: `v1/worker/gpu_worker.py` (utilisation, profile), `v1/core/kv_cache_uti
 """
 
 from hwprofiles.rates import Rate
-from twin.engines.rules import BlockPoolRules, EngineRules
+from twin.engines.rules import BackendRules, BlockPoolRules, EngineRules
 from twin.units import GIB
 
 DATE = "2026-11-29"
@@ -28,9 +28,7 @@ RULES = EngineRules(
     weight_formats=("w4a16", "bf16"),
     machine="rtx3090",
     chunk_tokens=2048,
-    prefilled_short_of=0,
-    state_element_bytes=2,
-    hop_element_bytes=2,
+    unprefilled_tokens=0,
     ngram="ram",
     workspace=_published(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
     compute_dtype="bf16",
@@ -38,6 +36,7 @@ RULES = EngineRules(
         utilisation=0.9,
         batched_tokens=2048,
         max_sequences=64,
+        bounds_context=True,
         activations=_published(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
         cold_activations=_published(1.96 * GIB, 0.08, "the first run compiles: syv-ai docs/gotchas.md"),
         graphs=_published(
@@ -73,24 +72,23 @@ RULES = EngineRules(
         },
         untracked=_published(0.41 * GIB, 0.1, "used on the device beside weights: syv-ai docs/gotchas.md 9"),
     ),
-    backends={
-        "bf16": ("flash_attention", "triton", "flashinfer"),
-        "fp8": ("flashinfer", "triton"),
-        **dict.fromkeys(TRITON, ("triton",)),
-        **dict.fromkeys(KVARN, ("kvarn",)),
-        **dict.fromkeys(TURBOQUANT, ("turboquant",)),
-    },
-    verify_only={"bf16": ("split_kv",), "int8_per_token_head": ("split_kv", "split_kv_unpadded")},
-    verify_backends={"bf16": "split_kv", "int8_per_token_head": "split_kv"},
+    backends=BackendRules(
+        by_format={
+            "bf16": ("flash_attention", "triton", "flashinfer"),
+            "fp8": ("flashinfer", "triton"),
+            **dict.fromkeys(TRITON, ("triton",)),
+            **dict.fromkeys(KVARN, ("kvarn",)),
+            **dict.fromkeys(TURBOQUANT, ("turboquant",)),
+        },
+        verify_only={"bf16": ("split_kv",), "int8_per_token_head": ("split_kv", "split_kv_unpadded")},
+        verify={"bf16": "split_kv", "int8_per_token_head": "split_kv"},
+        piecewise=("flashinfer", "kvarn"),
+    ),
     row_tiles={"w4a16": 16},
-    bounds_context=True,
-    samples=True,
-    piecewise_backends=("flashinfer", "kvarn"),
     implementations={
         "linear/w4a16": "marlin",
         "linear/bf16": "library",
         "elementwise/bf16": "library",
         "sample/fp32": "library",
     },
-    glue_apart=("bf16",),
 )

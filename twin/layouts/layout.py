@@ -1,11 +1,11 @@
-"""What every placement must answer, and the two records that questions and answers travel in."""
+"""What every placement must answer. A placement is one file: only rulebooks of engines name it elsewhere."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from twin.operations.ops import Block, Op
+from twin.operations.ops import Op, OpGraph, Step
 
 if TYPE_CHECKING:
     from twin.ask.case import Case
@@ -18,19 +18,6 @@ class Placement(Struct, frozen=True, kw_only=True):
     host_bytes: int
 
 
-class Pass(Struct, frozen=True, kw_only=True):
-    """One forward pass over `rows` new tokens of each of `batch` sequences that hold `past` tokens already."""
-
-    past: int
-    rows: int
-    batch: int = 1
-
-    @property
-    def end(self) -> int:
-        """Tokens of one sequence after the pass."""
-        return self.past + self.rows
-
-
 class CacheLayout(Protocol):
     """One placement. Everything is per attention layer; `device` is where that layer runs."""
 
@@ -38,6 +25,14 @@ class CacheLayout(Protocol):
     summary: str
     options: frozenset[str]
     """Fields of a Question that only mean something under this placement."""
+    host_planes: bool
+    """Whether K and V lie in host memory."""
+    needs_indexer: bool
+    """Whether only models with sparse attention can be asked for it."""
+
+    def assumptions(self, case: "Case") -> tuple[str, ...]:
+        """Keys of the assumptions that a case leans on because of this placement."""
+        ...
 
     def placement(self, case: "Case") -> Placement:
         """Bytes per token of one attention layer."""
@@ -47,8 +42,8 @@ class CacheLayout(Protocol):
         """Buffers on each device that runs attention layers, by name."""
         ...
 
-    def decode_ops(self, case: "Case", step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
-        """Ops of one decode step, a chain; `first` is the index in the block of the first of them."""
+    def decode_ops(self, case: "Case", step: Step, device: int, *, first: int) -> tuple[Op, ...]:
+        """Ops of one decode step, a chain; `first` is the index in the graph of the first of them."""
         ...
 
     def breaks(self, case: "Case") -> Iterable[int]:
@@ -59,10 +54,10 @@ class CacheLayout(Protocol):
         """Tokens after which a chunk's history takes one more bucket; 0 where there are none."""
         ...
 
-    def buckets(self, case: "Case", chunk: Pass) -> int:
+    def buckets(self, case: "Case", chunk: Step) -> int:
         """Parts in which a sparse chunk's history crosses the link; 0 where it is read in place."""
         ...
 
-    def prefill_blocks(self, case: "Case", chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
-        """Blocks of one prefill chunk, for `times` equal layers."""
+    def prefill_graphs(self, case: "Case", chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
+        """Op graphs of one prefill chunk, for `times` equal layers."""
         ...

@@ -1,9 +1,9 @@
 """offload: K, V and raw indexer keys in registered host memory, pooled keys in VRAM.
 
 Decode reads the selected blocks straight over the link (zero-copy). A prefill chunk would read nearly the whole history
-once per row; staged, it copies the history bucket by bucket into a VRAM buffer and lets all rows attend to each bucket.
-Formats that an engine keeps in records (`EngineRules.record_formats`) are read by decode steps alone: no kernel stages
-records or gathers them for many rows, so that a prefill over them has no rate.
+once per query token; staged, it copies the history bucket by bucket into a VRAM buffer, to which all query tokens
+attend. Interleaved blocks (`OwnKernelRules.interleaved_formats`) are read by decode steps alone: no kernel stages them
+or gathers them for many query tokens, so that a prefill over them has no rate.
 Sources: `cache/qsa_offload.py` and `modules/attention_fn/qsa_triton.py` of the port cosmicnag/exllamav3@b7dcfa62.
 """
 
@@ -11,11 +11,17 @@ from collections.abc import Iterable
 
 from twin.ask.case import Case
 from twin.errors import MissingRate
-from twin.layouts.layout import Pass, Placement
-from twin.operations.attention import dense_block, issued_flops, merge_partials, sparse_products
+from twin.layouts.layout import Placement
+from twin.operations.attention import (
+    combine_partials,
+    decode_selection,
+    dense_graph,
+    issued_flops,
+    prefill_selection,
+    sparse_attention,
+)
 from twin.operations.counts import block_run_bytes, is_sparse, padded_selection, selected_tokens
-from twin.operations.ops import Block, Carried, Engine, Op
-from twin.operations.selection import decode_selection, prefill_selection
+from twin.operations.ops import Carried, Engine, Op, OpGraph, Step
 
 
 class Offload:
@@ -24,6 +30,12 @@ class Offload:
     name = "offload"
     summary = "K and V in host RAM, read in place by the GPU; only pooled keys in VRAM"
     options: frozenset[str] = frozenset({"staging_bytes", "prefill", "copies", "pooled", "host_pages"})
+    host_planes = True
+    needs_indexer = True
+
+    def assumptions(self, case: Case) -> tuple[str, ...]:
+        """Page tables of registered memory, and unless every query token gathers its own selection how it is staged."""
+        return ("A9",) if case.prefill == "naive" else ("A8", "A9", "A12")
 
     def placement(self, case: Case) -> Placement:
         """K, V and the raw key on the host; a pooled key every `ratio` tokens in VRAM."""
@@ -39,7 +51,7 @@ class Offload:
             return {}
         return {"staging": case.staging_bytes * (2 if case.copies == "overlapped" else 1)}
 
-    def decode_ops(self, case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
+    def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Write the new token to the host, select when the context is long, gather over the link."""
         sparse = is_sparse(case.model, step.end)
         selection = decode_selection(case, step, device, first=first) if sparse else ()
@@ -55,40 +67,40 @@ class Offload:
         )
         return (*selection, gather, self._write_back(case, step, device, after=(first - 1,)))
 
-    def prefill_blocks(self, case: Case, chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
+    def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Write the chunk to the host, then dense, staged or token-by-token attention.
 
-        MissingRate for planes in records, which no kernel of a prefill reads.
+        MissingRate for interleaved blocks, which no kernel of a prefill reads.
         """
-        if case.in_records:
+        if case.is_interleaved:
             raise MissingRate(
                 f"{case.rules.name} has no kernel for a prefill over {case.fmt.name} planes on the host: "
                 "a decode step gathers their records, nothing stages them",
                 hint="--what-if counts their bytes at the rates of another format",
             )
-        write = Block(ops=(self._write_back(case, chunk, device, after=()),), times=times)
+        write = OpGraph(ops=(self._write_back(case, chunk, device, after=()),), times=times)
         if not is_sparse(case.model, chunk.end):
-            past_bytes = chunk.past * case.plane_bytes * chunk.batch
-            return write, dense_block(case, chunk, device, times=times, link_bytes=past_bytes)
-        selection = Block(ops=prefill_selection(case, chunk, device, first=0), times=times)
+            past_bytes = chunk.kv_tokens * case.plane_bytes * chunk.batch
+            return write, dense_graph(case, chunk, device, times=times, link_bytes=past_bytes)
+        selection = OpGraph(ops=prefill_selection(case, chunk, device, first=0), times=times)
         attend = self._staged if self.is_staged(case, chunk) else self._naive
         return write, selection, attend(case, chunk, device, times)
 
-    def is_staged(self, case: Case, chunk: Pass) -> bool:
-        """The port's rule: one sequence, and the rows would read more than twice the pages in use."""
+    def is_staged(self, case: Case, chunk: Step) -> bool:
+        """The port's rule: one sequence, whose query tokens would read more than twice the pages in use."""
         if case.prefill != "auto":
             return case.prefill == "staged"
         pages = case.rules.pages(chunk.end)
-        return chunk.batch == 1 and self._reads(case, chunk.rows) > 2 * pages * case.rules.page_tokens
+        return chunk.batch == 1 and self._read_tokens(case, chunk.q_tokens) > 2 * pages * case.rules.page_tokens
 
-    def _reads(self, case: Case, rows: int) -> int:
-        """Selected tokens that so many rows may read, padding included."""
-        return rows * padded_selection(case.model, case.rules.sparse.selection_alignment)
+    def _read_tokens(self, case: Case, q_tokens: int) -> int:
+        """Selected tokens that so many query tokens may read, padding included."""
+        return q_tokens * padded_selection(case.model, case.rules.sparse.selection_alignment)
 
     def breaks(self, case: Case) -> Iterable[int]:
-        """The last context of a single bucket, which needs no merging, and the last that the port's rule stages."""
+        """The last context of a single bucket, which needs no combining, and the last that the port's rule stages."""
         page = case.rules.page_tokens
-        last_staged = (-(-self._reads(case, case.chunk_tokens) // (2 * page)) - 1) * page
+        last_staged = (-(-self._read_tokens(case, case.chunk_tokens) // (2 * page)) - 1) * page
         return self.bucket_tokens(case), last_staged
 
     def bucket_tokens(self, case: Case) -> int:
@@ -96,14 +108,14 @@ class Offload:
         page = case.rules.page_tokens
         return max(1, case.staging_bytes // (page * case.plane_bytes)) * page
 
-    def buckets(self, case: Case, chunk: Pass) -> int:
+    def buckets(self, case: Case, chunk: Step) -> int:
         """Buckets of a staged chunk, each a buffer full; 0 if it is not staged."""
         if not self.is_staged(case, chunk):
             return 0
         return -(-chunk.end // self.bucket_tokens(case))
 
-    def _staged(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
-        """Copy a bucket (K, then V), attend to it with every row, fold; all pages in use cross the link once."""
+    def _staged(self, case: Case, chunk: Step, device: int, times: int) -> OpGraph:
+        """Copy a bucket (K, then V), attend to it, combine; all pages in use cross the link once."""
         buckets = self.buckets(case, chunk)
         history_bytes = case.rules.pages(chunk.end) * case.rules.page_tokens * case.plane_bytes
         copy = Op(
@@ -115,26 +127,26 @@ class Offload:
             run_bytes=0 if case.rules.sparse.copies_whole_buckets else self._page_run_bytes(case),
         )
         region = min(self.bucket_tokens(case), chunk.end)
-        attend = sparse_products(
+        attend = sparse_attention(
             case, chunk, device, after=(0,), buckets=buckets, region_tokens=region, vram_bytes=history_bytes / buckets
         )
-        ops = (copy, attend) if buckets == 1 else (copy, attend, merge_partials(case, chunk, device, after=(1,)))
+        ops = (copy, attend) if buckets == 1 else (copy, attend, combine_partials(case, chunk, device, after=(1,)))
         last = len(ops) - 1
-        in_stream = Carried(1, last, 1)  # a kernel begins when the bucket before is folded
+        in_stream = Carried(1, last, 1)  # a kernel begins when the bucket before is combined
         buffer_read = Carried(0, 1, 2)  # the second buffer is free when its attention has ended
         carried = (in_stream, buffer_read) if case.copies == "overlapped" else (Carried(0, last, 1),)
-        return Block(ops=ops, iterations=buckets, times=times, carried=carried)
+        return OpGraph(ops=ops, iterations=buckets, times=times, carried=carried)
 
     def _block_run_bytes(self, case: Case) -> int:
-        """Contiguous bytes of one selected block: of K (or of V), in records of both."""
-        return block_run_bytes(case.model, case.plane_bytes * (2 if case.in_records else 1))
+        """Contiguous bytes of one selected block: of K (or of V); interleaved, of both."""
+        return block_run_bytes(case.model, case.plane_bytes * (2 if case.is_interleaved else 1))
 
     def _page_run_bytes(self, case: Case) -> float:
-        """Contiguous bytes of one page: of K (or of V), in records of both."""
-        return case.rules.page_tokens * case.plane_bytes / (1 if case.in_records else 2)
+        """Contiguous bytes of one page: of K (or of V); interleaved, of both."""
+        return case.rules.page_tokens * case.plane_bytes / (1 if case.is_interleaved else 2)
 
-    def _naive(self, case: Case, chunk: Pass, device: int, times: int) -> Block:
-        """Every row gathers its own selection over the link, inside the sparse kernel."""
+    def _naive(self, case: Case, chunk: Step, device: int, times: int) -> OpGraph:
+        """Every query token gathers its own selection over the link, inside the sparse kernel."""
         gather = Op(
             part="kv_gather",
             engine=Engine.H2D,
@@ -142,25 +154,25 @@ class Offload:
             kernel=case.kernel("gather_rows_host"),
             link_bytes=naive_read_bytes(case, chunk),
             run_bytes=block_run_bytes(case.model, case.plane_bytes),
-            flops=issued_flops(case, chunk.rows * chunk.batch, 1),
+            flops=issued_flops(case, chunk.q_tokens * chunk.batch, 1),
             dtype=case.operand_dtype,
             grain=chunk.end,
         )
-        return Block(ops=(gather,), times=times)
+        return OpGraph(ops=(gather,), times=times)
 
-    def _write_back(self, case: Case, step: Pass, device: int, *, after: tuple[int, ...]) -> Op:
-        written = self.placement(case).host_bytes * step.rows * step.batch
+    def _write_back(self, case: Case, step: Step, device: int, *, after: tuple[int, ...]) -> Op:
+        written = self.placement(case).host_bytes * step.q_tokens * step.batch
         return Op(part="kv_write", engine=Engine.D2H, device=device, link_bytes=written, after=after)
 
 
-def naive_read_bytes(case: Case, chunk: Pass) -> int:
-    """Bytes that the rows of a sparse chunk read, each its own selection (see counts.selected_tokens)."""
+def naive_read_bytes(case: Case, chunk: Step) -> int:
+    """Bytes that the query tokens of a sparse chunk read, each its own selection (see counts.selected_tokens)."""
     indexer = case.model.indexer
     if indexer is None:
         return 0
-    short = max(0, min(chunk.end, indexer.budget) - chunk.past)  # rows that still see no more than the budget
-    short_tokens = short * chunk.past + short * (short + 1) // 2
-    rows = chunk.rows - short
+    short = max(0, min(chunk.end, indexer.budget) - chunk.kv_tokens)  # rows that still see no more than the budget
+    short_tokens = short * chunk.kv_tokens + short * (short + 1) // 2
+    rows = chunk.q_tokens - short
     whole, rest = divmod(rows, indexer.ratio)
     tails = whole * (indexer.ratio * (indexer.ratio - 1) // 2)
     tails += sum((chunk.end - back) % indexer.ratio for back in range(rest))

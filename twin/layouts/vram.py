@@ -3,12 +3,19 @@
 from collections.abc import Iterable
 
 from twin.ask.case import Case
-from twin.layouts.layout import Pass, Placement
-from twin.operations.attention import dense_block, dense_read, sparse_products
+from twin.layouts.layout import Placement
+from twin.operations.attention import (
+    decode_attention,
+    decode_selection,
+    dense_graph,
+    dequantised_graph,
+    dequantises_history,
+    prefill_scratch_bytes,
+    prefill_selection,
+    sparse_attention,
+)
 from twin.operations.counts import block_run_bytes, is_sparse, selected_tokens
-from twin.operations.dequantise import expanded_block, expands, scratch_bytes
-from twin.operations.ops import Block, Engine, Op
-from twin.operations.selection import decode_selection, prefill_selection
+from twin.operations.ops import Engine, Op, OpGraph, Step
 
 
 class Vram:
@@ -17,6 +24,13 @@ class Vram:
     name = "vram"
     summary = "the whole cache in VRAM"
     options: frozenset[str] = frozenset()
+    host_planes = False
+    needs_indexer = False
+
+    def assumptions(self, case: Case) -> tuple[str, ...]:
+        """None of its own."""
+        del case
+        return ()
 
     def placement(self, case: Case) -> Placement:
         """K, V, the raw key, and a pooled key every `ratio` tokens."""
@@ -25,13 +39,13 @@ class Vram:
         return Placement(vram_bytes=per_token, host_bytes=0)
 
     def working_bytes(self, case: Case) -> dict[str, int]:
-        """What a chunk's history is unpacked into, where it is; else nothing beyond the engine's workspace."""
-        return {"prefill scratch": scratch_bytes(case)} if expands(case) else {}
+        """What a chunk's history is dequantised into, where it is; else nothing beyond the engine's workspace."""
+        return {"prefill scratch": prefill_scratch_bytes(case)} if dequantises_history(case) else {}
 
-    def decode_ops(self, case: Case, step: Pass, device: int, *, first: int) -> tuple[Op, ...]:
+    def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Append, select when the context is long, read what was selected; without an indexer read everything."""
         if case.model.indexer is None and case.backend:
-            return (dense_read(case, step, device, after=(first - 1,)),)
+            return (decode_attention(case, step, device, after=(first - 1,)),)
         sparse = is_sparse(case.model, step.end)
         selection = decode_selection(case, step, device, first=first) if sparse else ()
         read = Op(
@@ -52,28 +66,32 @@ class Vram:
         return ()
 
     def bucket_tokens(self, case: Case) -> int:
-        """Pieces in which a history is unpacked; none where the planes are read in place."""
-        return case.rules.prefill_piece_tokens if expands(case) else 0
+        """Tokens of a history that are dequantised at a time; none where the planes are read in place."""
+        return case.rules.own_kernels.kv_chunk_tokens if dequantises_history(case) else 0
 
-    def buckets(self, case: Case, chunk: Pass) -> int:
+    def buckets(self, case: Case, chunk: Step) -> int:
         """None: the planes are read in place."""
         del case, chunk
         return 0
 
-    def prefill_blocks(self, case: Case, chunk: Pass, device: int, *, times: int) -> tuple[Block, ...]:
+    def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
-        if expands(case):
-            return (expanded_block(case, chunk, device, times=times),)
+        if dequantises_history(case):
+            return (dequantised_graph(case, chunk, device, times=times),)
         if not is_sparse(case.model, chunk.end):
-            return (dense_block(case, chunk, device, times=times, link_bytes=0),)
+            return (dense_graph(case, chunk, device, times=times, link_bytes=0),)
         selection = prefill_selection(case, chunk, device, first=0)
-        read_bytes = (
-            min(chunk.rows * selected_tokens(case.model, chunk.end), chunk.end) * case.plane_bytes * chunk.batch
+        read_tokens = min(chunk.q_tokens * selected_tokens(case.model, chunk.end), chunk.end)
+        attend = sparse_attention(
+            case,
+            chunk,
+            device,
+            after=(1,),
+            buckets=1,
+            region_tokens=chunk.end,
+            vram_bytes=read_tokens * case.plane_bytes * chunk.batch,
         )
-        attend = sparse_products(
-            case, chunk, device, after=(1,), buckets=1, region_tokens=chunk.end, vram_bytes=read_bytes
-        )
-        return (Block(ops=(*selection, attend), times=times),)
+        return (OpGraph(ops=(*selection, attend), times=times),)
 
 
 LAYOUT = Vram()

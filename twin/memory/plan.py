@@ -1,6 +1,7 @@
 """Does it fit, and how far does the context go: bytes of every part against every memory of the machine."""
 
 import math
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -8,9 +9,55 @@ from msgspec.structs import replace
 from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
 from twin.errors import Impossible
-from twin.memory.placed import Pool, device_pools, host_pool, one_memory
-from twin.memory.pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.operations.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
+from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
+
+PAGE_TABLE_SHARE = 8 / 4096
+"""Device bytes per registered host byte: 8 bytes of page table per 4 KiB page, whatever the host's page size.
+
+Measured on one and two H200: 2 MiB per GiB exactly at 8 to 64 GiB, with 4 KiB and with huge pages, on every device
+that has a context, whichever registers (`hwprofiles/data/h200/register_cost.json`).
+"""
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """One memory: what lies in it besides the cache, and what a page of context takes."""
+
+    name: str
+    capacity_bytes: float
+    fixed: dict[str, float]
+    """Bytes by part that do not depend on the context."""
+    page_bytes: dict[str, float]
+    """Bytes by part that one page of every sequence takes here."""
+    capacity_spread: float = 0.0
+    """Standard deviation of capacity less fixed parts, in bytes."""
+    held_bytes: float = 0.0
+    """Bytes that are taken at once, before any context: with a memory of given size all of it."""
+
+    def free_bytes(self) -> float:
+        """What the cache may take; negative where even an empty cache does not fit."""
+        return self.capacity_bytes - sum(self.fixed.values())
+
+    def parts(self, pages: int) -> dict[str, float]:
+        """Bytes by part at that many pages."""
+        parts = self.fixed | {name: size * pages for name, size in self.page_bytes.items() if size}
+        unused = self.held_bytes - sum(parts.values())
+        return parts | {"unused blocks": unused} if unused > 0 else parts
+
+    def used_bytes(self, pages: int) -> float:
+        """All bytes at that many pages."""
+        return sum(self.parts(pages).values())
+
+    def max_pages(self, *, sigmas: float = 0.0) -> int:
+        """Most pages that fit, with the capacity off by so many standard deviations."""
+        per_page = sum(self.page_bytes.values())
+        more = sigmas * self.capacity_spread
+        free = self.free_bytes() + more
+        if free < 0 or self.held_bytes > self.capacity_bytes + more:
+            return 0
+        return int(free // per_page) if per_page else MAX_TOKENS
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -18,20 +65,20 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     case: Case
     machine: HardwareProfile
-    pools: tuple[Pool, ...]
+    memories: tuple[Memory, ...]
     pages: int
     page_tokens: int
     kv_pool: KVPool | None = None
-    """The pool of blocks, under an engine that shares one among requests."""
+    """The memory of blocks, under an engine that shares one among requests."""
 
     @property
     def fits(self) -> bool:
-        """Whether every pool holds the asked context."""
+        """Whether every memory holds the asked context."""
         return not self.short()
 
-    def short(self) -> list[Pool]:
+    def short(self) -> list[Memory]:
         """Pools that do not hold it."""
-        return [pool for pool in self.pools if pool.max_pages() < self.pages]
+        return [memory for memory in self.memories if memory.max_pages() < self.pages]
 
     def max_ctx_tokens(self, *, sigmas: float = 0.0) -> int:
         """Longest context of each sequence that fits if it is asked for, whatever was; 0 if no page does.
@@ -57,26 +104,26 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     def _left_tokens(self, sigmas: float) -> int:
         """Most tokens of each sequence beside buffers as they are sized here."""
-        pages = min(pool.max_pages(sigmas=sigmas) for pool in self.pools)
+        pages = min(memory.max_pages(sigmas=sigmas) for memory in self.memories)
         return min(pages * self.page_tokens, MAX_TOKENS)
 
-    def limit(self) -> Pool:
-        """The pool that ends the context first."""
-        return min(self._told(self.max_ctx_tokens()).pools, key=lambda pool: pool.max_pages())
+    def limit(self) -> Memory:
+        """The memory that ends the context first."""
+        return min(self._told(self.max_ctx_tokens()).memories, key=lambda memory: memory.max_pages())
 
     def shortage(self) -> str:
         """What is needed against what is there, tier by tier; empty where it fits."""
         lines, short = [], self.short()
-        for tier, pools in self.tiers():
-            needed = sum(pool.used_bytes(self.pages) for pool in pools)
-            there = sum(pool.capacity_bytes for pool in pools)
+        for tier, memories in self.tiers():
+            needed = sum(memory.used_bytes(self.pages) for memory in memories)
+            there = sum(memory.capacity_bytes for memory in memories)
             if needed > there:
                 lines.append(_short(tier, needed, "the machine", there))
             else:
                 lines += [
-                    _short(f"{tier} on {pool.name}", pool.used_bytes(self.pages), "which", pool.capacity_bytes)
-                    for pool in pools
-                    if pool in short
+                    _short(f"{tier} on {memory.name}", memory.used_bytes(self.pages), "which", memory.capacity_bytes)
+                    for memory in memories
+                    if memory in short
                 ]
         return "; ".join(lines)
 
@@ -85,23 +132,23 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         """Whether device and host take from one memory."""
         return self.machine.gpu.shares_memory
 
-    def tiers(self) -> list[tuple[str, list[Pool]]]:
-        """The pools of VRAM and that of the host by what people call them, or those of the one memory."""
+    def tiers(self) -> list[tuple[str, list[Memory]]]:
+        """The memories of VRAM and that of the host by what people call them, or those of the one memory."""
         if self.unified:
             return [("memory", self.devices())]
         return [("VRAM", self.devices()), ("host memory", self.host())]
 
-    def devices(self) -> list[Pool]:
-        """The pools of VRAM, or of a memory that is the host's too."""
-        return [pool for pool in self.pools if pool.name != "host"]
+    def devices(self) -> list[Memory]:
+        """The memories of VRAM, or of a memory that is the host's too."""
+        return [memory for memory in self.memories if memory.name != "host"]
 
-    def host(self) -> list[Pool]:
-        """The pool of host memory, as a list of one; empty where the device's is the host's."""
-        return [pool for pool in self.pools if pool.name == "host"]
+    def host(self) -> list[Memory]:
+        """The memory of host memory, as a list of one; empty where the device's is the host's."""
+        return [memory for memory in self.memories if memory.name == "host"]
 
     def vram_left_bytes(self) -> float:
         """VRAM that the plan leaves free over all devices; a device that is short leaves nothing."""
-        return sum(max(0.0, pool.capacity_bytes - pool.used_bytes(self.pages)) for pool in self.devices())
+        return sum(max(0.0, memory.capacity_bytes - memory.used_bytes(self.pages)) for memory in self.devices())
 
 
 def _short(what: str, needed: float, who: str, there: float) -> str:
@@ -115,18 +162,18 @@ def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
-    pools = _held_apart((*device_pools(case, profile), host_pool(case, profile)), profile)
-    return MemoryPlan(case=case, machine=profile, pools=pools, pages=pages, page_tokens=page_tokens)
+    memories = _held_apart((*device_memories(case, profile), host_memory(case, profile)), profile)
+    return MemoryPlan(case=case, machine=profile, memories=memories, pages=pages, page_tokens=page_tokens)
 
 
-def _held_apart(pools: tuple[Pool, ...], profile: HardwareProfile) -> tuple[Pool, ...]:
-    return one_memory(pools) if profile.gpu.shares_memory else pools
+def _held_apart(memories: tuple[Memory, ...], profile: HardwareProfile) -> tuple[Memory, ...]:
+    return _one_memory(memories) if profile.gpu.shares_memory else memories
 
 
 def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
 
-    A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
+    A memory of given size takes the place of that share and is taken whole. A page is a block of attention in each of
     its groups. A drafter's windows are counted full, whatever the context.
     """
     if profile.gpu_count > 1:
@@ -145,7 +192,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         taken = sum(parts.values()) + kv_pool.pool_bytes
         capacity = min(taken, profile.gpu.vram.value)
     outside, untracked = profile.gpu.vram.value - capacity, pool_rules(case).untracked
-    device = Pool(
+    device = Memory(
         name="gpu0",
         capacity_bytes=capacity,
         fixed={name: size for name, size in fixed.items() if size},
@@ -153,7 +200,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         capacity_spread=spread,
         held_bytes=taken,
     )
-    headroom = Pool(
+    headroom = Memory(
         name="gpu0 outside the engine's share",
         capacity_bytes=outside,
         fixed={"context": min(untracked.value, outside)},
@@ -161,9 +208,112 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         capacity_spread=untracked.value * untracked.spread,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
-    pools = _held_apart((device, headroom, host_pool(case, profile)), profile)
-    if any(pool.free_bytes() < 0 for pool in pools[1:]):  # the engine does not start: there are no blocks
+    memories = _held_apart((device, headroom, host_memory(case, profile)), profile)
+    if any(memory.free_bytes() < 0 for memory in memories[1:]):  # the engine does not start: there are no blocks
         kv_pool = replace(kv_pool, blocks=0)
     return MemoryPlan(
-        case=case, machine=profile, pools=pools, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool
+        case=case, machine=profile, memories=memories, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool
+    )
+
+
+def _one_memory(memories: Sequence[Memory]) -> tuple[Memory, ...]:
+    """The same where the host's memory is the device's: its parts take from the last of the device's memories."""
+    *others, last, host = memories
+    parts = {name: (getattr(last, name), getattr(host, name)) for name in ("fixed", "page_bytes")}
+    joined = {
+        name: {part: device.get(part, 0.0) + kept.get(part, 0.0) for part in device | kept}
+        for name, (device, kept) in parts.items()
+    }
+    spread = math.hypot(last.capacity_spread, host.capacity_spread)
+    return (*others, replace(last, **joined, capacity_spread=spread))
+
+
+def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
+    """Each device with its layers' weights, state and cache, under an engine that takes what it needs."""
+    devices = split_layers(case, profile.gpu_count)
+    kinds = case.model.layer_kinds
+    layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
+    fixed = [
+        _fixed_parts(case, own, first=device == 0, last=device == len(layers) - 1) for device, own in enumerate(layers)
+    ]
+    spare = _balanced_workspace(case, profile, layers, fixed)
+    page = case.rules.page_tokens * case.question.batch
+    placed = case.layout.placement(case)
+    tables = page * placed.host_bytes * case.model.attention_layers * PAGE_TABLE_SHARE
+    workspace_spread = case.rules.workspace.value * case.rules.workspace.spread
+    spread = math.hypot(workspace_spread, profile.gpu.vram.value * profile.gpu.vram.spread)
+    return [
+        Memory(
+            name=f"gpu{device}",
+            capacity_bytes=profile.gpu.vram.value,
+            fixed=parts | {"workspace": workspace},
+            page_bytes={
+                "kv cache": own.count("attention") * placed.vram_bytes * page,
+                "page tables": tables,
+            },
+            capacity_spread=spread,
+        )
+        for device, (own, parts, workspace) in enumerate(zip(layers, fixed, spare, strict=True))
+    ]
+
+
+def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -> dict[str, float]:
+    """Weights, recurrent state and the layout's buffers on a device with layers of these kinds."""
+    model, batch = case.model, case.question.batch
+    count = sum(layer_parameters(model, kind) * kinds.count(kind) for kind in set(kinds))
+    state = kinds.count("recurrent") * state_bytes(model, case.state_element_bytes) * batch
+    weights = weight_bytes(model, count) + (head_bytes(model) if last else 0)
+    parts = {"weights": weights, "recurrent state": float(state)}
+    if not model.weights.embedding_on_host and kinds:
+        parts["embedding"] = float(embedding_bytes(model)) if first else 0.0
+    if "attention" in kinds:
+        parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
+    return {name: size for name, size in parts.items() if size}
+
+
+def _balanced_workspace(
+    case: Case, profile: HardwareProfile, layers: Sequence[Sequence[str]], fixed: list[dict[str, float]]
+) -> list[float]:
+    """Workspace of each device. Only the total is published; it is spread so that each cache layer has equal room.
+
+    This is what an engine's user reaches by tuning the split by hand (assumption A6): room - workspace is the same per
+    cache layer wherever that needs no negative workspace. Devices without cache layers keep their own share.
+    """
+    share = case.rules.workspace.value
+    room = [profile.gpu.vram.value - sum(parts.values()) for parts in fixed]
+    caches = [kinds.count("attention") for kinds in layers]
+    spread = {device for device, count in enumerate(caches) if count}
+    total = share * len(spread)
+    while spread:
+        level = (sum(room[device] for device in spread) - total) / sum(caches[device] for device in spread)
+        below = {device for device in spread if room[device] < level * caches[device]}
+        if not below:
+            break
+        spread -= below
+    if not spread or level < 0:
+        return [share] * len(layers)
+    return [
+        room[device] - level * caches[device] if device in spread else (0.0 if caches[device] else share)
+        for device in range(len(layers))
+    ]
+
+
+def host_memory(case: Case, profile: HardwareProfile) -> Memory:
+    """The host's memory: what is kept there of the model and of the cache."""
+    model, batch = case.model, case.question.batch
+    fixed = {"reserved": profile.host.reserved.value}
+    if model.weights.embedding_on_host:
+        fixed["embedding"] = float(embedding_bytes(model))
+    if model.ngram is not None and case.ngram == "ram":
+        fixed["n-gram table"] = float(model.ngram.table_bytes)
+    per_token = case.layout.placement(case).host_bytes * model.attention_layers
+    return Memory(
+        name="host",
+        capacity_bytes=profile.host.memory.value,
+        fixed=fixed,
+        page_bytes={"kv cache": per_token * case.rules.page_tokens * batch},
+        capacity_spread=math.hypot(
+            profile.host.reserved.value * profile.host.reserved.spread,
+            profile.host.memory.value * profile.host.memory.spread,
+        ),
     )

@@ -1,28 +1,55 @@
-"""Ops of attention's matrix products in prefill, wherever the planes come from."""
+"""Ops of attention: decode and prefill, dense and sparse, selection of blocks, and prefill over a dequantised history.
+
+Everything is per attention layer. K and V may lie anywhere: what a layout moves before these ops is its own affair.
+"""
 
 import math
 from functools import cache
 
 from twin.ask.case import Case
-from twin.layouts.layout import Pass
-from twin.operations.counts import HALF_BYTES, padded_selection
-from twin.operations.occupancy import STATISTICS, Cut, Plan, tile_tokens
-from twin.operations.ops import Block, Engine, Op
+from twin.operations.counts import HALF_BYTES, complete_blocks, padded_selection
+from twin.operations.occupancy import ACCUMULATOR_BYTES, STATISTICS, SplitKV, flash_grid
+from twin.operations.ops import Engine, Op, OpGraph, Step
 
-ACCUMULATOR_BYTES = 4
-"""Bytes of an element of partial outputs and running sums (fp32)."""
+FULL_BYTES = 4
+"""Bytes of an fp32 element."""
 
 INDEX_BYTES = 4
 """Bytes of one selected token index (int32)."""
 
+MANY = 64.0
+"""Mean from which on the remainder of a Poisson count is even."""
 
-def dense_read(case: Case, step: Pass, device: int, *, after: tuple[int, ...]) -> Op:
-    """Attention of a step's query tokens over every cached token: the cache is read once, whatever their number."""
+
+# Decode, append and dense prefill
+
+
+def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, ...]) -> Op:
+    """Attention of a step's query tokens over every cached token: the cache is read once, whatever their number.
+
+    A kernel whose plan is known pads query rows to those of its thread blocks, each of which dequantises the cache.
+    """
     attention = case.model.attention
-    rows = step.rows * (attention.query_heads // attention.kv_heads)
-    kernel = case.attention_kernel("attend_decode", step.rows)
-    plan = case.rules.plan(case.fmt.name, kernel.split("/")[1])
-    blocks, program = plan.programs_of(rows) if plan is not None else (1, None)
+    q_rows = step.q_tokens * (attention.query_heads // attention.kv_heads)
+    kernel = case.attention_kernel("attend_decode", step.q_tokens)
+    plan = case.rules.decode_plan(case.fmt.name, kernel.split("/")[1])
+    dequantised, split_kv = 1, None
+    if plan is not None:
+        dequantised, thread_block = plan.thread_blocks_of(q_rows)
+        q_rows = dequantised * thread_block.q_rows
+        own = case.fmt.tile_tokens
+        tile = own if own > 1 else thread_block.tile_tokens(attention.head_dim)
+        outputs = step.batch * step.q_tokens * attention.query_heads
+        split_kv = SplitKV(
+            pairs=step.batch * attention.kv_heads * dequantised,
+            tiles=-(-int(step.end) // tile),
+            tile_elements=2 * tile * attention.head_dim,
+            q_rows=thread_block.q_rows,
+            per_multiprocessor=thread_block.per_multiprocessor,
+            prologue=thread_block.prologue,
+            partial_bytes=outputs * (attention.head_dim + STATISTICS) * ACCUMULATOR_BYTES,
+            other_splits=plan.other_splits,
+        )
     elements = step.end * step.batch * attention.kv_heads * attention.head_dim
     return Op(
         part="attention",
@@ -30,66 +57,124 @@ def dense_read(case: Case, step: Pass, device: int, *, after: tuple[int, ...]) -
         device=device,
         kernel=kernel,
         vram_bytes=step.end * case.plane_bytes * step.batch,
-        flops=4.0 * elements * (blocks * program.held if program is not None else rows),
-        decoded=2.0 * elements * blocks if case.fmt.kind != "plain" else 0,
+        flops=4.0 * elements * q_rows,
+        dequantised_elements=2.0 * elements * dequantised if case.fmt.kind != "plain" else 0,
         dtype=case.operand_dtype,
-        grain=step.rows,
-        cut=_cut(case, step, plan) if plan is not None else None,
+        grain=step.q_tokens,
+        split_kv=split_kv,
         after=after,
     )
 
 
-def _cut(case: Case, step: Pass, plan: Plan) -> Cut:
-    """How a step's decode attention is cut into programs of the plan."""
-    attention = case.model.attention
-    blocks, program = plan.programs_of(step.rows * (attention.query_heads // attention.kv_heads))
-    own = case.fmt.tile_tokens
-    tile = own if own > 1 else tile_tokens(program, head_dim=attention.head_dim)
-    rows = step.batch * step.rows * attention.query_heads
-    return Cut(
-        pairs=step.batch * attention.kv_heads * blocks,
-        tiles=-(-int(step.end) // tile),
-        tile_elements=2 * tile * attention.head_dim,
-        rows=program.held,
-        per_multiprocessor=program.per_multiprocessor,
-        prologue=program.prologue,
-        partial_bytes=rows * (attention.head_dim + STATISTICS) * ACCUMULATOR_BYTES,
-        other_splits=plan.other_splits,
-    )
-
-
-def append(case: Case, chunk: Pass, device: int) -> Op:
-    """Write a chunk's K and V: computed in 16 bits, stored in the format (quantised there, where it is)."""
+def append(case: Case, chunk: Step, device: int) -> Op:
+    """Write a chunk's K and V: computed in 16 bits, stored (and quantised) in the format."""
     attention = case.model.attention
     computed = 2 * attention.kv_heads * attention.head_dim * HALF_BYTES
+    tokens = chunk.q_tokens * chunk.batch
     return Op(
         part="append",
         engine=Engine.SM,
         device=device,
         kernel=case.attention_kernel("append"),
-        vram_bytes=(computed + case.plane_bytes) * chunk.rows * chunk.batch,
-        grain=chunk.rows * chunk.batch,
+        vram_bytes=(computed + case.plane_bytes) * tokens,
+        grain=tokens,
     )
 
 
-def dense_block(case: Case, chunk: Pass, device: int, *, times: int, link_bytes: float) -> Block:
+def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes: float) -> OpGraph:
     """Causal attention of a chunk over everything before it: 4 x heads x dim operations per pair of tokens."""
     attention = case.model.attention
-    pairs = chunk.rows * chunk.past + chunk.rows * (chunk.rows + 1) / 2
     write = (append(case, chunk, device),) if case.backend and case.model.indexer is None else ()
     attend = Op(
         part="attention",
         engine=Engine.SM,
         device=device,
         kernel=case.attention_kernel("attend_dense"),
-        flops=4 * attention.query_heads * attention.head_dim * pairs * chunk.batch,
+        flops=4 * attention.query_heads * attention.head_dim * chunk.pairs * chunk.batch,
         vram_bytes=chunk.end * case.plane_bytes * chunk.batch - link_bytes,
         link_bytes=link_bytes,
         dtype=case.operand_dtype,
-        grain=chunk.rows,
+        grain=chunk.q_tokens,
         after=tuple(range(len(write))),
     )
-    return Block(ops=(*write, attend), times=times)
+    return OpGraph(ops=(*write, attend), times=times)
+
+
+# Selection: score every pooled key, keep the best blocks. The same wherever K and V lie.
+# Work of one query token over `ctx` tokens [derived]: 2 x heads x dim x ctx / ratio operations; one pooled key is read
+# per block, one score is written and read.
+
+
+def decode_selection(case: Case, step: Step, device: int, *, first: int) -> tuple[Op, Op]:
+    """Scan of all pooled keys and top-k for one new token of each sequence; a chain after op `first` - 1."""
+    blocks = complete_blocks(case.model, step.end) * step.batch
+    scan_bytes = blocks * case.index_key_bytes
+    on_host = case.pooled == "host"
+    scan = Op(
+        part="pooled_scan",
+        engine=Engine.H2D if on_host else Engine.SM,
+        device=device,
+        kernel=case.index_kernel("scan"),
+        vram_bytes=0 if on_host else scan_bytes,
+        link_bytes=scan_bytes if on_host else 0,
+        flops=blocks * _flops_per_score(case),
+        dtype=case.operand_dtype,
+        grain=step.end,
+        after=(first - 1,),
+    )
+    select = Op(
+        part="select",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.index_kernel("select"),
+        vram_bytes=2 * case.rules.sparse.score_bytes * blocks,
+        grain=step.end,
+        after=(first,),
+    )
+    return scan, select
+
+
+def prefill_selection(case: Case, chunk: Step, device: int, *, first: int) -> tuple[Op, Op]:
+    """Scoring and top-k for all query tokens of a chunk, a slab of `score_rows` of them at a time."""
+    slabs = -(-chunk.q_tokens // case.rules.sparse.score_rows) * chunk.batch
+    tokens = chunk.q_tokens * chunk.batch
+    pooled_bytes = complete_blocks(case.model, chunk.end) * case.index_key_bytes
+    scores = (
+        tokens * (chunk.kv_tokens + (chunk.q_tokens + 1) / 2) / case.model.indexer.ratio if case.model.indexer else 0
+    )
+    on_host = case.pooled == "host"
+    score = Op(
+        part="score",
+        engine=Engine.H2D if on_host else Engine.SM,
+        device=device,
+        kernel=case.index_kernel("score"),
+        calls=slabs,
+        vram_bytes=(0 if on_host else pooled_bytes) + case.rules.sparse.score_bytes * scores / slabs,
+        link_bytes=pooled_bytes if on_host else 0,
+        flops=scores * _flops_per_score(case) / slabs,
+        dtype=case.operand_dtype,
+        grain=chunk.end,
+        after=(first - 1,) if first else (),
+    )
+    select = Op(
+        part="select",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.index_kernel("select"),
+        calls=slabs,
+        vram_bytes=case.rules.sparse.score_bytes * scores / slabs,
+        grain=chunk.end,
+        after=(first,),
+    )
+    return score, select
+
+
+def _flops_per_score(case: Case) -> int:
+    indexer = case.model.indexer
+    return 2 * indexer.query_heads * indexer.head_dim if indexer else 0
+
+
+# Sparse prefill: every query token attends to its own selection, bucket by bucket where the history is staged
 
 
 def padded_heads(case: Case) -> int:
@@ -100,7 +185,7 @@ def padded_heads(case: Case) -> int:
 
 
 def issued_tokens(case: Case, buckets: int) -> float:
-    """Tokens that the sparse kernel multiplies for one row in one of `buckets` buckets, masked lanes included.
+    """Tokens that the sparse kernel multiplies for one query token in one of `buckets` buckets, masked lanes included.
 
     An engine that masks issues its whole padded selection in every bucket. One that splits the selection issues what
     falls into the bucket, rounded up to whole tiles: a Poisson count of mean blocks / buckets.
@@ -112,10 +197,6 @@ def issued_tokens(case: Case, buckets: int) -> float:
         return float(padded_selection(case.model, rules.sparse.selection_alignment))
     tile_blocks = max(1, rules.sparse.selection_alignment // indexer.ratio)
     return expected_rounded((indexer.block_topk + 1) / buckets, tile_blocks) * indexer.ratio
-
-
-MANY = 64.0
-"""Mean from which on the remainder of a Poisson count is even."""
 
 
 @cache
@@ -131,32 +212,32 @@ def expected_rounded(mean: float, tile: int) -> float:
     return total
 
 
-def issued_flops(case: Case, rows: int, buckets: int) -> float:
-    """Operations that one call of the sparse kernel issues for `rows` rows: two products with every issued token."""
-    return 4.0 * rows * issued_tokens(case, buckets) * padded_heads(case) * case.model.attention.head_dim
+def issued_flops(case: Case, q_tokens: int, buckets: int) -> float:
+    """Operations that one call of the sparse kernel issues: two products of each query token and issued token."""
+    return 4.0 * q_tokens * issued_tokens(case, buckets) * padded_heads(case) * case.model.attention.head_dim
 
 
-def sparse_products(
-    case: Case, chunk: Pass, device: int, *, after: tuple[int, ...], buckets: int, region_tokens: int, vram_bytes: float
+def sparse_attention(
+    case: Case, chunk: Step, device: int, *, after: tuple[int, ...], buckets: int, region_tokens: int, vram_bytes: float
 ) -> Op:
-    """One call of the sparse kernel for all rows over `region_tokens` tokens; indices are read once per kv head."""
-    rows = chunk.rows * chunk.batch
+    """One call of the sparse kernel for all query tokens over `region_tokens`; indices are read once per KV head."""
+    tokens = chunk.q_tokens * chunk.batch
     selection = padded_selection(case.model, case.rules.sparse.selection_alignment)
     return Op(
         part="attention",
         engine=Engine.SM,
         device=device,
         kernel=case.kernel("attend_sparse"),
-        flops=issued_flops(case, rows, buckets),
-        vram_bytes=vram_bytes + rows * selection * INDEX_BYTES * case.model.attention.kv_heads,
+        flops=issued_flops(case, tokens, buckets),
+        vram_bytes=vram_bytes + tokens * selection * INDEX_BYTES * case.model.attention.kv_heads,
         dtype=case.operand_dtype,
         grain=region_tokens,
         after=after,
     )
 
 
-def merge_partials(case: Case, chunk: Pass, device: int, *, after: tuple[int, ...]) -> Op:
-    """Fold one bucket's partial outputs into the running softmax: write and read partials, read and write the sum."""
+def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, ...]) -> Op:
+    """Combine one bucket's partial outputs with the running softmax: both are written and read."""
     attention = case.model.attention
     partials = 0 if case.rules.sparse.splits_selection else padded_heads(case)  # such a kernel carries the sum itself
     elements = 2 * partials + 2 * attention.query_heads
@@ -165,7 +246,109 @@ def merge_partials(case: Case, chunk: Pass, device: int, *, after: tuple[int, ..
         engine=Engine.SM,
         device=device,
         kernel=case.kernel("combine"),
-        vram_bytes=chunk.rows * elements * attention.head_dim * ACCUMULATOR_BYTES,
-        grain=chunk.rows,
+        vram_bytes=chunk.q_tokens * elements * attention.head_dim * ACCUMULATOR_BYTES,
+        grain=chunk.q_tokens,
         after=after,
     )
+
+
+# Prefill over a history that is dequantised kv chunk by kv chunk (`realkernels/chunk.py`): into one buffer of K and of
+# V in 16 bits, read there by flash attention, whose result is combined with a running one in fp32. What it costs
+# beside attention grows with the context, its scratch does not.
+
+
+def dequantises_history(case: Case) -> bool:
+    """Whether a chunk's attention dequantises the history: an engine that does, and a model that reads all of it."""
+    return case.rules.own_kernels.kv_chunk_tokens > 0 and bool(case.backend) and case.model.indexer is None
+
+
+def operand_bytes(case: Case) -> int:
+    """Bytes of a dequantised element: what attention computes in."""
+    return FULL_BYTES if case.operand_dtype == "fp32" else HALF_BYTES
+
+
+def dequantised_token_bytes(case: Case) -> int:
+    """K and V of one token in one layer, dequantised."""
+    attention = case.model.attention
+    return 2 * attention.kv_heads * attention.head_dim * operand_bytes(case)
+
+
+def attention_calls(case: Case, chunk: Step) -> int:
+    """Calls of attention over the kv chunks of one sequence: one that ends among the new tokens takes two."""
+    size = case.rules.own_kernels.kv_chunk_tokens
+    return -(-int(chunk.end) // size) + (int(chunk.end) - 1) // size - int(chunk.kv_tokens) // size
+
+
+def prefill_scratch_bytes(case: Case) -> int:
+    """One kv chunk of K and V; a chunk's running sum and weights in fp32, and a kv chunk's result beside them."""
+    attention = case.model.attention
+    kv_chunk = case.rules.own_kernels.kv_chunk_tokens * dequantised_token_bytes(case)
+    row = attention.query_heads * (attention.head_dim * (ACCUMULATOR_BYTES + operand_bytes(case)) + ACCUMULATOR_BYTES)
+    return kv_chunk + case.chunk_tokens * row
+
+
+def combined_bytes(case: Case, chunk: Step) -> int:
+    """Of one sequence: every result of a query token that sees a kv chunk read, sums between them written and read.
+
+    A query token's first result is no sum yet, and its last sum is its output.
+    """
+    size, attention = case.rules.own_kernels.kv_chunk_tokens, case.model.attention
+    kv_tokens, q_tokens, end = int(chunk.kv_tokens), int(chunk.q_tokens), int(chunk.end)
+    whole = kv_tokens // size + 1  # kv chunks that every query token sees a token of
+    results = whole * q_tokens + sum(end - first for first in range(whole * size, end, size))
+    elements = (results + q_tokens) * operand_bytes(case) + 2 * (results - q_tokens) * ACCUMULATOR_BYTES
+    return elements * attention.query_heads * attention.head_dim
+
+
+def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> tuple[Op, ...]:
+    """Dequantise, attend and combine over all kv chunks; `first` is the index in the graph of the first of these ops.
+
+    The kv chunks take turns on one engine: their calls are counted together. Only pairs of a token and what it sees
+    are multiplied.
+    """
+    attention, size = case.model.attention, case.rules.own_kernels.kv_chunk_tokens
+    calls, attends = -(-int(chunk.end) // size) * chunk.batch, attention_calls(case, chunk) * chunk.batch
+    tokens, token_bytes = chunk.end * chunk.batch, dequantised_token_bytes(case)
+    kv_tokens = min(chunk.end, size)
+    dequantise = Op(
+        part="dequantise",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.attention_kernel("dequantise"),
+        calls=calls,
+        vram_bytes=tokens * (case.plane_bytes + token_bytes) / calls,
+        grain=kv_tokens,
+        after=(first - 1,) if first else (),
+    )
+    attend = Op(
+        part="attention",
+        engine=Engine.SM,
+        device=device,
+        kernel=case.rules.kernel("attend_dense", case.operand_dtype),
+        calls=attends,
+        flops=4 * attention.query_heads * attention.head_dim * chunk.pairs * chunk.batch / attends,
+        vram_bytes=tokens * token_bytes / attends,
+        dtype=case.operand_dtype,
+        grain=chunk.q_tokens,
+        flash_grid=flash_grid(
+            query_heads=attention.query_heads,
+            head_dim=attention.head_dim,
+            q_tokens=int(chunk.q_tokens),
+            kv_tokens=int(kv_tokens),
+        ),
+        after=(first,),
+    )
+    combine = Op(
+        part="combine",
+        engine=Engine.SM,
+        device=device,
+        calls=attends,
+        vram_bytes=combined_bytes(case, chunk) * chunk.batch / attends,
+        after=(first + 1,),
+    )
+    return dequantise, attend, combine
+
+
+def dequantised_graph(case: Case, chunk: Step, device: int, *, times: int) -> OpGraph:
+    """The chunk's K and V appended, then attended to with everything before them."""
+    return OpGraph(ops=(append(case, chunk, device), *dequantised_ops(case, chunk, device, first=1)), times=times)

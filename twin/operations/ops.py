@@ -1,12 +1,29 @@
-"""The vocabulary of work: an Op holds one engine and carries counts; a Block is a small graph of ops, repeated."""
+"""The vocabulary of work: a Step is asked for, an Op holds one engine and carries counts, an OpGraph repeats ops."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from twin.operations.occupancy import Cut
-from twin.operations.waves import Grid
+from twin.operations.occupancy import FlashGrid, SplitKV
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One forward pass over `q_tokens` new tokens of each of `batch` sequences that have `kv_tokens` in the cache."""
+
+    kv_tokens: int
+    q_tokens: int
+    batch: int = 1
+
+    @property
+    def end(self) -> int:
+        """Tokens of one sequence after the step."""
+        return self.kv_tokens + self.q_tokens
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a new token and a token that it sees under a causal mask, of one sequence."""
+        return self.q_tokens * self.kv_tokens + self.q_tokens * (self.q_tokens + 1) / 2
 
 
 class Engine(StrEnum):
@@ -42,19 +59,19 @@ class Op(Struct, frozen=True, kw_only=True, gc=False):
     run_bytes: float = 0
     """Length of one contiguous run of link, host or disk bytes; 0 for one long run."""
     flops: float = 0
-    decoded: float = 0
-    """Stored elements that are turned into numbers, where they are coded."""
+    dequantised_elements: float = 0
+    """Stored elements that the kernel dequantises; 0 for plain formats."""
     dtype: str = "fp16"
     grain: float = 1
     """The quantity that the kernel's efficiency depends on (tokens in the batch, ...)."""
     row_tile: int = 0
     """Of products with the same weights whatever `grain` is: tokens go through them in whole tiles of so many."""
-    cut: Cut | None = None
-    """How it is cut into programs, where that is known: what a device is filled with, and what it merges."""
-    grid: Grid | None = None
-    """Programs of a call, where the kernel's efficiency goes by how they fill a device in waves."""
+    split_kv: SplitKV | None = None
+    """How a decode attention is split into thread blocks, where that is known."""
+    flash_grid: FlashGrid | None = None
+    """Thread blocks of a call, where the kernel's efficiency depends on how they fill a device in waves."""
     after: tuple[int, ...] = ()
-    """Ops of the same iteration, by index in the block, that must have ended."""
+    """Ops of the same iteration, by index in the graph, that must have ended."""
 
 
 class Carried(NamedTuple):
@@ -65,7 +82,7 @@ class Carried(NamedTuple):
     distance: int
 
 
-class Block(Struct, frozen=True, kw_only=True):
+class OpGraph(Struct, frozen=True, kw_only=True):
     """Ops that run `iterations` times in a pipeline; the whole is done `times` times, each after the last has ended."""
 
     ops: tuple[Op, ...]
@@ -74,5 +91,5 @@ class Block(Struct, frozen=True, kw_only=True):
     carried: tuple[Carried, ...] = ()
 
 
-Program = tuple[Block, ...]
-"""Blocks one after the other: each begins when the one before has ended on every engine."""
+Program = tuple[OpGraph, ...]
+"""Graphs one after the other: each begins when the one before has ended on every engine."""

@@ -6,8 +6,7 @@ import msgspec
 
 from twin.answers.comparison import Comparison
 from twin.assumptions import ASSUMPTIONS
-from twin.memory.placed import Pool
-from twin.memory.plan import MemoryPlan
+from twin.memory.plan import Memory, MemoryPlan
 from twin.prediction import Z90, Phase, Prediction, Quantity
 
 PREDICTION_SCHEMA = "twin.prediction/1"
@@ -157,7 +156,7 @@ def _memory_json(prediction: Prediction) -> dict[str, Any]:
         "limited_by": plan.limit().name,
         "unified": plan.unified,
         **_kv_pool_json(plan),
-        "devices": [_pool_json(pool, plan.pages) for pool in plan.pools],
+        "devices": [_pool_json(pool, plan.pages) for pool in plan.memories],
     }
 
 
@@ -176,11 +175,11 @@ def _kv_pool_json(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def _cache_bytes(plan: MemoryPlan, pools: list[Pool]) -> float:
+def _cache_bytes(plan: MemoryPlan, pools: list[Memory]) -> float:
     return sum(pool.parts(plan.pages).get("kv cache", 0.0) for pool in pools)
 
 
-def _pool_json(pool: Pool, pages: int) -> dict[str, Any]:
+def _pool_json(pool: Memory, pages: int) -> dict[str, Any]:
     return {
         "name": pool.name,
         "capacity_bytes": round(pool.capacity_bytes),

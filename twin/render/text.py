@@ -7,8 +7,7 @@ from hwprofiles.rates import Curve, Provenance, Rate
 from twin.answers.remedies import remedies
 from twin.ask.case import Case
 from twin.assumptions import ASSUMPTIONS
-from twin.memory.placed import Pool
-from twin.memory.plan import MemoryPlan
+from twin.memory.plan import Memory, MemoryPlan
 from twin.prediction import Phase, Prediction, Quantity
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
@@ -176,9 +175,9 @@ def _value(rate: Provenance) -> str:
 def _memory_table(prediction: Prediction) -> str:
     plan = prediction.memory
     rows = [
-        (pool.name, name, format_bytes(size)) for pool in plan.pools for name, size in pool.parts(plan.pages).items()
+        (pool.name, name, format_bytes(size)) for pool in plan.memories for name, size in pool.parts(plan.pages).items()
     ]
-    for pool in plan.pools:
+    for pool in plan.memories:
         free = pool.capacity_bytes - pool.used_bytes(plan.pages)
         rows.append((pool.name, "free" if free >= 0 else "short", format_bytes(abs(free))))
     return table(("where", "part", "size"), sorted(rows, key=lambda row: row[0]))
@@ -211,7 +210,7 @@ def _row(name: str, text: str) -> str:
     return f"  {name:12s} {text}".rstrip()
 
 
-def used_of(plan: MemoryPlan, pools: Sequence[Pool]) -> str:
+def used_of(plan: MemoryPlan, pools: Sequence[Memory]) -> str:
     """What is used of all these together."""
     used = sum(pool.used_bytes(plan.pages) for pool in pools)
     return f"{format_bytes(used)} of {format_bytes(sum(pool.capacity_bytes for pool in pools))}"

@@ -10,12 +10,9 @@ from typing import Any
 from twin.ask.case import Case
 from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
-from twin.cost.schedule import simulate
-from twin.cost.timeline import Span, Timeline
-from twin.layouts.layout import Pass
-from twin.operations.drafting import draft_program
-from twin.operations.lower import decode_program, prefill_program
-from twin.operations.ops import HOST_DEVICE, Engine, Op, Program
+from twin.cost.schedule import Span, Timeline, schedule
+from twin.operations.lower import decode_program, draft_program, prefill_program
+from twin.operations.ops import HOST_DEVICE, Engine, Op, Program, Step
 from twin.prediction import Prediction
 from twin.render.output import write_atomic
 from twin.units import US
@@ -31,24 +28,24 @@ def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
     else:
         chunks = chunk_count(case, case.question.ctx_tokens)
         program = (
-            prefill_program(case, chunk_at(case, case.question.ctx_tokens, chunks - 1), devices, merged=False)
+            prefill_program(case, chunk_at(case, case.question.ctx_tokens, chunks - 1), devices, grouped=False)
             if chunks
             else ()
         )
     seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
-    events = trace_events(simulate(program, seconds, spans=True))
+    events = trace_events(schedule(program, seconds, spans=True))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
 
 
 def _decode(case: Case, devices: int) -> Program:
     """One step; where tokens are drafted, the draft and then the kind of verify step that comes most often."""
-    step = Pass(past=case.question.ctx_tokens, rows=1, batch=case.question.batch)
+    step = Step(kv_tokens=case.question.ctx_tokens, q_tokens=1, batch=case.question.batch)
     if case.speculation is None:
-        return decode_program(case, step, devices, merged=False)
+        return decode_program(case, step, devices, grouped=False)
     kind = max(case.speculation.steps, key=lambda each: each.share)
-    verify = Pass(past=step.past, rows=kind.query_tokens, batch=step.batch)
+    verify = Step(kv_tokens=step.kv_tokens, q_tokens=kind.query_tokens, batch=step.batch)
     draft = draft_program(case, case.speculation, step, devices - 1)
-    return (*draft, *decode_program(case, verify, devices, merged=False))
+    return (*draft, *decode_program(case, verify, devices, grouped=False))
 
 
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:

@@ -13,10 +13,10 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible, MissingRate
-from twin.layouts.layout import Pass
-from twin.memory.pool import KVPool, plan_pool
+from twin.memory.block_pool import KVPool, plan_pool
 from twin.operations.lower import head_program
-from twin.prediction import chunk_tally, decode_tally_of
+from twin.operations.ops import Step
+from twin.prediction import chunk_breakdown, decode_breakdown_of
 
 EXACT = 1e-9
 TOY = Roofs(pool_machine())
@@ -83,7 +83,7 @@ def test_a_decode_step_is_that_of_a_prediction_at_any_context(name: str, sequenc
     costs = COSTS[name]
     for past in (0, 1, 100, 2048, 4095, 4096, 60_000, 262_144):
         seconds, _ = costs.decode(sequences, past * sequences)
-        told = decode_tally_of(costs.case, costs.roofs, past, sequences).seconds
+        told = decode_breakdown_of(costs.case, costs.roofs, past, sequences).seconds
         if past >= window(costs):
             assert seconds == pytest.approx(told, rel=EXACT)
         else:
@@ -94,7 +94,7 @@ def test_a_window_that_is_not_full_is_charged_as_full() -> None:
     """16 tokens in 2 layers of 2 x 16 elements of 2 B, a pass: 16 x 128 B more than after no token at all."""
     case = pooled(speculation=drafted(BLOCK, tokens=3))
     costs = CaseCosts(case, TOY)
-    more_s = costs.decode(1, 0)[0] - decode_tally_of(case, TOY, 0, 1).seconds
+    more_s = costs.decode(1, 0)[0] - decode_breakdown_of(case, TOY, 0, 1).seconds
     assert more_s == pytest.approx(BLOCK.window * 2 * 64 / 1e9, rel=EXACT)
 
 
@@ -121,7 +121,7 @@ def test_a_step_without_chunks_is_a_decode_step(name: str) -> None:
 def test_a_chunk_alone_is_that_of_a_prediction_and_its_logits(name: str, past: int, rows: int) -> None:
     costs = COSTS[name]
     case, roofs = costs.case, costs.roofs
-    alone = chunk_tally(case, Pass(past=past, rows=rows), roofs).run(head_program(case, 1, 1), roofs)
+    alone = chunk_breakdown(case, Step(kv_tokens=past, q_tokens=rows), roofs).run(head_program(case, 1, 1), roofs)
     assert costs.mixed(0, 0, [(past, rows)]) == pytest.approx(alone.seconds, rel=EXACT)
 
 

@@ -1,8 +1,8 @@
-"""Looking into lowered programs: ops of one part, and whether two tallies say the same."""
+"""Looking into lowered programs: ops of one part, and whether two breakdowns say the same."""
 
 import pytest
 
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.operations.ops import Op, Program
 
 
@@ -11,10 +11,10 @@ def ops(program: Program, part: str) -> list[tuple[Op, int]]:
     return [(op, block.iterations * block.times) for block in program for op in block.ops if op.part == part]
 
 
-def same(one: Tally, other: Tally) -> bool:
+def same(one: Breakdown, other: Breakdown) -> bool:
     numbers = [
-        [tally.seconds, tally.link_bytes, tally.link_write_bytes, tally.floor_s(), tally.naive_s()]
-        + [value for _, value in sorted(tally.hangs_on().items())]
-        for tally in (one, other)
+        [breakdown.seconds, breakdown.link_bytes, breakdown.link_write_bytes, breakdown.floor_s(), breakdown.naive_s()]
+        + [value for _, value in sorted(breakdown.sensitivity().items())]
+        for breakdown in (one, other)
     ]
     return numbers[0] == pytest.approx(numbers[1], rel=1e-9)

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from hwprofiles import load_profile
 from tests.worlds import LAWS, case, flash_next
 from twin.ask.case import Case
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens, sample
 from twin.cost.roofline import Roofs
-from twin.prediction import chunk_tally, prefill_tally
+from twin.prediction import chunk_breakdown, prefill_breakdown
 from twin.units import MAX_TOKENS, MIB
 
 ROOFS = Roofs(load_profile("3x-rtx3090"))
 
 
-def every_chunk(asked: Case) -> Tally:
+def every_chunk(asked: Case) -> Breakdown:
     prompt = asked.question.ctx_tokens
-    whole = Tally()
+    whole = Breakdown()
     for index in range(chunk_count(asked, prompt)):
-        whole.add(chunk_tally(asked, chunk_at(asked, prompt, index), ROOFS))
+        whole.add(chunk_breakdown(asked, chunk_at(asked, prompt, index), ROOFS))
     return whole
 
 
@@ -41,13 +41,13 @@ def test_all_but_the_last_token_is_prefilled_chunk_by_chunk(
     assert prefilled_tokens(asked, prompt) == prefilled
     assert chunk_count(asked, prompt) == count
     last = chunk_at(asked, prompt, count - 1)
-    assert (last.past, last.rows, last.end) == (2048 * (count - 1), last_rows, prefilled)
+    assert (last.kv_tokens, last.q_tokens, last.end) == (2048 * (count - 1), last_rows, prefilled)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_prefill() -> None:
     assert chunk_count(flash_next(1), 1) == 0
     assert sample(flash_next(1), 1, lambda _: 1.0) == {}
-    assert prefill_tally(flash_next(1), ROOFS).seconds == 0
+    assert prefill_breakdown(flash_next(1), ROOFS).seconds == 0
 
 
 ASKED = st.fixed_dictionaries(
@@ -84,7 +84,7 @@ def test_a_long_prompt_needs_few_chunks(ctx_tokens: int, asked: dict[str, str]) 
 
     def seconds(index: int) -> float:
         simulated.add(index)
-        return chunk_tally(of_case, chunk_at(of_case, ctx_tokens, index), ROOFS).seconds
+        return chunk_breakdown(of_case, chunk_at(of_case, ctx_tokens, index), ROOFS).seconds
 
     sample(of_case, ctx_tokens, seconds)
     assert len(simulated) <= max(60, chunk_count(of_case, ctx_tokens) // 4)
@@ -97,7 +97,7 @@ def test_the_longest_prompt_in_the_smallest_chunks_needs_few_of_them(asked: dict
 
     def seconds(index: int) -> float:
         simulated.add(index)
-        return chunk_tally(of_case, chunk_at(of_case, MAX_TOKENS, index), ROOFS).seconds
+        return chunk_breakdown(of_case, chunk_at(of_case, MAX_TOKENS, index), ROOFS).seconds
 
     weights = sample(of_case, MAX_TOKENS, seconds)
     assert sum(weights.values()) == pytest.approx(chunk_count(of_case, MAX_TOKENS))
@@ -134,7 +134,7 @@ OPTIONS = [
 def test_a_sample_stands_for_all_chunks(ctx_tokens: int, asked: dict[str, str]) -> None:
     """Seconds within a part in a thousand; bytes over the link exactly."""
     of_case = flash_next(ctx_tokens, **asked)
-    sampled, full = prefill_tally(of_case, ROOFS), every_chunk(of_case)
+    sampled, full = prefill_breakdown(of_case, ROOFS), every_chunk(of_case)
     assert sampled.seconds == pytest.approx(full.seconds, rel=1e-3)
     assert sampled.link_bytes == pytest.approx(full.link_bytes, rel=1e-9)
     assert sampled.link_write_bytes == pytest.approx(full.link_write_bytes, rel=1e-9)

@@ -23,14 +23,13 @@ from tests.worlds import (
 )
 from twin.cost.roofline import WALLS, Roofs
 from twin.errors import MissingRate
-from twin.operations.occupancy import BEGUN_TILES, Cut
+from twin.operations.occupancy import BEGUN_TILES, FlashGrid, SplitKV
 from twin.operations.ops import Engine, Op
-from twin.operations.waves import Grid
 
 KEY = LINEAR[0]
 
 
-def op(engine: Engine = Engine.SM, **counts: float | str | Cut | Grid) -> Op:
+def op(engine: Engine = Engine.SM, **counts: float | str | SplitKV | FlashGrid) -> Op:
     return Op(part="x", engine=engine, device=0, **counts)  # type: ignore[arg-type]
 
 
@@ -109,20 +108,20 @@ def in_waves(held: tuple[float, ...], efficiency: tuple[float, ...], **rates: Ra
 def test_waves_last_as_long_as_what_their_multiprocessors_hold(programs: int, seconds: float) -> None:
     """1 multiprocessor of 2 places: of 3 programs the last is alone, with half of what two at a time reach."""
     machine_of = in_waves((1, 2), (0.25, 0.5))
-    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grain=512, grid=Grid(programs)))
+    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grain=512, flash_grid=FlashGrid(programs)))
     assert cost.seconds == pytest.approx(seconds)
     assert not machine_of.extrapolated
 
 
 def test_where_only_full_waves_were_calibrated_a_program_alone_is_as_efficient() -> None:
-    cost = in_waves((2,), (0.5,)).cost(op(kernel="attend_dense/a/b", flops=1e12, grid=Grid(3)))
+    cost = in_waves((2,), (0.5,)).cost(op(kernel="attend_dense/a/b", flops=1e12, flash_grid=FlashGrid(3)))
     assert cost.seconds == pytest.approx(2)
 
 
 def test_partial_results_of_divided_programs_are_latency() -> None:
     """1 program over 2 tiles takes both places; 1 GB of each split's results is written and read at half the rate."""
     machine_of = in_waves((1, 2), (0.25, 0.5), combine=rate(0.5, "1"))
-    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grid=Grid(1, 2, partial_bytes=10**9)))
+    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, flash_grid=FlashGrid(1, 2, partial_bytes=10**9)))
     assert (cost.latency_s, cost.bound_s) == (pytest.approx(2 * 2 / 0.5), pytest.approx(2))
 
 
@@ -168,10 +167,10 @@ def test_a_missing_tensor_rate_is_named() -> None:
         roofs().cost(op(flops=1, dtype="fp8"))
 
 
-def cut(*, elements: float = 0, rows: int = 16, partial_bytes: int = 0) -> Cut:
+def cut(*, elements: float = 0, q_rows: int = 16, partial_bytes: int = 0) -> SplitKV:
     """One program of one tile on the toy's one multiprocessor, whose beginning and end take two tiles' time more."""
-    return Cut(
-        pairs=1, tiles=1, tile_elements=round(elements / (1 + BEGUN_TILES)), rows=rows, per_multiprocessor=1,
+    return SplitKV(
+        pairs=1, tiles=1, tile_elements=round(elements / (1 + BEGUN_TILES)), q_rows=q_rows, per_multiprocessor=1,
         partial_bytes=partial_bytes,
     )  # fmt: skip
 
@@ -186,7 +185,7 @@ def working(*counts: float, per_s: float = 1e9) -> Roofs:
 
 def test_operations_of_programs_are_a_roof_beside_the_bytes() -> None:
     """1e9 bytes take 1 s; 9e8 elements of 4 operations take 3.6 s, of half an operation less than the bytes."""
-    work = op(kernel=KEY, vram_bytes=1e9, decoded=3e8, cut=cut(elements=9e8))
+    work = op(kernel=KEY, vram_bytes=1e9, dequantised_elements=3e8, split_kv=cut(elements=9e8))
     slow, fast = working(4).cost(work), working(0.5).cost(work)
     assert (slow.bound_s, slow.wall, slow.bound_rates) == (3.6, "decode", ("instructions", f"{KEY}#operations"))
     assert (fast.bound_s, fast.wall) == (1, "vram")
@@ -195,15 +194,15 @@ def test_operations_of_programs_are_a_roof_beside_the_bytes() -> None:
 
 def test_what_more_rows_add_are_products() -> None:
     """2 operations at 16 rows, 6 at 32: most of the latter, and all of a kernel that takes nothing apart."""
-    roofs_of, wide = working(2, 6), cut(elements=9e8, rows=32)
-    assert roofs_of.cost(op(kernel=KEY, decoded=1, cut=wide)).wall == "tensor"
-    assert roofs_of.cost(op(kernel=KEY, decoded=1, cut=cut(elements=9e8))).wall == "decode"
-    assert roofs_of.cost(op(kernel=KEY, cut=cut(elements=9e8))).wall == "tensor"
+    roofs_of, wide = working(2, 6), cut(elements=9e8, q_rows=32)
+    assert roofs_of.cost(op(kernel=KEY, dequantised_elements=1, split_kv=wide)).wall == "tensor"
+    assert roofs_of.cost(op(kernel=KEY, dequantised_elements=1, split_kv=cut(elements=9e8))).wall == "decode"
+    assert roofs_of.cost(op(kernel=KEY, split_kv=cut(elements=9e8))).wall == "tensor"
 
 
 def test_rows_that_were_not_calibrated_are_told() -> None:
     roofs_of = working(2, 4)
-    cost = roofs_of.cost(op(kernel=KEY, decoded=1, cut=cut(elements=9e8, rows=64)))
+    cost = roofs_of.cost(op(kernel=KEY, dequantised_elements=1, split_kv=cut(elements=9e8, q_rows=64)))
     assert cost.bound_s == pytest.approx(0.9 * 8)
     assert roofs_of.extrapolated == {f"{KEY} at 64 program_rows"}
 
@@ -212,14 +211,14 @@ def test_a_last_round_that_is_not_full_takes_as_long_as_one_that_is() -> None:
     """3 programs on one multiprocessor fill it three times; on two, at the same rate in all, one place stays idle."""
     one = working(4).profile
     two = replace(one, gpu=replace(one.gpu, sm_count=2))
-    work = op(kernel=KEY, decoded=1, cut=replace(cut(elements=3e8), pairs=3))
+    work = op(kernel=KEY, dequantised_elements=1, split_kv=replace(cut(elements=3e8), pairs=3))
     assert Roofs(two).cost(work).bound_s == pytest.approx(4 / 3 * Roofs(one).cost(work).bound_s)
 
 
 def test_operations_without_a_rate_of_instructions_are_refused() -> None:
     bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=operations(4))})
     with pytest.raises(MissingRate, match="no rate of instructions"):
-        Roofs(bare).cost(op(kernel=KEY, vram_bytes=1, decoded=1, cut=cut(elements=9)))
+        Roofs(bare).cost(op(kernel=KEY, vram_bytes=1, dequantised_elements=1, split_kv=cut(elements=9)))
 
 
 def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
@@ -231,7 +230,7 @@ def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
         })
     )  # fmt: skip
     ops = [op(kernel=KEY, vram_bytes=1), op(kernel=KEY, flops=1)]
-    ops += [op(kernel=LINEAR[1], decoded=1, cut=cut(elements=9))]
+    ops += [op(kernel=LINEAR[1], dequantised_elements=1, split_kv=cut(elements=9))]
     ops += [op(engine, link_bytes=1, run_bytes=1) for engine in Engine if engine is not Engine.SM]
     costs = [machine_roofs.cost(each) for each in ops]
     assert {cost.wall for cost in costs} | {"latency"} == set(WALLS)
@@ -257,9 +256,9 @@ def test_nothing_is_faster_than_its_roofs(
 
 def test_partial_results_are_merged_after_the_reads() -> None:
     """0.5 s, 500 MB written and read at half of 1 GB/s (2 s), beside 1 s of bytes."""
-    combining = replace(kernel(efficiency=curve(), latency_s=0.5), combine=rate(0.5, "1"))
-    work = op(kernel=KEY, vram_bytes=1e9, cut=cut(partial_bytes=500_000_000))
-    cost = Roofs(machine(kernels={KEY: combining})).cost(work)
+    combine = replace(kernel(efficiency=curve(), latency_s=0.5), combine=rate(0.5, "1"))
+    work = op(kernel=KEY, vram_bytes=1e9, split_kv=cut(partial_bytes=500_000_000))
+    cost = Roofs(machine(kernels={KEY: combine})).cost(work)
     assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.5, 1.0, 3.5)
     assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#combine")
 

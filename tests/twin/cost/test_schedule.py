@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.cost.schedule import simulate
-from twin.cost.timeline import Timeline
-from twin.operations.ops import Block, Carried, Engine, Op
+from twin.cost.schedule import Timeline, schedule
+from twin.operations.ops import Carried, Engine, Op, OpGraph
 
 SM, H2D, D2H = Engine.SM, Engine.H2D, Engine.D2H
 SERVICE = st.floats(min_value=1e-6, max_value=1.0)
@@ -19,17 +18,17 @@ def op(engine: Engine = SM, *after: int, part: str = "", device: int = 0) -> Op:
     return Op(part=part, engine=engine, device=device, after=after)
 
 
-def play(block: Block, *seconds: float, spans: bool = False) -> Timeline:
-    return simulate((block,), [seconds], spans=spans)
+def play(block: OpGraph, *seconds: float, spans: bool = False) -> Timeline:
+    return schedule((block,), [seconds], spans=spans)
 
 
-def pipeline(iterations: int, *, buffers: int, fold: bool = False, in_order: bool = False) -> Block:
+def pipeline(iterations: int, *, buffers: int, fold: bool = False, in_order: bool = False) -> OpGraph:
     """Copies into one of `buffers` buffers, each read by a kernel and on request folded by a second one."""
     ops = (op(H2D), op(SM, 0), op(SM, 1)) if fold else (op(H2D), op(SM, 0))
     carried = [Carried(0, len(ops) - 1, buffers)]
     if in_order:
         carried.append(Carried(1, len(ops) - 1, 1))
-    return Block(ops=ops, iterations=iterations, carried=tuple(carried))
+    return OpGraph(ops=ops, iterations=iterations, carried=tuple(carried))
 
 
 def booked(timeline: Timeline, *seconds: float) -> float:
@@ -55,7 +54,7 @@ def booked(timeline: Timeline, *seconds: float) -> float:
 def test_small_schedules(
     ops: tuple[Op, ...], seconds: tuple[float, ...], total: float, critical: tuple[float, ...]
 ) -> None:
-    timeline = play(Block(ops=ops), *seconds)
+    timeline = play(OpGraph(ops=ops), *seconds)
     assert timeline.total_s == total
     assert timeline.runs[0].critical == critical
 
@@ -69,7 +68,7 @@ def test_an_engine_serves_in_the_order_of_readiness() -> None:
         op(H2D, part="long"),
         op(D2H, part="gate"),
     )
-    timeline = play(Block(ops=ops), 2, 1, 1, 3, 1, spans=True)
+    timeline = play(OpGraph(ops=ops), 2, 1, 1, 3, 1, spans=True)
     starts = {span.op.part: span.start_s for span in timeline.spans()}
     assert starts == {"first": 0, "gate": 0, "long": 0, "early": 3, "late": 4}
 
@@ -110,7 +109,7 @@ PIPELINES = st.builds(
 @LAWS
 @given(PIPELINES, st.tuples(SERVICE, SERVICE, SERVICE))
 def test_an_extrapolated_pipeline_is_as_long_as_one_played_to_the_end(
-    block: Block, drawn: tuple[float, float, float]
+    block: OpGraph, drawn: tuple[float, float, float]
 ) -> None:
     seconds = drawn[: len(block.ops)]
     extrapolated, played = play(block, *seconds), play(block, *seconds, spans=True)
@@ -120,7 +119,7 @@ def test_an_extrapolated_pipeline_is_as_long_as_one_played_to_the_end(
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[Block, tuple[float, ...]]:
+def graphs(draw: st.DrawFn) -> tuple[OpGraph, tuple[float, ...]]:
     """A block of up to six ops on any engines of two devices, with any edges to earlier ops, and service times."""
     ops = []
     for index in range(draw(st.integers(min_value=1, max_value=6))):
@@ -135,13 +134,13 @@ def graphs(draw: st.DrawFn) -> tuple[Block, tuple[float, ...]]:
         )
     edges = st.builds(Carried, st.integers(0, len(ops) - 1), st.integers(0, len(ops) - 1), st.integers(1, 3))
     iterations = draw(st.integers(min_value=1, max_value=5))
-    block = Block(ops=tuple(ops), iterations=iterations, carried=tuple(draw(st.lists(edges, max_size=3))))
+    block = OpGraph(ops=tuple(ops), iterations=iterations, carried=tuple(draw(st.lists(edges, max_size=3))))
     return block, tuple(draw(SERVICE) for _ in ops)
 
 
 @LAWS
 @given(graphs())
-def test_the_critical_path_adds_up_to_the_length_of_any_schedule(graph: tuple[Block, tuple[float, ...]]) -> None:
+def test_the_critical_path_adds_up_to_the_length_of_any_schedule(graph: tuple[OpGraph, tuple[float, ...]]) -> None:
     block, seconds = graph
     timeline = play(block, *seconds)
     assert booked(timeline, *seconds) == pytest.approx(timeline.total_s, rel=1e-9)
@@ -154,7 +153,7 @@ def test_the_critical_path_adds_up_to_the_length_of_any_schedule(graph: tuple[Bl
 @LAWS
 @given(graphs())
 def test_no_engine_serves_two_calls_at_once_and_no_call_begins_before_what_it_waits_for(
-    graph: tuple[Block, tuple[float, ...]],
+    graph: tuple[OpGraph, tuple[float, ...]],
 ) -> None:
     block, seconds = graph
     spans = list(play(block, *seconds, spans=True).spans())
@@ -168,8 +167,8 @@ def test_no_engine_serves_two_calls_at_once_and_no_call_begins_before_what_it_wa
 
 
 def test_blocks_follow_each_other_and_repeat() -> None:
-    program = (Block(ops=(op(part="a"), op(H2D, part="b")), times=3), Block(ops=(op(part="c"),), iterations=2))
-    timeline = simulate(program, [(2, 5), (1,)], spans=True)
+    program = (OpGraph(ops=(op(part="a"), op(H2D, part="b")), times=3), OpGraph(ops=(op(part="c"),), iterations=2))
+    timeline = schedule(program, [(2, 5), (1,)], spans=True)
     assert timeline.total_s == 3 * 5 + 2 * 1
     spans = [(span.op.part, span.start_s, span.end_s) for span in timeline.spans()]
     assert spans[:4] == [("a", 0, 2), ("b", 0, 5), ("a", 5, 7), ("b", 5, 10)]
@@ -184,8 +183,8 @@ def test_spans_change_no_length() -> None:
 
 
 def test_an_empty_program_takes_no_time() -> None:
-    assert simulate((), []).total_s == 0
-    assert simulate((Block(ops=()),), [()]).total_s == 0
+    assert schedule((), []).total_s == 0
+    assert schedule((OpGraph(ops=()),), [()]).total_s == 0
 
 
 def test_a_slower_part_that_runs_ahead_is_not_overtaken_by_the_rhythm() -> None:
@@ -195,11 +194,11 @@ def test_a_slower_part_that_runs_ahead_is_not_overtaken_by_the_rhythm() -> None:
         Op(part="b", engine=Engine.D2H, device=0, after=(0,)),
         Op(part="c", engine=Engine.H2D, device=0),
     )
-    program = (Block(ops=ops, iterations=200),)
-    assert simulate(program, [[10.0, 1.0, 10.05]]).total_s == pytest.approx(2010)
+    program = (OpGraph(ops=ops, iterations=200),)
+    assert schedule(program, [[10.0, 1.0, 10.05]]).total_s == pytest.approx(2010)
 
 
 def test_a_circle_of_edges_is_refused() -> None:
     ops = (Op(part="a", engine=Engine.SM, device=0, after=(1,)), Op(part="b", engine=Engine.D2H, device=0, after=(0,)))
     with pytest.raises(ValueError, match="in a circle"):
-        simulate((Block(ops=ops),), [[1.0, 1.0]])
+        schedule((OpGraph(ops=ops),), [[1.0, 1.0]])

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.worlds import case, flash_next, model
-from twin.layouts.layout import Pass
+from tests.worlds import case, flash_next, model, step
 from twin.layouts.vram import LAYOUT
 from twin.operations.ops import Engine
 
@@ -23,13 +22,13 @@ def test_bytes_per_token_of_a_dense_model_are_its_planes() -> None:
 
 @pytest.mark.parametrize(("past", "tokens"), [(0, 1), (2050, 2051)])
 def test_a_short_step_reads_the_whole_cache(past: int, tokens: int) -> None:
-    (read,) = LAYOUT.decode_ops(flash_next(layout="vram"), Pass(past=past, rows=1), 0, first=1)
+    (read,) = LAYOUT.decode_ops(flash_next(layout="vram"), step(past), 0, first=1)
     assert (read.part, read.engine, read.vram_bytes, read.link_bytes) == ("kv_gather", Engine.SM, tokens * 2048, 0)
     assert read.after == (0,)
 
 
 def test_a_long_step_scans_pooled_keys_selects_and_reads_the_selection() -> None:
-    scan, select, read = LAYOUT.decode_ops(flash_next(layout="vram"), Pass(past=1_048_319, rows=1), 0, first=1)
+    scan, select, read = LAYOUT.decode_ops(flash_next(layout="vram"), step(1_048_319), 0, first=1)
     assert scan.vram_bytes == 1_048_320 // 4 * 256 == 1_048_320 * 64
     assert scan.flops == 1_048_320 // 4 * 2 * 4 * 128 == 1_048_320 * 256
     assert select.vram_bytes == 2 * 2 * 1_048_320 // 4
@@ -39,15 +38,13 @@ def test_a_long_step_scans_pooled_keys_selects_and_reads_the_selection() -> None
 
 
 def test_every_sequence_of_a_batch_reads_its_own_cache() -> None:
-    one, four = (
-        LAYOUT.decode_ops(case(layout="vram"), Pass(past=100, rows=1, batch=size), 0, first=1) for size in (1, 4)
-    )
+    one, four = (LAYOUT.decode_ops(case(layout="vram"), step(100, batch=size), 0, first=1) for size in (1, 4))
     assert [op.vram_bytes for op in four] == [4 * op.vram_bytes for op in one]
 
 
 def test_a_dense_chunk_multiplies_every_pair_once() -> None:
     """Rows 3 and 4 after 2 tokens see 3 + 4 tokens: 4 x 4 heads x 8 x 7 operations; 4 tokens of K and V are read."""
-    (block,) = LAYOUT.prefill_blocks(case(layout="vram"), Pass(past=2, rows=2), 0, times=3)
+    (block,) = LAYOUT.prefill_graphs(case(layout="vram"), step(2, 2), 0, times=3)
     (attend,) = block.ops
     assert (attend.flops, attend.vram_bytes, attend.link_bytes) == (4 * 4 * 8 * 7, 4 * 64, 0)
     assert block.times == 3
@@ -55,7 +52,7 @@ def test_a_dense_chunk_multiplies_every_pair_once() -> None:
 
 def test_a_sparse_chunk_scores_selects_and_attends() -> None:
     """Rows 25 to 32 of the toy model: 8 pooled keys, (25 + ... + 32) / 4 scores, 8 rows x 32 padded tokens."""
-    (block,) = LAYOUT.prefill_blocks(case(layout="vram"), Pass(past=24, rows=8), 0, times=1)
+    (block,) = LAYOUT.prefill_graphs(case(layout="vram"), step(24, 8), 0, times=1)
     score, select, attend = block.ops
     scores = sum(range(25, 33)) / 4
     assert score.flops == scores * 2 * 2 * 4
@@ -68,14 +65,11 @@ def test_a_sparse_chunk_scores_selects_and_attends() -> None:
 
 def test_nothing_ever_crosses_the_link() -> None:
     asked = case(layout="vram")
-    ops = [*LAYOUT.decode_ops(asked, Pass(past=100, rows=1), 0, first=1)]
+    ops = [*LAYOUT.decode_ops(asked, step(100), 0, first=1)]
     ops += [
-        op
-        for past in (0, 32)
-        for block in LAYOUT.prefill_blocks(asked, Pass(past=past, rows=16), 0, times=1)
-        for op in block.ops
+        op for past in (0, 32) for block in LAYOUT.prefill_graphs(asked, step(past, 16), 0, times=1) for op in block.ops
     ]
     assert all(op.engine is Engine.SM and not op.link_bytes for op in ops)
-    assert LAYOUT.buckets(asked, Pass(past=32, rows=16)) == 0
+    assert LAYOUT.buckets(asked, step(32, 16)) == 0
     assert list(LAYOUT.breaks(asked)) == []
     assert LAYOUT.bucket_tokens(asked) == 0

@@ -11,8 +11,8 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
+from twin.memory.block_pool import KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.memory.pool import KVPool
 from twin.models import ModelSpec
 from twin.models.spec import Drafter, Weights
 from twin.models.speculation import Speculation

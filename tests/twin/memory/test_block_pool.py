@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.worlds import LAWS
 from twin.errors import BadValue, Impossible
-from twin.memory.block_pool import BlockPlan, CacheSpec, PoolRules, plan_blocks
+from twin.memory.block_pool import BlockPlan, CacheSpec, PoolSettings, plan_blocks
 from twin.units import GIB
 
 BF16, FP8, INT8, INT4, KVARN = 4096, 2048, 4 * 2 * (256 + 4), 4 * 2 * (128 + 4), 840
@@ -18,7 +18,7 @@ BF16, FP8, INT8, INT4, KVARN = 4096, 2048, 4 * 2 * (256 + 4), 4 * 2 * (128 + 4),
 PINNED = 5_583_457_484
 """The pool of syv-ai's DFlash2 profiles, in bytes (`--kv-cache-memory`)."""
 
-RULES = PoolRules(
+RULES = PoolSettings(
     promotes_sliding=True,
     balances_groups=True,
     speculative_tokens=0,
@@ -264,7 +264,7 @@ SPECS = st.tuples(FULL, st.lists(STATE, max_size=1), st.lists(WINDOW, max_size=2
     lambda drawn: [drawn[0], *drawn[1], *drawn[2]]
 )
 ANY_RULES = st.builds(
-    PoolRules,
+    PoolSettings,
     promotes_sliding=st.booleans(),
     balances_groups=st.booleans(),
     speculative_tokens=st.integers(0, 16),
@@ -277,7 +277,7 @@ PLANS = st.builds(plan_blocks, SPECS, ANY_RULES)
 
 @LAWS
 @given(SPECS, ANY_RULES)
-def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec], rules: PoolRules) -> None:
+def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec], rules: PoolSettings) -> None:
     cut = plan_blocks(specs, rules)
     layers: Counter[str] = Counter()
     for group in cut.groups:
@@ -292,7 +292,7 @@ def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec
 @LAWS
 @given(FULL, STATE, WINDOW, ANY_RULES)
 def test_a_promoted_window_fills_more_than_half_of_its_page(
-    full: CacheSpec, state: CacheSpec, window: CacheSpec, rules: PoolRules
+    full: CacheSpec, state: CacheSpec, window: CacheSpec, rules: PoolSettings
 ) -> None:
     cut = plan_blocks([full, state, window], replace(rules, promotes_sliding=True))
     assert all(2 * group.page_bytes > cut.page_bytes for group in cut.groups if group.kind != "recurrent")

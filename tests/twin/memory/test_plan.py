@@ -11,8 +11,7 @@ from tests.worlds import LAWS, case, flash_next, machine, model, rate
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.memory.placed import PAGE_TABLE_SHARE
-from twin.memory.plan import MemoryPlan, plan_memory
+from twin.memory.plan import PAGE_TABLE_SHARE, MemoryPlan, plan_memory
 from twin.operations.counts import embedding_bytes, layer_parameters, parameters, state_bytes
 from twin.units import GIB, MAX_TOKENS, MIB, format_bytes
 
@@ -27,7 +26,7 @@ def at(ctx_tokens: int, of_case: Case) -> Case:
 def test_parts_of_one_device_by_hand() -> None:
     asked = case(64, layout="vram")
     plan = plan_memory(asked, machine())
-    gpu, host = plan.pools
+    gpu, host = plan.memories
     spec = asked.model
     every = sum(layer_parameters(spec, kind) for kind in spec.layer_kinds) + parameters(spec).head
     assert gpu.parts(plan.pages) == {
@@ -42,7 +41,7 @@ def test_parts_of_one_device_by_hand() -> None:
 
 def test_offload_keeps_planes_on_the_host_and_page_tables_on_every_device() -> None:
     plan = plan_memory(case(64), machine(gpu_count=2))
-    *gpus, host = plan.pools
+    *gpus, host = plan.memories
     on_host = 2 * 64 * (64 + 8)
     assert host.parts(plan.pages)["kv cache"] == on_host
     assert [gpu.parts(plan.pages)["page tables"] for gpu in gpus] == [on_host * PAGE_TABLE_SHARE] * 2
@@ -54,13 +53,13 @@ def test_offload_keeps_planes_on_the_host_and_page_tables_on_every_device() -> N
 def test_a_context_takes_whole_pages(ctx_tokens: int, pages: int) -> None:
     plan = plan_memory(case(ctx_tokens, layout="vram"), machine())
     assert plan.pages == pages
-    assert plan.pools[0].parts(plan.pages)["kv cache"] == pages * 8 * 2 * 74
+    assert plan.memories[0].parts(plan.pages)["kv cache"] == pages * 8 * 2 * 74
 
 
 @LAYOUTS
 def test_every_sequence_of_a_batch_has_its_own_cache_and_state(layout: str) -> None:
     one, three = (plan_memory(case(64, layout=layout, batch=size), machine()) for size in (1, 3))
-    for single, triple in zip(one.pools, three.pools, strict=True):
+    for single, triple in zip(one.memories, three.memories, strict=True):
         for part in ("kv cache", "page tables", "recurrent state"):
             assert triple.parts(8).get(part, 0) == pytest.approx(3 * single.parts(8).get(part, 0))
 
@@ -239,10 +238,10 @@ def test_parts_of_device_and_host_take_from_one_memory(layout: str, told: bool) 
     asked = case(640, layout=layout, spec=model(ngram=True))
     apart = plan_memory(asked, machine(vram_bytes=2**30, host_bytes=2**30))
     plan = plan_memory(asked, unified(2**30, told=told))
-    (memory,) = plan.pools
+    (memory,) = plan.memories
     assert memory.capacity_bytes == 2**30
-    assert memory.used_bytes(plan.pages) == sum(pool.used_bytes(plan.pages) for pool in apart.pools)
-    assert memory.parts(plan.pages).keys() == {part for pool in apart.pools for part in pool.parts(plan.pages)}
+    assert memory.used_bytes(plan.pages) == sum(pool.used_bytes(plan.pages) for pool in apart.memories)
+    assert memory.parts(plan.pages).keys() == {part for pool in apart.memories for part in pool.parts(plan.pages)}
     assert (plan.host(), plan.tiers()) == ([], [("memory", [memory])])
     assert plan.max_ctx_tokens() < apart.max_ctx_tokens()
 
@@ -251,7 +250,7 @@ def test_parts_of_device_and_host_take_from_one_memory(layout: str, told: bool) 
 def test_what_one_memory_does_not_hold_is_short_of_it_alone(layout: str) -> None:
     asked = at(10**8, case(layout=layout))
     plan = plan_memory(asked, unified(2**30))
-    needed = plan.pools[0].used_bytes(plan.pages)
+    needed = plan.memories[0].used_bytes(plan.pages)
     assert plan.shortage().startswith(f"needs {format_bytes(needed)} of memory, the machine has 1.00 GiB (")
     assert "VRAM" not in plan.shortage()
 
@@ -262,6 +261,6 @@ def test_no_answer_takes_more_than_one_memory_has(question: Question, more: floa
     one = unified(2.0**30 + more, told=told)
     plan = plan_memory(resolve(question), one)
     pages = plan.max_ctx_tokens() // plan.page_tokens
-    assert sum(pool.capacity_bytes for pool in plan.pools) == pytest.approx(one.host.memory.value)
+    assert sum(pool.capacity_bytes for pool in plan.memories) == pytest.approx(one.host.memory.value)
     if pages:
-        assert sum(pool.used_bytes(pages) for pool in plan.pools) <= one.host.memory.value * (1 + 1e-12)
+        assert sum(pool.used_bytes(pages) for pool in plan.memories) <= one.host.memory.value * (1 + 1e-12)

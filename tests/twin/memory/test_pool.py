@@ -13,8 +13,8 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
 from twin.errors import Impossible
+from twin.memory.block_pool import block_plan, fixed_parts, pool_rules, scratch_token_bytes
 from twin.memory.plan import plan_memory
-from twin.memory.pool import block_plan, fixed_parts, pool_rules, scratch_token_bytes
 from twin.operations.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
 from twin.units import GIB, MIB, format_bytes
 
@@ -87,7 +87,7 @@ def test_a_pool_is_what_utilisation_leaves_of_the_device() -> None:
     case = asked(150_000, kv_dtype="fp8", utilisation=0.93)
     spec = case.model
     in_layers = sum(layer_parameters(spec, kind) for kind in spec.layer_kinds)
-    device, outside, _ = plan_memory(case, RTX3090).pools
+    device, outside, _ = plan_memory(case, RTX3090).memories
     assert device.capacity_bytes == pytest.approx(0.93 * VRAM_BYTES)
     assert device.fixed["weights"] == weight_bytes(spec, in_layers) + head_bytes(spec)
     assert device.fixed["embedding"] == embedding_bytes(spec)
@@ -105,7 +105,7 @@ def test_a_pool_of_given_bytes_is_all_that_requests_share(pool_bytes: int, batch
     """Whatever utilisation says: what lies before it is added to it, and what is left of the device is outside."""
     for utilisation in (None, 0.5):
         plan = planned(kv_dtype="fp8", pool_bytes=pool_bytes, batch=batch, utilisation=utilisation)
-        device, outside, _ = plan.pools
+        device, outside, _ = plan.memories
         blocks = {"null block", "state and windows"}
         before = sum(size for part, size in device.fixed.items() if part not in blocks)
         assert device.capacity_bytes == pytest.approx(before + pool_bytes)
@@ -122,7 +122,7 @@ def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: st
     room = int(VRAM_BYTES - before)
     held, refused = (planned(**asked_for, pool_bytes=size) for size in (room, room + 1))
     assert pool_of(held).blocks == room // pool_of(held).plan.block_bytes
-    assert held.pools[0].used_bytes(held.pages) == pytest.approx(before + room)
+    assert held.memories[0].used_bytes(held.pages) == pytest.approx(before + room)
     assert (pool_of(refused).blocks, refused.max_ctx_tokens(), refused.fits) == (0, 0, False)
     assert "of VRAM, the machine has 23.56 GiB" in refused.shortage()
     for plan in (held, refused):
@@ -142,7 +142,7 @@ def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes:
     ("question", "workspace"), [({"kv_dtype": "fp8"}, True), ({"kv_dtype": "fp8", "backend": "triton"}, False)]
 )
 def test_only_a_backend_that_keeps_a_workspace_is_charged_for_it(question: dict[str, Any], workspace: bool) -> None:
-    assert ("backend workspace" in planned(**question).pools[0].fixed) is workspace
+    assert ("backend workspace" in planned(**question).memories[0].fixed) is workspace
 
 
 def test_a_cold_start_leaves_less_than_a_warm_one() -> None:
@@ -160,14 +160,14 @@ def test_tiles_that_wait_unquantised_take_2_slots_a_sequence_16_of_a_step_and_8(
     sequences: int, slots: int, gib: float
 ) -> None:
     """A slot is 128 tokens of K and V in 16 bits: 8 MiB over 16 layers. 64 seats take 1.19 GiB, 4 take 256 MiB."""
-    found = planned(kv_dtype="kvarn_k4v2_g128", max_sequences=sequences).pools[0].fixed["unquantised tiles"]
+    found = planned(kv_dtype="kvarn_k4v2_g128", max_sequences=sequences).memories[0].fixed["unquantised tiles"]
     assert found == slots * 8 * MIB
     assert found / GIB == pytest.approx(gib, abs=0.005)
 
 
 def test_shorter_tiles_wait_in_more_and_smaller_slots() -> None:
     """Tiles of 64: 2 x 64 + 32 + 8 slots of 4 MiB."""
-    fixed = planned(kv_dtype="kvarn_k4v2_g64", max_sequences=64).pools[0].fixed
+    fixed = planned(kv_dtype="kvarn_k4v2_g64", max_sequences=64).memories[0].fixed
     assert fixed["unquantised tiles"] == (128 + 32 + 8) * 4 * MIB
 
 
@@ -185,12 +185,12 @@ def test_shorter_tiles_wait_in_more_and_smaller_slots() -> None:
 def test_a_rebuilt_history_takes_4_kib_a_token_between_its_bounds(sequences: int, longest: int, tokens: int) -> None:
     """All sequences at their longest up to 262,144 tokens, at least 4,096; 1 GiB at most, shared by the layers."""
     found = planned(1, kv_dtype="kvarn_k4v2_g128", max_sequences=sequences, max_model_tokens=longest)
-    assert found.pools[0].fixed["prefill scratch"] == tokens * 4096
+    assert found.memories[0].fixed["prefill scratch"] == tokens * 4096
 
 
 def test_formats_without_tiles_keep_neither() -> None:
     for name in ("bf16", "fp8", "int8_per_token_head", "int4_per_token_head"):
-        assert not {"unquantised tiles", "prefill scratch"} & planned(kv_dtype=name).pools[0].fixed.keys()
+        assert not {"unquantised tiles", "prefill scratch"} & planned(kv_dtype=name).memories[0].fixed.keys()
 
 
 TURBO = {"kv_dtype": "turboquant_4bit_nc"}
@@ -215,7 +215,7 @@ def test_turboquant_holds_short_prompts_and_other_formats_long_ones() -> None:
 def test_turboquants_scratch_is_16_bit_k_and_v_of_the_prefix() -> None:
     """One copy of the longest request inside the profile: 0.5 GiB at 131,072 tokens; the fitted copies outside."""
     case = asked(1, max_model_tokens=131_072, **TURBO)
-    device, outside, _ = plan_memory(case, RTX3090).pools
+    device, outside, _ = plan_memory(case, RTX3090).memories
     assert device.fixed["prefill scratch"] == 0.5 * GIB
     copies = pool_rules(case).dequantises_prefix["turboquant"].value
     assert scratch_token_bytes(case) == copies * 4096
@@ -230,9 +230,9 @@ def test_a_turboquant_pool_of_the_batch_mode_has_about_270_blocks_of_1568() -> N
 
 
 def test_a_block_drafter_takes_its_weights_and_more_graphs_the_longer_its_drafts() -> None:
-    plain = planned(model=FAST).pools[0].fixed
+    plain = planned(model=FAST).memories[0].fixed
     fixed = {
-        text: planned(model=FAST, speculation=text, accepted=1.0).pools[0].fixed
+        text: planned(model=FAST, speculation=text, accepted=1.0).memories[0].fixed
         for text in ("mtp:3", "dflash2:7", "dflash2:8", "dflash2:15")
     }
     assert [fixed[text]["drafter"] for text in fixed] == [215e6 + 108e6, 1.19e9, 1.19e9, 1.19e9]
@@ -245,7 +245,7 @@ def test_how_sure_a_pool_is_follows_from_what_was_taken_off_before_it() -> None:
     """Transient, graphs, workspace and capacity, each its own spread; a pool of given bytes is sure."""
 
     def spread_bytes(**question: Any) -> float:
-        return planned(**question).pools[0].capacity_spread
+        return planned(**question).memories[0].capacity_spread
 
     def of(*parts: float) -> float:
         return math.hypot(*parts, VRAM_BYTES * RTX3090.gpu.vram.spread)
@@ -307,8 +307,8 @@ def test_llama_has_blocks_of_16_tokens_and_no_states() -> None:
     cut = pool_of(plan).plan
     assert (cut.block_tokens, cut.group_layers, cut.state_blocks, len(cut.groups)) == (16, 32, 0, 1)
     assert cut.block_bytes == 16 * 32 * 4096
-    assert plan.pools[0].page_bytes["kv cache"] == cut.block_bytes
-    assert "state and windows" not in plan.pools[0].fixed
+    assert plan.memories[0].page_bytes["kv cache"] == cut.block_bytes
+    assert "state and windows" not in plan.memories[0].fixed
     assert cut.blocks_per_request(1000) == 63 == plan.pages
 
 
@@ -350,7 +350,7 @@ def test_weights_that_do_not_fit_leave_no_pool() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 1.0])
 def test_what_an_engine_takes_and_what_it_leaves_are_the_device(share: float) -> None:
-    device, outside, _ = planned(utilisation=share).pools
+    device, outside, _ = planned(utilisation=share).memories
     assert device.capacity_bytes + outside.capacity_bytes == pytest.approx(VRAM_BYTES)
     assert outside.fixed["context"] <= outside.capacity_bytes
 
@@ -374,10 +374,10 @@ def one_memory(profile: HardwareProfile) -> HardwareProfile:
 def test_what_the_host_keeps_takes_from_what_an_engine_leaves_of_one_memory(share: dict[str, Any]) -> None:
     case = asked(8192, **share)
     apart, plan = plan_memory(case, RTX3090), plan_memory(case, one_memory(RTX3090))
-    device, rest = plan.pools
-    assert device == apart.pools[0]
+    device, rest = plan.memories
+    assert device == apart.memories[0]
     assert device.capacity_bytes + rest.capacity_bytes == pytest.approx(VRAM_BYTES)
-    assert rest.fixed == apart.pools[1].fixed | apart.pools[2].fixed
+    assert rest.fixed == apart.memories[1].fixed | apart.memories[2].fixed
     assert plan.fits
 
 

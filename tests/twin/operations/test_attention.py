@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.twin.memory.pool_worlds import dense, pooled
-from tests.worlds import LAWS, case, flash_next, model, with_rules
+from tests.worlds import LAWS, case, flash_next, model, step, with_rules
 from twin.ask.case import Case
+from twin.engines.rules import OwnKernelRules
 from twin.formats import kv_format
-from twin.layouts.layout import Pass
 from twin.operations.attention import (
     append,
-    dense_block,
-    dense_read,
+    combine_partials,
+    decode_attention,
+    dense_graph,
     expected_rounded,
     issued_flops,
     issued_tokens,
-    merge_partials,
     padded_heads,
-    sparse_products,
+    sparse_attention,
 )
-from twin.operations.occupancy import Plan, Program
+from twin.operations.occupancy import DecodePlan, ThreadBlock
 
 
 def splitting(of_case: Case) -> Case:
@@ -55,16 +55,16 @@ def test_a_model_without_selection_issues_nothing_sparse() -> None:
 @pytest.mark.parametrize(("past", "rows", "pairs"), [(0, 1, 1), (0, 4, 10), (6, 1, 7), (6, 3, 7 + 8 + 9)])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_dense_attention_multiplies_each_row_with_all_before_it(past: int, rows: int, pairs: int, batch: int) -> None:
-    chunk = Pass(past=past, rows=rows, batch=batch)
-    (attend,) = dense_block(case(), chunk, 0, times=1, link_bytes=10).ops
+    chunk = step(past, rows, batch=batch)
+    (attend,) = dense_graph(case(), chunk, 0, times=1, link_bytes=10).ops
     assert attend.flops == 4 * 4 * 8 * pairs * batch
     assert attend.vram_bytes + attend.link_bytes == (past + rows) * 64 * batch
     assert attend.link_bytes == 10
 
 
 def test_the_sparse_kernel_reads_planes_and_an_index_list_for_each_kv_head() -> None:
-    chunk = Pass(past=100, rows=8, batch=2)
-    attend = sparse_products(case(), chunk, 0, after=(3,), buckets=1, region_tokens=64, vram_bytes=1000)
+    chunk = step(100, 8, batch=2)
+    attend = sparse_attention(case(), chunk, 0, after=(3,), buckets=1, region_tokens=64, vram_bytes=1000)
     assert attend.vram_bytes == 1000 + 16 * 32 * 4 * 2
     assert attend.flops == issued_flops(case(), 16, 1)
     assert attend.after == (3,)
@@ -74,7 +74,7 @@ def test_the_sparse_kernel_reads_planes_and_an_index_list_for_each_kv_head() -> 
 def test_a_fold_passes_partials_and_sums_through_memory(splits: bool, elements: int) -> None:
     """fp32 partials are written and read unless the kernel carries the sum itself, which is read and written."""
     asked = splitting(case()) if splits else case()
-    assert merge_partials(asked, Pass(past=100, rows=8), 0, after=(1,)).vram_bytes == 8 * elements * 8 * 4
+    assert combine_partials(asked, step(100, 8), 0, after=(1,)).vram_bytes == 8 * elements * 8 * 4
 
 
 @pytest.mark.parametrize("mean", [0.01, 0.3, 1.0, 2.0, 7.9, 40.0, 63.9, 64.1, 300.0])
@@ -88,11 +88,11 @@ def test_rounding_a_count_up_to_tiles(mean: float) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_step_reads_every_cached_token_once_however_many_tokens_ask(rows: int, batch: int) -> None:
     """100 tokens before them and their own: 64 B a token of 2 kv heads x 8 in bf16; 4 x 4 x 8 operations a pair."""
-    read = dense_read(pooled(), Pass(past=100, rows=rows, batch=batch), 2, after=(5,))
+    read = decode_attention(pooled(), step(100, rows, batch=batch), 2, after=(5,))
     assert read.vram_bytes == (100 + rows) * 64 * batch
     assert read.flops == 4 * 4 * 8 * rows * (100 + rows) * batch
     assert (read.grain, read.device, read.after, read.part) == (rows, 2, (5,), "attention")
-    assert read.decoded == 0
+    assert read.dequantised_elements == 0
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_a_step_reads_every_cached_token_once_however_many_tokens_ask(rows: int,
 def test_a_coded_cache_is_decoded_element_by_element_once(name: str, token_bytes: int, decoded: int) -> None:
     """2 x 2 x 8 elements of K and V a token, whatever they are stored in; plain ones need no decoding."""
     case = pooled(kv_dtype=name)
-    read = dense_read(case, Pass(past=99, rows=1, batch=2), 0, after=())
+    read = decode_attention(case, step(99, batch=2), 0, after=())
     assert kv_format(name).plane_bytes(kv_heads=2, head_dim=8) == token_bytes
-    assert (read.vram_bytes, read.decoded) == (200 * token_bytes, 200 * decoded)
+    assert (read.vram_bytes, read.dequantised_elements) == (200 * token_bytes, 200 * decoded)
     assert read.dtype == "bf16"
 
 
@@ -119,7 +119,7 @@ def test_a_coded_cache_is_decoded_element_by_element_once(name: str, token_bytes
     ],
 )
 def test_several_query_tokens_are_read_for_by_the_backend_that_verifies(name: str, rows: int, kernel: str) -> None:
-    assert dense_read(pooled(kv_dtype=name), Pass(past=10, rows=rows), 0, after=()).kernel == kernel
+    assert decode_attention(pooled(kv_dtype=name), step(10, rows), 0, after=()).kernel == kernel
 
 
 @pytest.mark.parametrize(("name", "stored"), [("bf16", 64), ("fp8", 32), ("int8_per_token_head", 48)])
@@ -127,7 +127,7 @@ def test_several_query_tokens_are_read_for_by_the_backend_that_verifies(name: st
 def test_a_chunk_is_written_once_in_16_bits_and_once_in_its_format(name: str, stored: int, batch: int) -> None:
     """What the products made is read in 16 bits, 64 B a token, and stored as the format is."""
     case = pooled(kv_dtype=name)
-    write = append(case, Pass(past=1000, rows=6, batch=batch), 1)
+    write = append(case, step(1000, 6, batch=batch), 1)
     assert write.vram_bytes == (64 + stored) * 6 * batch
     assert (write.grain, write.device, write.after, write.flops) == (6 * batch, 1, (), 0)
     assert write.kernel == f"append/{case.backend}/{name}"
@@ -139,27 +139,27 @@ def test_what_is_written_grows_with_heads_and_their_size(kv_heads: int, head_dim
     shape = replace(spec.attention, query_heads=8, kv_heads=kv_heads, head_dim=head_dim)
     case = pooled(spec=replace(spec, attention=shape), kv_dtype="fp8")
     elements = 2 * kv_heads * head_dim
-    assert append(case, Pass(past=0, rows=3), 0).vram_bytes == 3 * (2 * elements + elements)
-    read = dense_read(case, Pass(past=9, rows=1), 0, after=())
-    assert (read.vram_bytes, read.decoded) == (10 * elements, 10 * elements)
+    assert append(case, step(0, 3), 0).vram_bytes == 3 * (2 * elements + elements)
+    read = decode_attention(case, step(9), 0, after=())
+    assert (read.vram_bytes, read.dequantised_elements) == (10 * elements, 10 * elements)
     assert read.flops == 4 * 8 * head_dim * 10
 
 
 def test_an_engine_with_backends_writes_a_chunk_before_it_attends() -> None:
-    chunk = Pass(past=6, rows=3)
-    write, attend = dense_block(pooled(), chunk, 0, times=5, link_bytes=0).ops
+    chunk = step(6, 3)
+    write, attend = dense_graph(pooled(), chunk, 0, times=5, link_bytes=0).ops
     assert (write.part, attend.part, attend.after) == ("append", "attention", (0,))
     assert attend.flops == 4 * 4 * 8 * (7 + 8 + 9)
     assert attend.kernel == "attend_dense/flash_attention/bf16"
-    assert dense_block(pooled(), chunk, 0, times=5, link_bytes=0).times == 5
-    assert len(dense_block(case(), chunk, 0, times=1, link_bytes=0).ops) == 1  # exllamav3's kernels do both in one
+    assert dense_graph(pooled(), chunk, 0, times=5, link_bytes=0).times == 5
+    assert len(dense_graph(case(), chunk, 0, times=1, link_bytes=0).ops) == 1  # exllamav3's kernels do both in one
 
 
 @LAWS
 @given(st.integers(0, 10**6), st.integers(1, 64), st.integers(1, 64), st.integers(1, 16))
 def test_a_verify_step_reads_what_one_token_reads_and_its_own(past: int, rows: int, more: int, batch: int) -> None:
     few, many = (
-        dense_read(pooled(), Pass(past=past, rows=count, batch=batch), 0, after=()) for count in (rows, rows + more)
+        decode_attention(pooled(), step(past, count, batch=batch), 0, after=()) for count in (rows, rows + more)
     )
     assert many.vram_bytes - few.vram_bytes == more * 64 * batch
     assert many.flops > few.flops
@@ -168,8 +168,12 @@ def test_a_verify_step_reads_what_one_token_reads_and_its_own(past: int, rows: i
 @LAWS
 @given(st.integers(0, 10**5), st.integers(1, 500), st.integers(1, 500))
 def test_a_prompt_in_two_chunks_pairs_as_many_tokens_as_in_one(past: int, one: int, two: int) -> None:
-    chunks = Pass(past=past, rows=one + two), Pass(past=past, rows=one), Pass(past=past + one, rows=two)
-    whole, *parts = (dense_block(pooled(), chunk, 0, times=1, link_bytes=0).ops for chunk in chunks)
+    chunks = (
+        step(past, one + two),
+        step(past, one),
+        step(past + one, two),
+    )
+    whole, *parts = (dense_graph(pooled(), chunk, 0, times=1, link_bytes=0).ops for chunk in chunks)
     for op in (0, 1):
         assert whole[op].flops == sum(part[op].flops for part in parts)
     assert whole[0].vram_bytes == sum(part[0].vram_bytes for part in parts)
@@ -177,28 +181,26 @@ def test_a_prompt_in_two_chunks_pairs_as_many_tokens_as_in_one(past: int, one: i
 
 
 def test_more_query_rows_than_a_program_holds_take_the_codes_apart_again() -> None:
-    plan = Plan(programs=(Program(64, 16, 1, 2), Program(64, 32, 1, 2)))
-    rules = replace(pooled().rules, attend_plans={"fp8": plan})
+    plan = DecodePlan(thread_blocks=(ThreadBlock(64, 16, 1, 2), ThreadBlock(64, 32, 1, 2)))
+    rules = replace(pooled().rules, own_kernels=OwnKernelRules(decode_plans={"fp8": plan}))
     of_case = replace(pooled(kv_dtype="fp8"), rules=rules)
     attention = of_case.model.attention
     group = attention.query_heads // attention.kv_heads
     elements = 2 * 100 * attention.kv_heads * attention.head_dim
     for count in (1, 2, 4, 8):
-        read = dense_read(of_case, Pass(past=100 - count, rows=count, batch=1), 0, after=())
+        read = decode_attention(of_case, step(100 - count, count, batch=1), 0, after=())
         blocks = -(-count * group // 32)
         tile = 16 if count * group <= 16 * blocks else 32
-        assert read.decoded == elements * blocks
+        assert read.dequantised_elements == elements * blocks
         assert read.flops == 2 * elements * blocks * tile
         assert read.vram_bytes == 100 * of_case.plane_bytes
-        assert read.cut is not None
-        assert (read.cut.pairs, read.cut.rows) == (attention.kv_heads * blocks, tile)
-        assert read.cut.partial_bytes == count * attention.query_heads * (attention.head_dim + 2) * 4
+        assert read.split_kv is not None
+        assert (read.split_kv.pairs, read.split_kv.q_rows) == (attention.kv_heads * blocks, tile)
+        assert read.split_kv.partial_bytes == count * attention.query_heads * (attention.head_dim + 2) * 4
 
 
 def test_an_engine_whose_plans_are_not_known_multiplies_the_rows_that_there_are() -> None:
-    read = dense_read(
-        replace(pooled(), rules=replace(pooled().rules, attend_plans={})), Pass(past=9, rows=1), 0, after=()
-    )
+    read = decode_attention(pooled(), step(9), 0, after=())
     attention = pooled().model.attention
-    assert read.cut is None
+    assert read.split_kv is None
     assert read.flops == 4 * 10 * attention.query_heads * attention.head_dim

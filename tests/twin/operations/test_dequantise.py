@@ -4,15 +4,21 @@ import pytest
 from msgspec.structs import replace
 
 from hwprofiles import load_profile
+from tests.worlds import step
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
-from twin.layouts.layout import Pass
 from twin.layouts.vram import LAYOUT
 from twin.memory.plan import plan_memory
-from twin.operations.dequantise import attend_calls, expanded_ops, expands, fold_bytes, scratch_bytes
+from twin.operations.attention import (
+    attention_calls,
+    combined_bytes,
+    dequantised_ops,
+    dequantises_history,
+    prefill_scratch_bytes,
+)
 from twin.operations.format_ops import Heads, format_case, prefill_ops
 
 PIECE = 8_192
@@ -35,13 +41,13 @@ def test_bytes_are_codes_read_numbers_written_and_read_again() -> None:
 @pytest.mark.parametrize(("rows", "programs"), [(1, 24), (64, 24), (65, 48), (2_048, 768)])
 def test_programs_of_flash_attention_take_64_rows_of_a_wide_head(rows: int, programs: int) -> None:
     _, attend, _ = prefill_ops(case_of(), ctx_tokens=2 * PIECE, rows=rows)
-    assert attend.grid == (programs, PIECE // 64, rows * 24 * 257 * 4)
+    assert attend.flash_grid == (programs, PIECE // 64, rows * 24 * 257 * 4)
 
 
 def test_narrower_heads_have_larger_tiles() -> None:
     heads = Heads(query_heads=8, kv_heads=2, head_dim=128)
     _, attend, _ = prefill_ops(format_case("q8_0", heads=heads), ctx_tokens=1_000, rows=129)
-    assert attend.grid == (2 * 8, 8, 129 * 8 * 129 * 4)
+    assert attend.flash_grid == (2 * 8, 8, 129 * 8 * 129 * 4)
 
 
 def test_operations_are_those_of_every_row_and_what_it_sees() -> None:
@@ -61,11 +67,11 @@ def test_calls_and_folds_are_those_of_the_kernel_s_own_loop(past: int, rows: int
         for first, last in chunk.pieces(past + rows, PIECE)
         for call in chunk.calls_of(first, last, past=past, rows=rows)
     ]
-    step = Pass(past=past, rows=rows)
-    assert attend_calls(case_of(), step) == len(calls)
+    at_step = step(past, rows)
+    assert attention_calls(case_of(), at_step) == len(calls)
     results = sum(call.rows_to - call.rows_from for call in calls)
-    assert fold_bytes(case_of(), step) == 24 * 256 * ((results + rows) * 2 + 2 * (results - rows) * 4)
-    assert PIECE == chunk.PIECE_TOKENS == case_of().rules.prefill_piece_tokens
+    assert combined_bytes(case_of(), at_step) == 24 * 256 * ((results + rows) * 2 + 2 * (results - rows) * 4)
+    assert PIECE == chunk.PIECE_TOKENS == case_of().rules.own_kernels.kv_chunk_tokens
 
 
 def test_the_scratch_is_that_of_the_kernel_and_has_one_size() -> None:
@@ -78,9 +84,11 @@ def test_the_scratch_is_that_of_the_kernel_and_has_one_size() -> None:
         device=torch.device("cpu"),
     )  # fmt: skip
     result = 64 * 24 * 256 * 2
-    assert scratch_bytes(replace(case, chunk_tokens=64)) == made.bytes + result
+    assert prefill_scratch_bytes(replace(case, chunk_tokens=64)) == made.bytes + result
     longer = replace(case, question=replace(case.question, ctx_tokens=10**6))
-    assert LAYOUT.working_bytes(longer) == LAYOUT.working_bytes(case) == {"prefill scratch": scratch_bytes(case)}
+    assert (
+        LAYOUT.working_bytes(longer) == LAYOUT.working_bytes(case) == {"prefill scratch": prefill_scratch_bytes(case)}
+    )
 
 
 def test_a_plan_holds_the_scratch() -> None:
@@ -97,18 +105,18 @@ def test_a_plan_holds_the_scratch() -> None:
 
 
 def test_other_engines_and_sparse_models_read_the_cache_as_it_is() -> None:
-    assert expands(case_of())
-    assert expands(case_of("bf16"))
+    assert dequantises_history(case_of())
+    assert dequantises_history(case_of("bf16"))
     other = resolve(Question(ctx_tokens=4_096, model="qwen3.8-27b", engine="vllm", kv_dtype="fp8"))
-    assert not expands(other)
+    assert not dequantises_history(other)
     assert LAYOUT.working_bytes(other) == {}
-    assert not expands(resolve(Question(ctx_tokens=4_096, engine="twin", layout="vram", kv_dtype="fp16")))
+    assert not dequantises_history(resolve(Question(ctx_tokens=4_096, engine="twin", layout="vram", kv_dtype="fp16")))
     assert LAYOUT.bucket_tokens(other) == 0
     assert LAYOUT.bucket_tokens(case_of()) == PIECE
 
 
 def test_a_chunk_appends_unpacks_attends_and_folds_in_turn() -> None:
-    (block,) = LAYOUT.prefill_blocks(case_of(), Pass(past=PIECE, rows=512), 0, times=16)
+    (block,) = LAYOUT.prefill_graphs(case_of(), step(PIECE, 512), 0, times=16)
     assert [op.part for op in block.ops] == ["append", "dequantise", "attention", "combine"]
     assert [op.after for op in block.ops] == [(), (0,), (1,), (2,)]
     assert block.times == 16
@@ -116,7 +124,7 @@ def test_a_chunk_appends_unpacks_attends_and_folds_in_turn() -> None:
 
 def test_work_grows_with_the_context_and_the_batch() -> None:
     case = case_of()
-    one, two = (expanded_ops(case, Pass(past=PIECE, rows=512, batch=batch), 0) for batch in (1, 2))
+    one, two = (dequantised_ops(case, step(PIECE, 512, batch=batch), 0) for batch in (1, 2))
     for single, double in zip(one, two, strict=True):
         assert double.calls == 2 * single.calls
         assert double.vram_bytes == pytest.approx(single.vram_bytes)

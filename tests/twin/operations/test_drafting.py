@@ -6,30 +6,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.twin.memory.pool_worlds import BLOCK, SEQUENTIAL, dense, drafted, pooled
-from tests.worlds import LAWS
+from tests.worlds import LAWS, step
 from twin.formats import kv_format
-from twin.layouts.layout import Pass
 from twin.models import load_model
 from twin.models.spec import Drafter
 from twin.models.speculation import Speculation
-from twin.operations.drafting import draft_prefill_program, draft_program, draft_token_bytes, draft_weight_bytes
-from twin.operations.ops import Block, Engine, Op, Program
+from twin.operations.lower import draft_prefill_program, draft_program, draft_token_bytes, draft_weight_bytes
+from twin.operations.ops import Engine, Op, OpGraph, Program, Step
 
 DRAFTERS = pytest.mark.parametrize("drafter", [SEQUENTIAL, BLOCK], ids=lambda drafter: drafter.name)
 TOKEN_BYTES = 64
 """K and V of one token in one layer of either drafter, in bf16: 2 x 2 x 8 or 2 x 1 x 16 elements."""
 
 
-def passes_of(program: Program) -> Block:
+def passes_of(program: Program) -> OpGraph:
     """The block of the drafter's passes, without its overheads."""
     launches, passes = program
     assert {op.part for op in launches.ops} == {"launches"}
     return passes
 
 
-def decode(speculation: Speculation, past: int = 40, batch: int = 1, **asked: str) -> Block:
+def decode(speculation: Speculation, past: int = 40, batch: int = 1, **asked: str) -> OpGraph:
     case = pooled(spec=dense(), speculation=speculation, **asked)
-    return passes_of(draft_program(case, speculation, Pass(past=past, rows=1, batch=batch), 0))
+    return passes_of(draft_program(case, speculation, step(past, batch=batch), 0))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 4])
@@ -93,7 +92,7 @@ def test_a_head_has_as_many_parameters_as_its_bytes_hold_at_the_models_bits(head
     spec = dense(weights=replace(dense().weights, head_bits=head_bits))
     speculation = drafted(SEQUENTIAL)
     case = pooled(spec=spec, speculation=speculation)
-    head = passes_of(draft_program(case, speculation, Pass(past=0, rows=1), 0)).ops[2]
+    head = passes_of(draft_program(case, speculation, step(0), 0)).ops[2]
     assert head.flops == 2 * 24 * 8 / (head_bits or 4)
 
 
@@ -112,14 +111,14 @@ def test_a_speculating_step_pays_for_sampling_and_for_graphs_that_are_not_whole(
     """FlashInfer and KVarN capture only single-token steps whole (facts of the published lane, section 1)."""
     speculation = drafted(SEQUENTIAL)
     case = pooled(kv_dtype=kv_dtype, speculation=speculation)
-    launches, _ = draft_program(case, speculation, Pass(past=40, rows=1), 0)
+    launches, _ = draft_program(case, speculation, step(40), 0)
     assert [op.kernel for op in launches.ops] == kernels
     assert [op.after for op in launches.ops] == [(), (0,)][: len(kernels)]
     assert launches.times == 1
     assert not any(op.vram_bytes or op.flops for op in launches.ops)
 
 
-def prefilled(drafter: Drafter, chunk: Pass) -> tuple[Op, Op]:
+def prefilled(drafter: Drafter, chunk: Step) -> tuple[Op, Op]:
     speculation = drafted(drafter)
     (block,) = draft_prefill_program(pooled(speculation=speculation), speculation, chunk, 0)
     product, attend = block.ops
@@ -129,7 +128,7 @@ def prefilled(drafter: Drafter, chunk: Pass) -> tuple[Op, Op]:
 
 def test_a_drafter_follows_a_prompt_through_its_layers_and_computes_no_logits() -> None:
     """6 rows over 10: products of every row, causal attention over 10 + 3.5 tokens on average."""
-    product, attend = prefilled(SEQUENTIAL, Pass(past=10, rows=6, batch=2))
+    product, attend = prefilled(SEQUENTIAL, step(10, 6, batch=2))
     assert (product.vram_bytes, product.flops, product.grain) == (50, 2 * 100 * 12, 12)
     assert attend.flops == 4 * 4 * 8 * 2 * sum(range(11, 17))
     assert attend.vram_bytes == 16 * TOKEN_BYTES * 2
@@ -138,7 +137,7 @@ def test_a_drafter_follows_a_prompt_through_its_layers_and_computes_no_logits() 
 
 @pytest.mark.parametrize(("past", "seen", "read"), [(0, 3.5, 6), (5, 8.5, 11), (100, 16, 22)])
 def test_a_window_follows_a_prompt_no_further_than_it_reaches(past: int, seen: float, read: int) -> None:
-    product, attend = prefilled(BLOCK, Pass(past=past, rows=6))
+    product, attend = prefilled(BLOCK, step(past, 6))
     assert product.flops == 2 * 1000 * 6
     assert attend.flops == 4 * 2 * 2 * 16 * 6 * seen
     assert attend.vram_bytes == 2 * read * TOKEN_BYTES
@@ -194,8 +193,8 @@ def test_a_draft_over_a_longer_context_reads_no_less(drafter: Drafter, one: int,
 @given(st.sampled_from([SEQUENTIAL, BLOCK]), st.integers(0, 5000), st.integers(1, 300), st.integers(1, 300))
 def test_a_prompt_in_two_chunks_multiplies_what_it_does_in_one(drafter: Drafter, past: int, one: int, two: int) -> None:
     """Products exactly; attention too where nothing slides."""
-    whole = prefilled(drafter, Pass(past=past, rows=one + two))
-    parts = [prefilled(drafter, chunk) for chunk in (Pass(past=past, rows=one), Pass(past=past + one, rows=two))]
+    whole = prefilled(drafter, step(past, one + two))
+    parts = [prefilled(drafter, chunk) for chunk in (step(past, one), step(past + one, two))]
     assert whole[0].flops == sum(part[0].flops for part in parts)
     if not drafter.window:
         assert whole[1].flops == pytest.approx(sum(part[1].flops for part in parts))

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from tests.twin.cost.programs import ops, same
 from tests.twin.memory.pool_worlds import W4A16, dense, pool_machine, pooled
-from tests.worlds import LAWS, case
-from twin.cost.breakdown import Tally
+from tests.worlds import LAWS, case, step
+from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
-from twin.layouts.layout import Pass
 from twin.models import load_model
 from twin.operations.counts import (
     elementwise_elements,
@@ -34,8 +33,8 @@ SIX = dense(layers=6, every=3)
 INT8_MLP = dense(weights=replace(W4A16, mlp_operands="int8"))
 BF16 = dense(weights=replace(W4A16, format="bf16", bits=16, head_bits=None))
 LOWERED = [
-    pytest.param(lambda case: decode_program(case, Pass(past=100, rows=1, batch=3), 1), 3, id="decode"),
-    pytest.param(lambda case: prefill_program(case, Pass(past=32, rows=16, batch=2), 1), 32, id="prefill"),
+    pytest.param(lambda case: decode_program(case, step(100, batch=3), 1), 3, id="decode"),
+    pytest.param(lambda case: prefill_program(case, step(32, 16, batch=2), 1), 32, id="prefill"),
 ]
 
 
@@ -58,7 +57,7 @@ def test_a_feed_forward_that_multiplies_in_another_type_is_a_product_of_its_own(
 
 
 def test_mixers_stay_in_the_engines_operand_type() -> None:
-    program = decode_program(pooled(spec=INT8_MLP), Pass(past=100, rows=1), 1, merged=False)
+    program = decode_program(pooled(spec=INT8_MLP), step(100), 1, grouped=False)
     mixers = [block.ops[0] for block in program[:-1]]
     spec = dense()
     assert [op.vram_bytes for op in mixers] == [mixer_parameters(spec, kind) / 2 for kind in spec.layer_kinds]
@@ -68,7 +67,7 @@ def test_mixers_stay_in_the_engines_operand_type() -> None:
 
 def test_a_feed_forward_in_the_engines_own_type_is_no_product_apart() -> None:
     same = dense(weights=replace(W4A16, mlp_operands="bf16"))
-    programs = [decode_program(pooled(spec=spec), Pass(past=100, rows=1), 1) for spec in (same, dense())]
+    programs = [decode_program(pooled(spec=spec), step(100), 1) for spec in (same, dense())]
     assert programs[0] == programs[1]
 
 
@@ -79,7 +78,7 @@ def test_a_product_of_4_bit_weights_computes_whole_tiles_of_16_rows(tokens: int,
     """The 17th query token costs a second tile (39.5 -> 47.8 ms, published); bytes do not change."""
     active = sum(layer_active_parameters(dense(), kind) for kind in dense().layer_kinds)
     head = parameters(dense()).head
-    program = decode_program(pooled(), Pass(past=100, rows=1, batch=tokens), 1)
+    program = decode_program(pooled(), step(100, batch=tokens), 1)
     products = ops(program, "weights")
     assert sum(op.flops * times for op, times in products) == 2 * (active + head) * issued
     assert sum(op.vram_bytes * times for op, times in products) == active / 2 + head
@@ -89,7 +88,7 @@ def test_a_product_of_4_bit_weights_computes_whole_tiles_of_16_rows(tokens: int,
 @pytest.mark.parametrize("tokens", [1, 17, 100])
 def test_other_weights_are_multiplied_row_by_row(tokens: int) -> None:
     active = sum(layer_active_parameters(BF16, kind) for kind in BF16.layer_kinds)
-    program = decode_program(pooled(spec=BF16), Pass(past=100, rows=1, batch=tokens), 1)
+    program = decode_program(pooled(spec=BF16), step(100, batch=tokens), 1)
     assert (
         sum(op.flops * times for op, times in ops(program, "weights")) == 2 * (active + parameters(BF16).head) * tokens
     )
@@ -109,9 +108,9 @@ def test_what_lies_between_products_is_apart_where_their_rate_leaves_it_out(lowe
 
 
 def test_the_mixer_waits_for_what_lies_between() -> None:
-    for block in decode_program(pooled(spec=BF16), Pass(past=100, rows=1), 1)[:-1]:
+    for block in decode_program(pooled(spec=BF16), step(100), 1)[:-1]:
         assert [op.after for op in block.ops] == [(), (0,), (1,)]
-    for block in decode_program(pooled(spec=INT8_MLP), Pass(past=100, rows=1), 1)[:-1]:
+    for block in decode_program(pooled(spec=INT8_MLP), step(100), 1)[:-1]:
         assert [op.after for op in block.ops] == [(), (0,), (1,)]
 
 
@@ -119,7 +118,7 @@ def test_glue_of_the_published_model_by_hand() -> None:
     """Llama 3.1 8B, one token: 32 x (8 x 4096 + 2 x 40 x 128 + 3 x 14336) elements of 2 B."""
     llama = load_model("llama-3.1-8b")
     assert elementwise_elements(llama, "attention") == 8 * 4096 + 2 * 40 * 128 + 3 * 14_336
-    program = decode_program(pooled(spec=llama), Pass(past=100, rows=1), 1)
+    program = decode_program(pooled(spec=llama), step(100), 1)
     (glue,) = ops(program, "elementwise")
     assert glue[0].vram_bytes * glue[1] == 32 * 2 * (8 * 4096 + 2 * 40 * 128 + 3 * 14_336)
 
@@ -132,7 +131,7 @@ def test_a_state_is_read_once_and_written_after_every_token_that_may_be_the_last
 ) -> None:
     """2 heads of 4 x 4 and a convolution's tail of 3 x 16 inputs in 16 bits; four recurrent layers of six."""
     asked = pooled(spec=SIX, state_dtype=state_dtype)
-    program = decode_program(asked, Pass(past=100, rows=rows, batch=batch), 1)
+    program = decode_program(asked, step(100, rows, batch=batch), 1)
     held = 2 * 16 * element_bytes + 3 * 16 * 2
     assert state_bytes(SIX, element_bytes) == held
     (state,) = ops(program, "state")
@@ -143,7 +142,7 @@ def test_a_state_is_read_once_and_written_after_every_token_that_may_be_the_last
 
 @pytest.mark.parametrize("rows", [1, 16, 2048])
 def test_a_chunk_leaves_one_state_behind_however_long_it_is(rows: int) -> None:
-    program = prefill_program(pooled(spec=SIX), Pass(past=0, rows=rows, batch=2), 1)
+    program = prefill_program(pooled(spec=SIX), step(0, rows, batch=2), 1)
     (state,) = ops(program, "state")
     assert (state[0].vram_bytes, state[1]) == (2 * state_bytes(SIX, 2) * 2, 4)
     assert [times for _, times in ops(program, "attention")] == [2]
@@ -154,12 +153,12 @@ def test_a_chunk_leaves_one_state_behind_however_long_it_is(rows: int) -> None:
 def test_logits_of_every_query_token_are_sampled_from(rows: int, batch: int) -> None:
     """A head of 8 x 32 in 8 bits, then 32 logits of 4 B a token; only where the engine's sampling has a rate."""
     tokens = rows * batch
-    head, sample = decode_program(pooled(), Pass(past=100, rows=rows, batch=batch), 1)[-1].ops
+    head, sample = decode_program(pooled(), step(100, rows, batch=batch), 1)[-1].ops
     assert (head.vram_bytes, head.flops, head.grain) == (256, 2 * 256 * 16, tokens)
     assert (sample.part, sample.vram_bytes, sample.grain) == ("sampling", tokens * 32 * 4, tokens)
     assert (sample.kernel, sample.after) == ("sample/library/fp32", (0,))
-    assert not ops(decode_program(case(), Pass(past=100, rows=1), 1), "sampling")
-    assert not ops(prefill_program(pooled(), Pass(past=0, rows=16), 1), "sampling")
+    assert not ops(decode_program(case(), step(100), 1), "sampling")
+    assert not ops(prefill_program(pooled(), step(0, 16), 1), "sampling")
 
 
 def test_a_head_with_bits_of_its_own_is_read_in_those() -> None:
@@ -170,7 +169,7 @@ def test_a_head_with_bits_of_its_own_is_read_in_those() -> None:
 
 
 def test_attention_of_a_dense_model_is_one_read_of_the_whole_cache_after_its_weights() -> None:
-    program = decode_program(pooled(spec=SIX), Pass(past=100, rows=4), 1)
+    program = decode_program(pooled(spec=SIX), step(100, 4), 1)
     (attend,) = ops(program, "attention")
     assert (attend[0].vram_bytes, attend[1], attend[0].after) == (104 * 64, 2, (0,))
     assert not ops(program, "kv_gather")
@@ -181,11 +180,13 @@ def test_attention_of_a_dense_model_is_one_read_of_the_whole_cache_after_its_wei
 @pytest.mark.parametrize("rows", [1, 5])
 def test_merged_layers_of_an_engine_with_backends_take_as_long_too(spec: Any, devices: int, rows: int) -> None:
     asked, roofs = pooled(spec=spec), Roofs(pool_machine(gpu_count=devices))
-    for lower, step in (
-        (decode_program, Pass(past=300, rows=rows, batch=2)),
-        (prefill_program, Pass(past=32, rows=16)),
+    for lower, at_step in (
+        (decode_program, step(300, rows, batch=2)),
+        (prefill_program, step(32, 16)),
     ):
-        merged, single = (Tally().run(lower(asked, step, devices, merged=each), roofs) for each in (True, False))
+        merged, single = (
+            Breakdown().run(lower(asked, at_step, devices, grouped=each), roofs) for each in (True, False)
+        )
         assert same(merged, single)
 
 
@@ -193,17 +194,17 @@ def test_merged_layers_of_an_engine_with_backends_take_as_long_too(spec: Any, de
 def test_a_step_is_its_backbone_its_head_and_its_attention(spec: Any) -> None:
     """What serving sums from parts is what a single prediction lowers whole."""
     asked, roofs = pooled(spec=spec), Roofs(pool_machine())
-    chunk = Pass(past=32, rows=16)
-    whole = Tally().run(prefill_program(asked, chunk, 1), roofs)
-    parts = Tally().run(backbone_program(asked, 16, 1, 1), roofs)
+    chunk = step(32, 16)
+    whole = Breakdown().run(prefill_program(asked, chunk, 1), roofs)
+    parts = Breakdown().run(backbone_program(asked, 16, 1, 1), roofs)
     parts.run(prefill_attention_program(asked, chunk, 1), roofs)
     assert same(whole, parts)
-    step = Pass(past=300, rows=1, batch=5)
-    decode = decode_program(asked, step, 1)
+    at_step = step(300, batch=5)
+    decode = decode_program(asked, at_step, 1)
     backbone = (*backbone_program(asked, 5, 5, 1), *head_program(asked, 5, 1))
     attention = sum(op.vram_bytes * times for op, times in ops(decode, "attention"))
-    assert Tally().run(decode, roofs).seconds == pytest.approx(
-        Tally().run(backbone, roofs).seconds + attention / 1e9, rel=1e-9
+    assert Breakdown().run(decode, roofs).seconds == pytest.approx(
+        Breakdown().run(backbone, roofs).seconds + attention / 1e9, rel=1e-9
     )
 
 

@@ -164,7 +164,9 @@ def test_no_memory_has_less_than_nothing_free(question: dict[str, str], ctx_toke
     text = headline(prediction) + explain(prediction)
     assert re.search(r" -[\d.]", text) is None
     short = [
-        pool.name for pool in prediction.memory.pools if pool.used_bytes(prediction.memory.pages) > pool.capacity_bytes
+        pool.name
+        for pool in prediction.memory.memories
+        if pool.used_bytes(prediction.memory.pages) > pool.capacity_bytes
     ]
     assert [line.split("  ")[1] for line in text.splitlines() if "  short  " in line] == sorted(short)
 

@@ -12,12 +12,12 @@ from hwprofiles import load_profile
 from tests.worlds import flash_next
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.cost.breakdown import Tally
+from twin.cost.breakdown import Breakdown
 from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
-from twin.cost.schedule import simulate
-from twin.operations.ops import Block, Carried, Engine, Op
-from twin.prediction import chunk_tally, predict
+from twin.cost.schedule import schedule
+from twin.operations.ops import Carried, Engine, Op, OpGraph
+from twin.prediction import chunk_breakdown, predict
 from twin.render.trace import trace_events, trace_json, write_trace
 from twin.units import US
 
@@ -76,7 +76,7 @@ def test_a_decode_trace_is_as_long_as_the_predicted_step(asked: dict[str, Any]) 
 def test_a_prefill_trace_is_as_long_as_the_last_chunk(asked: dict[str, Any]) -> None:
     case = flash_next(**asked)
     last = chunk_at(case, asked["ctx_tokens"], chunk_count(case, asked["ctx_tokens"]) - 1)
-    alone = chunk_tally(case, last, Roofs(MACHINE), fetch=Tally())  # without what is fetched beside it
+    alone = chunk_breakdown(case, last, Roofs(MACHINE), fetch=Breakdown())  # without what is fetched beside it
     assert assert_well_formed(traced(case, "prefill")) == pytest.approx(alone.seconds, rel=ROUNDING)
 
 
@@ -110,8 +110,8 @@ def test_a_pipeline_is_traced_iteration_by_iteration() -> None:
     """Copies of 1 s and kernels of 2 s with two buffers: kernels back to back after the first copy."""
     copy = Op(part="copy", engine=Engine.H2D, device=0)
     work = Op(part="work", engine=Engine.SM, device=0, after=(0,))
-    program = (Block(ops=(copy, work), iterations=5, carried=(Carried(0, 1, 2),)),)
-    tracks = spans_of(trace_events(simulate(program, [[1.0, 2.0]], spans=True)))
+    program = (OpGraph(ops=(copy, work), iterations=5, carried=(Carried(0, 1, 2),)),)
+    tracks = spans_of(trace_events(schedule(program, [[1.0, 2.0]], spans=True)))
     seconds = {tid: [(start * US, stop * US) for start, stop in sorted(spans)] for (_, tid), spans in tracks.items()}
     kernels, copies = sorted(seconds.values(), key=lambda spans: spans[0][0], reverse=True)
     assert [start for start, _ in kernels] == pytest.approx([1, 3, 5, 7, 9])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.twin.memory.pool_worlds import FAST, LLAMA, asked
 from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens
-from twin.memory.pool import block_plan
+from twin.memory.block_pool import block_plan
 
 HUGE = {
     "model": FAST,
@@ -71,7 +71,7 @@ def test_of_a_prompt_seen_before_all_but_its_last_blocks_is_found(
     assert prompt - case.cached_tokens == again == prefilled_tokens(case, prompt)
     assert case.cached_tokens % block == 0
     first = chunk_at(case, prompt, 0)
-    assert (first.past, first.rows) == (case.cached_tokens, min(again, case.chunk_tokens))
+    assert (first.kv_tokens, first.q_tokens) == (case.cached_tokens, min(again, case.chunk_tokens))
 
 
 @pytest.mark.parametrize(
