@@ -17,10 +17,9 @@ from twin.errors import Impossible
 from twin.models import load_model
 from twin.render.output import open_atomic
 from twin.render.serving import ServingTrace, record_json
-from twin.serving.reading import Reading
-from twin.serving.records import RequestRecord
+from twin.serving.metrics import RequestRecord
 from twin.serving.requests import Distribution, Lengths, Request, Workload
-from twin.serving.traces import read_trace
+from twin.serving.traces import Reading, read_trace
 
 DEFAULT_REQUESTS = 1000
 DEFAULT_PROMPT_TOKENS = 512

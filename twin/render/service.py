@@ -5,7 +5,7 @@ from typing import Any
 
 from twin.answers.service import Service
 from twin.render.serving import interval_json, serving_json, serving_text
-from twin.serving.reading import Reading
+from twin.serving.traces import Reading
 from twin.units import format_bytes
 
 
@@ -17,8 +17,8 @@ def service_text(service: Service, what: str, reading: Reading | None = None) ->
     lines = [
         f"{case.model.name} on {service.machine.name}, {case.rules.name}",
         f"{case.fmt.name} cache on {case.backend or case.layout.name}{drafted}; {pool.blocks:,} blocks of "
-        f"{pool.plan.block_tokens:,} tokens, at most {service.limits.max_sequences:,} sequences, "
-        f"{service.limits.batched_tokens:,} tokens a step",
+        f"{pool.plan.block_tokens:,} tokens, at most {service.result.limits.max_sequences:,} sequences, "
+        f"{service.result.limits.batched_tokens:,} tokens a step",
         *_no_cache(service),
         *service.notes,
         f"{what}; arrivals {reading.text}" if reading else what,
@@ -51,12 +51,12 @@ def service_json(service: Service, what: str, reading: Reading | None = None) ->
         "backend": case.backend or None,
         "workload": what,
         "trace": reading and {"time_unit": reading.time_unit, "hash_tokens": reading.hash_tokens},
-        "max_sequences": service.limits.max_sequences,
-        "batched_tokens": service.limits.batched_tokens,
-        "max_model_tokens": service.limits.max_model_tokens,
-        "prefix_caching": service.limits.prefix_cache,
-        "speculative_tokens": service.limits.speculative,
-        "tokens_per_step": service.limits.tokens_per_step,
+        "max_sequences": service.result.limits.max_sequences,
+        "batched_tokens": service.result.limits.batched_tokens,
+        "max_model_tokens": service.result.limits.max_model_tokens,
+        "prefix_caching": service.result.limits.prefix_cache,
+        "speculative_tokens": service.result.limits.speculative,
+        "tokens_per_step": service.result.limits.tokens_per_step,
     }
     result = serving_json(service.result)
     result["pool"] |= {"kv_pool_tokens": pool.printed_tokens, "block_tokens": pool.plan.block_tokens}

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TextIO
 
-from twin.serving.histogram import Histogram
-from twin.serving.records import Rejection, RequestRecord, ServingResult, Steps
+from twin.serving.metrics import Histogram, Rejection, RequestRecord, ServingResult, Steps
 from twin.units import US, format_seconds
 
 SIMULATION_SCHEMA = "twin.simulation/1"
@@ -152,7 +151,7 @@ def serving_json(result: ServingResult) -> dict[str, Any]:
         "rejected_kinds": dict(result.rejected),
         "rejected": [rejection_json(each) for each in result.rejections],
         "timeline": {
-            "bin_s": result.timeline_bin_s,
+            "bin_s": result.residency.bin_s,
             "points": [{"start_s": start, "residents": level} for start, level in result.timeline],
         },
         "requests": [record_json(each) for each in result.requests],

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
-from twin.serving.limits import Limits
-from twin.serving.live import NOT_RUNNING, Live
-from twin.serving.pool import Ledger
-from twin.serving.protocols import BlockPool
+from twin.serving.blocks import NOT_RUNNING, BlockPool, Ledger, Live
+from twin.serving.requests import Limits
 
 MOST_REMAINDERS = 4096
 _PROBES = (0, 1, 1000, 12_345, 2**20 - 1)
@@ -53,7 +51,7 @@ class ByHeap:
 
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         self._ledger = ledger
-        self._query = limits.query_tokens
+        self._q_tokens = limits.q_tokens
         self._gain, self._unit = limits.ratio
         self._crossings: list[tuple[int, int, Live]] = []
 
@@ -116,11 +114,11 @@ class ByHeap:
 
     def _missing(self, live: Live, step: int) -> int:
         gained = (step - live.start) * self._gain // self._unit
-        return self._ledger.blocks_for(live.computed + gained + self._query) - live.blocks
+        return self._ledger.blocks_for(live.computed + gained + self._q_tokens) - live.blocks
 
     def _crossing(self, live: Live) -> int:
         """The first step that needs more blocks than it has."""
-        beyond = self._ledger.room(live.blocks) - live.computed - self._query + 1
+        beyond = self._ledger.room(live.blocks) - live.computed - self._q_tokens + 1
         return live.start - (-beyond * self._unit // self._gain) if beyond > 0 else live.start
 
 
@@ -128,7 +126,7 @@ class ByModulus:
     """Crossings counted by the remainder of their step; who lacks blocks from the start is `fresh` for one step."""
 
     def __init__(self, ledger: Ledger, limits: Limits, period: int, each: int) -> None:
-        self._ledger, self._query = ledger, limits.query_tokens
+        self._ledger, self._q_tokens = ledger, limits.q_tokens
         self._period, self._each = period, each
         self._counts = [0] * period
         self._members: list[dict[Live, None]] = [{} for _ in range(period)]
@@ -137,7 +135,7 @@ class ByModulus:
 
     def start(self, live: Live) -> None:
         """Find its remainder."""
-        spare = self._ledger.room(live.blocks) - live.computed - self._query + 1
+        spare = self._ledger.room(live.blocks) - live.computed - self._q_tokens + 1
         if spare <= 0:
             self._fresh[live] = None
         else:
@@ -152,7 +150,7 @@ class ByModulus:
         self._counts[live.remainder] -= 1
         self._all -= 1
         if step > live.start:
-            last = live.computed + step - 1 - live.start + self._query
+            last = live.computed + step - 1 - live.start + self._q_tokens
             live.blocks = max(live.blocks, self._ledger.blocks_for(last))
 
     def grow(self, step: int, make_room: Callable[[Live], bool]) -> None:
@@ -163,7 +161,7 @@ class ByModulus:
         lacking = {live: self._first(live) for live in self._fresh}
         if ledger.take(sum(lacking.values()) + self._each * len(members)):
             for live, more in lacking.items():
-                self._settle(live, more)
+                self._grant(live, more)
             return
         lacking.update(dict.fromkeys(members, self._each))
         for live in sorted(lacking, key=lambda live: live.serial):
@@ -174,7 +172,7 @@ class ByModulus:
                     break
             else:
                 if live in self._fresh:
-                    self._settle(live, lacking[live])
+                    self._grant(live, lacking[live])
 
     def grow_ahead(self, step: int, steps: int) -> int:
         """Crossings in whole periods and in what is left of one."""
@@ -203,13 +201,15 @@ class ByModulus:
 
     def _first(self, live: Live) -> int:
         """Blocks that a fresh sequence lacks in its first step."""
-        return self._ledger.blocks_for(live.computed + self._query) - live.blocks
+        return self._ledger.blocks_for(live.computed + self._q_tokens) - live.blocks
 
-    def _settle(self, live: Live, more: int) -> None:
+    def _grant(self, live: Live, more: int) -> None:
         """A fresh sequence has the blocks of its first step."""
         live.blocks += more
         del self._fresh[live]
-        self._put(live, (live.start + self._ledger.room(live.blocks) - live.computed - self._query + 1) % self._period)
+        self._put(
+            live, (live.start + self._ledger.room(live.blocks) - live.computed - self._q_tokens + 1) % self._period
+        )
 
     def _put(self, live: Live, remainder: int) -> None:
         live.remainder = remainder

@@ -11,7 +11,7 @@ from twin.answers.service import Service, serve
 from twin.ask.question import Question
 from twin.errors import BadFile, BadValue, Impossible, MissingRate
 from twin.prediction import predict
-from twin.serving.records import RequestRecord
+from twin.serving.metrics import RequestRecord
 from twin.serving.requests import Lengths, Request, Workload
 
 LONGEST = 32_768
@@ -182,9 +182,8 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 
 def test_the_scheduler_is_told_what_the_question_says() -> None:
-    limits = served(asked=question(chunk_tokens=512, max_sequences=7), intervals=False).limits
+    limits = served(asked=question(chunk_tokens=512, max_sequences=7), intervals=False).result.limits
     assert (limits.batched_tokens, limits.max_sequences, limits.max_model_tokens) == (512, 7, LONGEST)
-    assert served(limits={"reserve_output": True}, intervals=False).limits.reserve_output
 
 
 def test_watchers_see_the_plain_run_only() -> None:

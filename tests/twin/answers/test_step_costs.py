@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hwprofiles import load_profile
 from tests.twin.memory.pool_worlds import BLOCK, dense, drafted, pool_machine, pooled
 from tests.worlds import LAWS
-from twin.answers.step_costs import CaseCosts, CasePool
+from twin.answers.service import CaseCosts, CasePool
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve

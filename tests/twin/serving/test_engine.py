@@ -11,15 +11,10 @@ from tests.twin.serving import worlds
 from tests.twin.serving.reference import SlowEngine
 from tests.twin.serving.worlds import Affine, request, serve
 from tests.worlds import LAWS
-from twin.serving.engine import Engine
-from twin.serving.histogram import Histogram
-from twin.serving.limits import Limits
-from twin.serving.metrics import Metrics
-from twin.serving.pool import PagedPool
-from twin.serving.protocols import BlockPool
-from twin.serving.records import RequestRecord, ServingResult, Steps
-from twin.serving.requests import Lengths, Request, Workload
-from twin.serving.run import simulate_serving
+from twin.serving.blocks import BlockPool, PagedPool
+from twin.serving.engine import Engine, simulate_serving
+from twin.serving.metrics import Histogram, RequestRecord, ServingResult, Steps
+from twin.serving.requests import Lengths, Limits, Request, Workload
 from twin.serving.scheduler import Scheduler
 
 EXACT = 1e-9
@@ -84,18 +79,18 @@ def test_the_fast_way_is_the_slow_way(requests: list[Request], costs: Affine, po
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
     requests: list[Request], costs: Affine, pool: BlockPool, limits: Limits
 ) -> None:
-    metrics = Metrics()
-    scheduler = Scheduler(requests, pool, limits, metrics)
-    Engine(scheduler, costs, metrics).run()
-    assert metrics.completed + sum(metrics.rejected.values()) == len(requests)
+    result = ServingResult(limits=limits, pool_blocks=pool.blocks)
+    scheduler = Scheduler(requests, pool, limits, result)
+    Engine(scheduler, costs, result).run()
+    assert result.completed + result.rejected_count == len(requests)
     tokens = {each.id: each.output_tokens for each in requests}
-    assert metrics.output_tokens == sum(tokens[each.id] for each in metrics.records)
+    assert result.output_tokens == sum(tokens[each.id] for each in result.requests)
     if not limits.speculative:
-        assert metrics.itl_s.count == metrics.output_tokens - metrics.completed
+        assert result.itl_s.count == result.output_tokens - result.completed
     ledger = scheduler.ledger
     assert (ledger.in_use, scheduler.decoding, scheduler.ctx_units, scheduler.running) == (0, 0, 0, {})
     assert ledger.idle_blocks == sum(ledger.idle.values()) <= ledger.total
-    assert metrics.peak_blocks <= pool.blocks
+    assert result.pool_peak_blocks <= pool.blocks
 
 
 @LAWS
@@ -180,7 +175,7 @@ def test_callbacks_get_every_record_and_all_the_time() -> None:
     calls = {"on_finish": records.append, "on_steps": steps.append}
     result = serve([request(index, 5, 5, at=float(index)) for index in range(1500)], calls=calls)
     assert (len(records), len(result.requests)) == (1500, 1000)
-    assert tuple(records[:1000]) == result.requests
+    assert records[:1000] == result.requests
     assert sum(each.end_s - each.start_s for each in steps) == close(result.busy_s)
     assert sum(each.steps for each in steps) == result.steps
     assert all(each.start_s == close(before.end_s) for before, each in pairwise(steps))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.serving.histogram import RELATIVE_ERROR, Histogram
+from twin.serving.metrics import RELATIVE_ERROR, Histogram
 
 NUMBERS = st.floats(1e-9, 1e9)
 SHARES = (0.0, 0.01, 0.5, 0.9, 0.99, 1.0)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.twin.serving.worlds import request, serve
 from twin.errors import BadValue
-from twin.serving.limits import Limits
+from twin.serving.requests import Limits
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from tests.twin.serving.worlds import GOOD, line
 from tests.worlds import LAWS
-from twin.serving import lines
-from twin.serving.lines import MAX_LINE_BYTES, Lines
-from twin.serving.reading import Entry, Wrong
+from twin.serving import traces as lines
+from twin.serving.traces import MAX_LINE_BYTES, Entry, Lines, Wrong
 
 
 def read(*given: str | bytes) -> list[Entry]:

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.twin.serving.worlds import PLAIN, PLENTY, Affine, request, serve
-from twin.serving.pool import PagedPool
-from twin.serving.records import RequestRecord, ServingResult
+from twin.serving.blocks import PagedPool
+from twin.serving.metrics import RequestRecord, ServingResult
 
 
 def times(result: ServingResult) -> list[tuple[str | int, float, float, float]]:

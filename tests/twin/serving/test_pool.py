@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from tests.twin.serving import worlds
 from tests.twin.serving.worlds import HybridPool
 from tests.worlds import LAWS
+from twin.serving.blocks import UNLIMITED, BlockPool, Ledger, PagedPool
 from twin.serving.growth import ByHeap, ByModulus, growth
-from twin.serving.limits import Limits
-from twin.serving.pool import UNLIMITED, Ledger, PagedPool
-from twin.serving.protocols import BlockPool
+from twin.serving.requests import Limits
 
 
 @LAWS

@@ -6,12 +6,9 @@ from msgspec.structs import replace
 from tests.twin.serving import worlds
 from tests.twin.serving.worlds import Affine, request, serve
 from tests.worlds import LAWS
-from twin.serving.limits import Limits
-from twin.serving.pool import Ledger, PagedPool
-from twin.serving.prefixes import Prefixes
-from twin.serving.protocols import BlockPool
-from twin.serving.requests import Request
-from twin.serving.run import simulate_serving
+from twin.serving.blocks import BlockPool, Ledger, PagedPool, Prefixes
+from twin.serving.engine import simulate_serving
+from twin.serving.requests import Limits, Request
 
 FOURS = PagedPool(blocks=100, block_tokens=4)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.serving.reading import USUAL_HASH_TOKENS, Entry, Reading, Wrong, hash_sizes, understand
+from twin.serving.traces import USUAL_HASH_TOKENS, Entry, Reading, Wrong, hash_sizes, understand
 
 NOTHING = Reading()
 

@@ -12,8 +12,8 @@ from tests.twin.serving.worlds import PLENTY, request, serve
 from twin.cli.delivery import dump
 from twin.render import serving
 from twin.render.serving import SIMULATION_SCHEMA, ServingTrace, serving_json, serving_text
-from twin.serving.pool import PagedPool
-from twin.serving.records import ServingResult
+from twin.serving.blocks import PagedPool
+from twin.serving.metrics import ServingResult
 
 
 def busy() -> ServingResult:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.serving.residency import FIRST_BIN_S, POINTS, Residency
+from twin.serving.metrics import FIRST_BIN_S, POINTS, Residency
 
 PARTS = st.lists(st.tuples(st.floats(1e-4, 1e4), st.integers(0, 300)), min_size=1, max_size=60)
 

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from tests.twin.serving.worlds import GOOD, PLAIN, PLENTY, line
 from tests.worlds import LAWS
 from twin.errors import BadFile
-from twin.serving.limits import Limits
-from twin.serving.reading import Reading
-from twin.serving.requests import Request
-from twin.serving.run import simulate_serving
-from twin.serving.traces import ENTRIES_AHEAD, read_trace
+from twin.serving.engine import simulate_serving
+from twin.serving.requests import Limits, Request
+from twin.serving.traces import ENTRIES_AHEAD, Reading, read_trace
 
 Write = Callable[..., Path]
 
