@@ -28,7 +28,7 @@ FAR = 4096
 """Cached tokens a sequence over which the slope is taken; any number gives the same."""
 
 FAR_IN_THREAD_BLOCKS = 2**17
-"""The same where thread blocks of attention are counted: they fill a device by steps, which a long context evens out."""
+"""The same where thread blocks of attention are counted: they fill a device by steps, which long contexts even out."""
 
 Requests = Callable[[], Iterable[Request]]
 """Gives the workload from its start, as often as it is asked."""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from twin.cli import stopping
-from twin.cli.streams import LostOutput, standard_streams
+from twin.cli.outputs import LostOutput, standard_streams, write_atomic
 from twin.errors import (
     EXIT_BAD_INPUT,
     EXIT_CLOSED_PIPE,
@@ -117,8 +117,6 @@ def deliver(text: str, output: Path | None) -> None:
     Once standard output has a part of it, a signal ends the process at once: more would only follow that part.
     """
     if output is not None:
-        from twin.render.output import write_atomic  # noqa: PLC0415
-
         write_atomic(output, text)
         return
     stopping.handle_with(stopping.leave)

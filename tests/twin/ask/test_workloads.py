@@ -16,7 +16,6 @@ from twin.ask.workloads import (
     serve_asked,
     source_of,
 )
-from twin.cli.common import question as question_of
 from twin.errors import BadFile, BadValue, CannotWrite, Impossible
 
 NOTHING: dict[str, Any] = {
@@ -37,7 +36,7 @@ ASKED: dict[str, Any] = {
     "kv_dtype": "fp8",
     "hw": None,
     "engine": None,
-    "lanes": "x16",
+    "lanes": 16,
     "max_model_tokens": None,
     "trace": None,
     "requests_out": None,
@@ -53,7 +52,7 @@ def source(trace: Path | None = None, **asked: Any) -> Source:
 
 
 def serve(**asked: Any) -> Any:
-    return serve_asked(ASKED | asked, question_of)[0]
+    return serve_asked(ASKED | asked)[0]
 
 
 def test_defaults_are_those_of_the_help() -> None:
@@ -151,13 +150,13 @@ def test_a_workload_that_means_nothing_is_refused(asked: dict[str, Any]) -> None
 
 def test_what_was_asked_is_not_used_up() -> None:
     asked = dict(ASKED)
-    serve_asked(asked, question_of)
+    serve_asked(asked)
     assert asked == ASKED
 
 
 def test_the_longest_request_is_the_model_s_own_unless_asked() -> None:
-    assert serve().limits.max_model_tokens == 262_144
-    assert serve(max_model_tokens=4096).limits.max_model_tokens == 4096
+    assert serve().result.limits.max_model_tokens == 262_144
+    assert serve(max_model_tokens=4096).result.limits.max_model_tokens == 4096
 
 
 def test_files_hold_every_finished_request_and_valid_events(tmp_path: Path) -> None:
@@ -202,7 +201,7 @@ def test_a_pipe_is_read_once_and_so_without_intervals(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_text(LINE * 4, encoding="utf-8"))
     writer.start()
-    service, read = serve_asked(ASKED | {"trace_in": pipe, "requests": None, "no_interval": False}, question_of)
+    service, read = serve_asked(ASKED | {"trace_in": pipe, "requests": None, "no_interval": False})
     writer.join()
     assert service.result.completed == 4
     assert service.fast is None

@@ -8,7 +8,7 @@ import pytest
 
 from twin.answers.service import Service, serve
 from twin.ask.question import Question
-from twin.render.service import service_json, service_text
+from twin.render.serving import service_json, service_text
 from twin.serving.requests import Lengths, Workload
 
 WHAT = "20 requests, all at once"

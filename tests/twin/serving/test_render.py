@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from tests.twin.serving.worlds import PLENTY, request, serve
 from twin.cli.delivery import dump
 from twin.render import serving
-from twin.render.serving import SIMULATION_SCHEMA, ServingTrace, serving_json, serving_text
+from twin.render import trace as traces
+from twin.render.serving import SIMULATION_SCHEMA, serving_json, serving_text
+from twin.render.trace import ServingTrace
 from twin.serving.blocks import PagedPool
 from twin.serving.metrics import ServingResult
 
@@ -123,8 +125,8 @@ def test_spans_of_a_request_begin_and_end_in_pairs() -> None:
 
 
 def test_a_long_trace_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SPAN_REQUESTS", 2)
-    monkeypatch.setattr(serving, "SPAN_STEPS", 3)
+    monkeypatch.setattr(traces, "SPAN_REQUESTS", 2)
+    monkeypatch.setattr(traces, "SPAN_STEPS", 3)
     result, document = traced()
     steps = [event for event in document["traceEvents"] if event["ph"] == "X"]
     requests = {event["id"] for event in document["traceEvents"] if event["ph"] == "b"}

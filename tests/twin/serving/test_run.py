@@ -72,7 +72,7 @@ def test_decode_costs_are_asked_once_for_each_number_of_sequences() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys\nimport twin.serving.engine, twin.serving.traces, twin.render.serving\n"
+        "import sys\nimport twin.serving.engine, twin.serving.traces\n"
         "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
