@@ -1,20 +1,41 @@
-"""One question over all layouts or all formats of its engine: what the choice buys and costs."""
+"""One question over all layouts or all formats of its engine: what the choice buys and costs.
+
+What is published about a format's effect on answers is carried beside its prediction, never predicted or mixed in.
+"""
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from twin.answers.quality import Quality, published_quality
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import EngineRules
 from twin.errors import Impossible
 from twin.formats import kv_format
+from twin.models import ModelSpec
+from twin.models.store import QUALITY, published
 from twin.prediction import Prediction, predict
 
 MANY_FORMATS = 12
 """An engine with more formats is shown by those with as many bits for K as for V."""
+
+
+class Quality(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One published figure of one format."""
+
+    kv_dtype: str
+    metric: Literal["perplexity", "perplexity_change_percent", "needle"]
+    value: Annotated[float, Meta(ge=0)]
+    """Perplexity, its change against 16 bits in per cent, or 1 where a needle was found."""
+    conditions: str
+    source: str
+
+
+def published_quality(model: ModelSpec, kv_dtype: str) -> tuple[Quality, ...]:
+    """All that is published of that format for the model's family; empty where nothing is."""
+    return tuple(row for row in published(QUALITY, model.family or model.name, Quality) if row.kv_dtype == kv_dtype)
 
 
 class Comparison(Struct, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ def _complete(command: click.Command, instruction: str) -> int:
         raise BadValue(f"{COMPLETE} is {instruction!r} without COMP_WORDS and COMP_CWORD: {wrong!r}") from None
 
 
-def dump(document: dict[str, Any]) -> str:
+def dump(document: Any) -> str:
     """JSON text; a NaN or infinity in an answer is a bug and raises ValueError.
 
     Bytes of a file's name that are no text are shown as question marks: half characters are no JSON to most readers.

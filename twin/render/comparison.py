@@ -1,14 +1,19 @@
-"""Several predictions side by side: a column a layout, or a row a format with what is published of its answers."""
+"""Choices side by side: predictions of layouts or formats, and from where on a format is faster on one machine."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from twin.answers.comparison import Comparison
-from twin.answers.quality import Quality
+import msgspec
+
+from twin.answers.comparison import Comparison, Quality
+from twin.answers.crossover import Crossing, Crossover
 from twin.assumptions import beyond_native
 from twin.engines import OWN
 from twin.prediction import Prediction
 from twin.render.text import TIERS, ended_by, plural, rate, table, used_of
 from twin.units import KIB, MS, format_bytes, format_seconds
+
+CROSSOVER_SCHEMA = "twin.crossover/1"
 
 
 def comparison_text(compared: Comparison) -> str:
@@ -130,3 +135,56 @@ def _why_not(each: Prediction) -> str:
     rates = [text.removeprefix(start) for text in each.missing]
     alike = all(text.startswith(start) for text in each.missing)
     return each.memory.shortage() or (start + ", ".join(rates) if rates and alike else "; ".join(each.missing)) or "-"
+
+
+def crossover_text(found: Crossover) -> str:
+    """A line a format: from which context on it is faster at each batch, and how it stands at one context."""
+    batches = [crossing.batch for crossing in found.lines[0].crossings]
+    heads = (
+        "format",
+        *(f"faster at batch {batch}" for batch in batches),
+        f"at {found.ctx_tokens:,}, batch 1",
+        f"of {found.against}",
+        "held by",
+    )
+    rows = [
+        (
+            line.kv_dtype + (" *" if line.kv_dtype in found.carried else ""),
+            *(_from(crossing) for crossing in line.crossings),
+            format_seconds(line.seconds),
+            f"{line.ratio:.2f} +- {line.ratio * line.spread:.2f}",
+            line.wall,
+        )
+        for line in found.lines
+    ]
+    tokens = f"{found.query_tokens} query token{'s' if found.query_tokens > 1 else ''}"
+    carried = f", carried over from {found.carried_from}" if found.carried_from else ""
+    text = (
+        f"{found.machine}, kernels of engine {found.engine} (this project's own{carried}): "
+        f"attention of one layer, {tokens}, against {found.against}\n\n{table(heads, rows)}"
+    )
+    for name, why in found.refused.items():
+        text += f"  {name}: {why}\n"
+    if found.carried_from:
+        text += (
+            f"  * Not measured on {found.machine} ({', '.join(found.carried)}): shares of roofs and operations an "
+            f"element are those of {found.carried_from}\n"
+        )
+    if found.others:
+        text += (
+            f"  Other engines run kernels of their own here ({', '.join(found.others)}), which may rank the formats "
+            f"otherwise: twin compare --over formats --model MODEL --hw {found.machine}\n"
+        )
+    return text
+
+
+def _from(crossing: Crossing) -> str:
+    if crossing.ctx_tokens is None:
+        return f"never ({crossing.wall})"
+    return f"from {crossing.ctx_tokens:,} ({crossing.wall})"
+
+
+def crossover_json(found: Crossover) -> dict[str, Any]:
+    """All of it."""
+    plain: dict[str, Any] = {"schema": CROSSOVER_SCHEMA, **msgspec.to_builtins(found)}
+    return plain

@@ -14,7 +14,7 @@ from twin.answers.crossover import CARRIED_SPREAD, CONTEXTS, crossover, kept, wi
 from twin.engines.twin import QUANTISED
 from twin.errors import Impossible, MissingRate
 from twin.operations.occupancy import BEGUN_TILES
-from twin.render.crossover import crossover_json, crossover_text
+from twin.render.comparison import crossover_json, crossover_text
 
 PLAIN, CODED, BYTES = "attend_decode/twin/bf16", "attend_decode/twin/int4_per_token_head", "attend_decode/twin/q8_0"
 TOKEN_S = {"bf16": 4096e-9, "int4_per_token_head": 1056e-9, "q8_0": 2176e-9}

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from calibrate.published import Row, read_published
-from twin.answers.quality import QUALITY, Quality, published_quality
+from twin.answers.comparison import QUALITY, Quality, published_quality
 from twin.errors import BadFile
 from twin.formats import format_names
 from twin.models import load_model, model_names
@@ -114,6 +114,6 @@ def test_a_file_of_qualities_that_is_none_is_refused(
 ) -> None:
     family = tmp_path.name  # what is read stays in memory under its family
     (tmp_path / f"{family}.json").write_text(text, encoding="utf-8")
-    monkeypatch.setattr("twin.answers.quality.QUALITY", tmp_path)
+    monkeypatch.setattr("twin.answers.comparison.QUALITY", tmp_path)
     with pytest.raises(BadFile, match=message):
         published_quality(replace(MODEL, family=family), "fp8")

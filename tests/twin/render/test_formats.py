@@ -8,7 +8,7 @@ import pytest
 from twin.engines import engine_names, load_engine
 from twin.errors import UnknownName
 from twin.formats import format_names, is_exl3, kv_format
-from twin.render.formats import format_json, format_text
+from twin.render.catalogue import format_json, format_text
 
 
 def lines() -> dict[str, str]:
@@ -58,7 +58,7 @@ def test_a_format_names_every_engine_and_layout_that_keeps_it_and_no_other() -> 
 
 def test_what_no_engine_keeps_says_how_to_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no engine" not in lines()["fp8"]
-    monkeypatch.setattr("twin.render.formats.engine_names", lambda: ["exllamav3"])
+    monkeypatch.setattr("twin.render.catalogue.engine_names", lambda: ["exllamav3"])
     assert "no engine: --what-if" in lines()["fp8"]
     assert "no engine" not in lines()["fp16"]
 
@@ -85,7 +85,7 @@ def test_scales_are_named_where_they_are_kept() -> None:
 
 
 def test_backends_are_named_where_an_engine_has_a_choice_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin.render.formats.engine_names", lambda: ["exllamav3", "vllm"])
+    monkeypatch.setattr("twin.render.catalogue.engine_names", lambda: ["exllamav3", "vllm"])
     assert dict(rows(format_text("fp8")))["backends"] == "vllm: flashinfer, triton"
     assert "backends" not in dict(rows(format_text("fp16")))
 
