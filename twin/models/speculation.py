@@ -106,7 +106,7 @@ def published_acceptance(
     model: str, drafter: str, tokens: int, *, kv_dtype: str, ctx_tokens: int, task: str | None
 ) -> Accepted:
     """The published acceptance nearest to the question: of that task (`all` if none is named), format, then context."""
-    rows = [row for row in published(ACCEPTANCE, model, Accepted) if row.drafter == drafter]
+    rows: list[Accepted] = [row for row in published(ACCEPTANCE, model, Accepted) if row.drafter == drafter]
     tasks = sorted({row.task for row in rows})
     asked = "all" if task is None else task
     meant = match(asked, tasks)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twin.answers.comparison import MANY_FORMATS, compare_all
+from twin.answers.comparison import MANY_FORMATS, Comparison, compare_all
 from twin.ask.question import Question
 from twin.engines import load_engine
 from twin.errors import Impossible, UnknownName
@@ -13,10 +13,16 @@ FLASH = Question(ctx_tokens=1 << 18)
 DENSE = Question(ctx_tokens=100_000, model="qwen3.8-27b")
 
 
+def names(compared: Comparison) -> list[str]:
+    """The choice that each prediction stands for."""
+    cases = [each.case for each in compared.predictions]
+    return [case.layout.name if compared.over == "layouts" else case.fmt.name for case in cases]
+
+
 def test_layouts_of_the_engine_are_compared_unless_it_has_one() -> None:
     compared = compare_all(FLASH)
     assert compared.over == "layouts"
-    assert compared.names == list(load_engine("exllamav3").layouts)
+    assert names(compared) == list(load_engine("exllamav3").layouts)
     assert compare_all(DENSE).over == "formats"
 
 
@@ -34,20 +40,20 @@ def test_every_choice_is_the_prediction_of_its_question() -> None:
 
 def test_all_formats_of_an_engine_are_there_or_refused() -> None:
     compared = compare_all(DENSE)
-    assert {*compared.names, *compared.refused} == set(load_engine("vllm").formats)
+    assert {*names(compared), *compared.refused} == set(load_engine("vllm").formats)
     assert "does not start on rtx3090" in compared.refused["fp8_per_token_head"]
 
 
 def test_of_many_formats_those_with_as_many_bits_for_k_as_for_v_stand_for_all() -> None:
     assert len(load_engine("exllamav3").formats) > MANY_FORMATS
-    names = compare_all(Question(ctx_tokens=4096, layout="vram")).names
-    assert names[0] == "fp16"
-    assert all(kv_format(name).key.bits == kv_format(name).value.bits for name in names)
-    assert len(names) <= MANY_FORMATS
+    shown = names(compare_all(Question(ctx_tokens=4096, layout="vram")))
+    assert shown[0] == "fp16"
+    assert all(kv_format(name).key.bits == kv_format(name).value.bits for name in shown)
+    assert len(shown) <= MANY_FORMATS
 
 
 def test_formats_are_compared_in_the_order_of_their_first_naming() -> None:
-    assert compare_all(DENSE, formats=[" int8_per_token_head", "fp8", "fp8 "]).names == ["int8_per_token_head", "fp8"]
+    assert names(compare_all(DENSE, formats=[" int8_per_token_head", "fp8", "fp8 "])) == ["int8_per_token_head", "fp8"]
 
 
 def test_a_rate_that_is_missing_leaves_its_choice_without_a_speed_only() -> None:
@@ -73,11 +79,11 @@ def test_quality_belongs_to_the_family_of_the_model_and_to_the_format() -> None:
 
 
 def test_a_what_if_compares_a_format_that_the_engine_does_not_keep() -> None:
-    names = ["fp16", "int4_per_token_head"]
-    plain = compare_all(FLASH, formats=names)
+    both = ["fp16", "int4_per_token_head"]
+    plain = compare_all(FLASH, formats=both)
     assert list(plain.refused) == ["int4_per_token_head"]
-    asked = compare_all(Question(ctx_tokens=1 << 18, what_if=True), formats=names)
-    assert asked.names == names
+    asked = compare_all(Question(ctx_tokens=1 << 18, what_if=True), formats=both)
+    assert names(asked) == both
     assert asked.predictions[1].memory.max_ctx_tokens() > asked.predictions[0].memory.max_ctx_tokens()
 
 

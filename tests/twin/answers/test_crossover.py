@@ -48,8 +48,8 @@ def found(monkeypatch: pytest.MonkeyPatch, profile: HardwareProfile, *others: Ha
 def test_a_latency_sets_the_context_from_which_on_fewer_bytes_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ms more latency against 1,920 ns less a token: from 5,209 tokens on, at batch 1; from 1,303 at batch 4."""
     profile = toy(bf16=coded(1e-3), q8_0=coded(11e-3))
-    (line,) = found(monkeypatch, profile, formats=("q8_0",), batches=(1, 4)).lines
-    assert [crossing.ctx_tokens for crossing in line.crossings] == [8_192, 2_048]
+    (line,) = found(monkeypatch, profile, formats=("q8_0",)).lines
+    assert [(crossing.batch, crossing.ctx_tokens) for crossing in line.crossings] == [(1, 8192), (4, 2048), (16, 1024)]
     assert {crossing.wall for crossing in line.crossings} == {"VRAM bandwidth"}
     expected = (11e-3 + 131_072 * TOKEN_S["q8_0"]) / (1e-3 + 131_072 * TOKEN_S["bf16"])
     assert line.ratio == pytest.approx(expected)
@@ -66,8 +66,8 @@ def test_taking_codes_apart_is_a_wall_of_its_own(
     Programs that begin and end in two tiles' time are slower up to 4,864 tokens: tiles have 128.
     """
     profile = toy(bf16=coded(1e-6), int4_per_token_head=coded(1e-6, decoding=operations))
-    (line,) = found(monkeypatch, profile, formats=("int4_per_token_head",), batches=(1,)).lines
-    (crossing,) = line.crossings
+    (line,) = found(monkeypatch, profile, formats=("int4_per_token_head",)).lines
+    crossing = line.crossings[0]
     assert (crossing.ctx_tokens, crossing.wall) == (ctx, wall)
     begun = 1 + BEGUN_TILES * 128 / (crossing.ctx_tokens or CONTEXTS[-1])
     assert crossing.ratio == pytest.approx(
@@ -77,16 +77,16 @@ def test_taking_codes_apart_is_a_wall_of_its_own(
 
 def test_where_it_is_faster_only_in_short_contexts_it_never_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = toy(bf16=coded(1e-3), q8_0=coded(1e-6, efficiency=0.5))
-    (line,) = found(monkeypatch, profile, formats=("q8_0",), batches=(1,)).lines
-    (crossing,) = line.crossings
+    (line,) = found(monkeypatch, profile, formats=("q8_0",)).lines
+    crossing = line.crossings[0]
     assert crossing.ctx_tokens is None
     assert crossing.ratio == pytest.approx(2 * 2176 / 4096, rel=1e-2)
 
 
 def test_a_latency_can_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = toy(bf16=coded(1.0), q8_0=coded(0.5))
-    (line,) = found(monkeypatch, profile, formats=("q8_0",), batches=(1,), contexts=(1024,)).lines
-    assert line.crossings[0].wall == "launch and link latency"
+    (line,) = found(monkeypatch, profile, formats=("q8_0",)).lines
+    assert (line.crossings[0].ctx_tokens, line.crossings[0].wall) == (1024, "launch and link latency")
 
 
 def test_what_a_machine_does_not_start_is_refused_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
