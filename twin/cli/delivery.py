@@ -129,9 +129,7 @@ def _refuse(given: Sequence[str], stopped: BaseException) -> int:
     kind, message, hint, code = _described(stopped)
     message, hint = _in_one_line(message), _in_one_line(hint)
     if "--json" in given:
-        from twin.render.as_json import error_json  # noqa: PLC0415
-
-        deliver(dump(error_json(kind, message, hint)), None)
+        deliver(dump({"error": {"type": kind, "message": message, "hint": hint}}), None)
     else:
         _complain(f"{message}{f' ({hint})' if hint else ''}")
     return code

@@ -38,33 +38,26 @@ def _notes(each: Prediction) -> tuple[str, ...]:
 
 
 def _layouts(predictions: Sequence[Prediction]) -> str:
+    columns = [_layout_column(each) for each in predictions]
     heads = ("", *(each.case.layout.name for each in predictions))
-    rows = [
-        ("fits", *("yes" if each.fits else "no" for each in predictions)),
-        ("longest context", *(f"{each.memory.max_ctx_tokens():,}" for each in predictions)),
-        ("ended by", *(ended_by(each.memory) for each in predictions)),
-        ("decode", *(rate(each.decode.tokens_per_s) if each.decode else "-" for each in predictions)),
-        ("prefill", *(_prefill(each) for each in predictions)),
-        ("first token", *(format_seconds(each.ttft_s.value) if each.ttft_s else "-" for each in predictions)),
-        ("decode wall", *(each.decode.bound if each.decode else "-" for each in predictions)),
-        ("prefill wall", *(each.prefill.bound if each.prefill and each.prefill.parts else "-" for each in predictions)),
-        ("host reads a step", *(format_bytes(each.decode.link_bytes) if each.decode else "-" for each in predictions)),
-        *_used_rows(predictions),
-        ("why not", *(_why_not(each) for each in predictions)),
-    ]
-    return table(heads, rows)
+    return table(heads, [(name, *(column[name] for column in columns)) for name in columns[0]])
 
 
-def _used_rows(predictions: Sequence[Prediction]) -> list[tuple[str, ...]]:
-    """What is used of each tier of the one machine."""
-    tiers = zip(*(each.memory.tiers() for each in predictions), strict=True)
-    return [
-        (
-            TIERS.get(named[0][0], named[0][0]),
-            *(used_of(each.memory, pools) for each, (_, pools) in zip(predictions, named, strict=True)),
-        )
-        for named in tiers
-    ]
+def _layout_column(each: Prediction) -> dict[str, str]:
+    decode, prefill = each.decode, each.prefill
+    return {
+        "fits": "yes" if each.fits else "no",
+        "longest context": f"{each.memory.max_ctx_tokens():,}",
+        "ended by": ended_by(each.memory),
+        "decode": rate(decode.tokens_per_s) if decode else "-",
+        "prefill": _prefill(each),
+        "first token": format_seconds(each.ttft_s.value) if each.ttft_s else "-",
+        "decode wall": decode.bound if decode else "-",
+        "prefill wall": prefill.bound if prefill and prefill.parts else "-",
+        "host reads a step": format_bytes(decode.link_bytes) if decode else "-",
+        **{TIERS.get(name, name): used_of(each.memory, pools) for name, pools in each.memory.tiers()},
+        "why not": _why_not(each),
+    }
 
 
 def _formats(compared: Comparison) -> str:
@@ -157,7 +150,7 @@ def crossover_text(found: Crossover) -> str:
         )
         for line in found.lines
     ]
-    tokens = f"{found.query_tokens} query token{'s' if found.query_tokens > 1 else ''}"
+    tokens = f"{found.query_tokens} query token{plural(found.query_tokens)}"
     carried = f", carried over from {found.carried_from}" if found.carried_from else ""
     text = (
         f"{found.machine}, kernels of engine {found.engine} (this project's own{carried}): "

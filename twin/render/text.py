@@ -1,6 +1,6 @@
 """Answers as text: a headline that stands alone, and tables for those who want to know why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from unicodedata import combining, east_asian_width
 
 from hwprofiles.rates import Curve, Provenance, Rate
@@ -42,7 +42,7 @@ def headline(prediction: Prediction) -> str:
             f"{placed.host_bytes * layers / KIB:.2f} KiB on the host",
         ),
         *_pooled(prediction),
-        *_memory_rows(prediction),
+        *(row(TIERS.get(name, name), used_of(plan, pools)) for name, pools in plan.tiers()),
     ]
     if not prediction.fits:
         lines.append(row("try", "; ".join(remedies(prediction))))
@@ -89,8 +89,9 @@ def _speeds(prediction: Prediction) -> list[str]:
         lines += [
             row("decode", f"{rate(decode.tokens_per_s)}, {format_seconds(decode.seconds.value)} a step"),
             row("", f"wall: {_wall(decode)}"),
-            *_break_even(prediction),
         ]
+    if prediction.break_even is not None:
+        lines.append(row("", f"drafting pays from {prediction.break_even:.2f} tokens a step on"))
     if prefill is not None and prefill.seconds.value:
         lines += [row("prefill", rate(prefill.tokens_per_s)), row("", f"wall: {_wall(prefill)}")]
     elif prefill is not None:
@@ -103,13 +104,6 @@ def _speeds(prediction: Prediction) -> list[str]:
     return lines + [row("not known", each) for each in prediction.missing]
 
 
-def _break_even(prediction: Prediction) -> list[str]:
-    """From which acceptance on drafting pays, where something is drafted."""
-    if prediction.break_even is None:
-        return []
-    return [row("", f"drafting pays from {prediction.break_even:.2f} tokens a step on")]
-
-
 def _wall(phase: Phase) -> str:
     held = [part for part in phase.parts if part.wall == phase.bound]
     seconds = sum(part.seconds for part in held)
@@ -120,27 +114,21 @@ def _wall(phase: Phase) -> str:
     return f"{share}, at {100 * sol_s / seconds:.0f} % of its speed of light" if sol_s else share
 
 
-def _memory_rows(prediction: Prediction) -> Iterable[str]:
-    plan = prediction.memory
-    for name, pools in plan.tiers():
-        yield row(TIERS.get(name, name), used_of(plan, pools))
-
-
 def explain(prediction: Prediction) -> str:
-    """Each part of each phase: time, speed of light, share, wall, and the rates it hangs on."""
+    """Each part of each phase: time, speed of light, share, wall, and the rates that it follows from."""
     sections = []
     for title, phase in (("decode step", prediction.decode), ("prefill", prediction.prefill)):
         if phase is not None and phase.parts:
             sections += [f"{title}: {format_seconds(phase.seconds.value)}; wall: {_wall(phase)}", _parts_table(phase)]
     if prediction.sources:
-        sections += ["rates", table(("rate", "value", "spread", "source", "from"), _rate_rows(prediction.sources))]
-    sections += ["memory", _memory_table(prediction)]
-    sections += ["assumptions", "\n".join(f"  {_assumption(key)}" for key in prediction.assumptions) + "\n"]
+        rows = [
+            (name, _value(rate), f"{100 * rate.spread:.0f} %", rate.source, ", ".join(rate.fitted_on) or rate.note)
+            for name, rate in prediction.sources.items()
+        ]
+        sections += ["rates", table(("rate", "value", "spread", "source", "from"), rows)]
+    told = (f"{key:4s} {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key for key in prediction.assumptions)
+    sections += ["memory", _memory_table(prediction), "assumptions", "".join(f"  {each}\n" for each in told)]
     return "\n".join(sections)
-
-
-def _assumption(key: str) -> str:
-    return f"{key:4s} {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key
 
 
 def _parts_table(phase: Phase) -> str:
@@ -158,13 +146,6 @@ def _parts_table(phase: Phase) -> str:
         if part.seconds
     ]
     return table(("part", "time", "speed of light", "% of it", "share", "wall", "rates"), rows)
-
-
-def _rate_rows(sources: dict[str, Provenance]) -> list[tuple[str, ...]]:
-    return [
-        (name, _value(rate), f"{100 * rate.spread:.0f} %", rate.source, ", ".join(rate.fitted_on) or rate.note)
-        for name, rate in sources.items()
-    ]
 
 
 def _value(rate: Provenance) -> str:

@@ -17,7 +17,7 @@ from twin.cost.timeline import Span, Timeline
 from twin.layouts.layout import Pass
 from twin.operations.drafting import draft_program
 from twin.operations.lower import decode_program, prefill_program
-from twin.operations.ops import HOST_DEVICE, Engine, Op, Program
+from twin.operations.ops import HOST_DEVICE, Engine, Program
 from twin.prediction import Prediction
 from twin.serving.metrics import RequestRecord, Steps
 from twin.units import US
@@ -27,22 +27,14 @@ SPAN_REQUESTS = 10_000
 SPAN_STEPS = 100_000
 """Stretches of steps that it shows, from the start."""
 
+_COUNTS = ("kernel", "calls", "vram_bytes", "link_bytes", "host_bytes", "flops")
 _REQUEST_SPANS = ("queue", "prefill", "decode")
 _TRACK_ORDER = {engine: index for index, engine in enumerate(Engine)}
 
 
 def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
     """The decode step, or the last chunk of the prefill if it has any, layer by layer in true order."""
-    devices = roofs.profile.gpu_count
-    if phase == "decode":
-        program = _decode(case, devices)
-    else:
-        chunks = chunk_count(case, case.question.ctx_tokens)
-        program = (
-            prefill_program(case, chunk_at(case, case.question.ctx_tokens, chunks - 1), devices, merged=False)
-            if chunks
-            else ()
-        )
+    program = (_decode if phase == "decode" else _last_chunk)(case, roofs.profile.gpu_count)
     seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
     events = trace_events(simulate(program, seconds, spans=True))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
@@ -57,6 +49,12 @@ def _decode(case: Case, devices: int) -> Program:
     verify = Pass(past=step.past, rows=kind.query_tokens, batch=step.batch)
     draft = draft_program(case, case.speculation, step, devices - 1)
     return (*draft, *decode_program(case, verify, devices, merged=False))
+
+
+def _last_chunk(case: Case, devices: int) -> Program:
+    prompt = case.question.ctx_tokens
+    chunks = chunk_count(case, prompt)
+    return prefill_program(case, chunk_at(case, prompt, chunks - 1), devices, merged=False) if chunks else ()
 
 
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
@@ -85,20 +83,8 @@ def _event(span: Span) -> dict[str, Any]:
         "tid": _TRACK_ORDER[op.engine],
         "ts": span.start_s / US,
         "dur": (span.end_s - span.start_s) / US,
-        "args": _counts(op),
+        "args": {name: getattr(op, name) for name in _COUNTS if getattr(op, name)},
     }
-
-
-def _counts(op: Op) -> dict[str, Any]:
-    counts = {
-        "kernel": op.kernel,
-        "calls": op.calls,
-        "vram_bytes": op.vram_bytes,
-        "link_bytes": op.link_bytes,
-        "host_bytes": op.host_bytes,
-        "flops": op.flops,
-    }
-    return {name: value for name, value in counts.items() if value}
 
 
 def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:

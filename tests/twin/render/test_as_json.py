@@ -10,7 +10,7 @@ from twin.answers.comparison import Comparison
 from twin.ask.question import Question
 from twin.assumptions import ASSUMPTIONS
 from twin.prediction import predict
-from twin.render.as_json import comparison_json, error_json, prediction_json
+from twin.render.as_json import comparison_json, prediction_json
 
 MACHINE = load_profile("3x-rtx3090")
 
@@ -99,7 +99,3 @@ def test_speculation_says_what_it_drafts_and_where_its_acceptance_comes_from() -
     assert (told["drafter"], told["tokens"], told["accepted"]) == ("mtp", 3, 2.5)
     assert told["accepted_from"] == "given"
     assert document()["question"]["speculation"] is None
-
-
-def test_an_error_has_three_keys() -> None:
-    assert error_json("BadValue", "wrong", "try") == {"error": {"type": "BadValue", "message": "wrong", "hint": "try"}}
