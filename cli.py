@@ -14,11 +14,9 @@ try:
     import click
 
     from twin.cli import options as ask
-    from twin.cli.common import FILE, JSON, OUT, OUTPUT, options, progress_bar
-    from twin.cli.common import question as question_of
-    from twin.cli.completion import completion
     from twin.cli.delivery import EXIT_CODES, deliver, dump, end
-    from twin.cli.lists import formats, layouts, models, profiles
+    from twin.cli.options import FILE, JSON, OUT, OUTPUT, Name, with_options
+    from twin.cli.outputs import check_outputs, progress_bar
     from twin.errors import EXIT_DOES_NOT_FIT, EXIT_OUTSIDE_TOLERANCE
 except KeyboardInterrupt:  # in its first lines
     sys.stderr.write("twin: interrupted\n")
@@ -54,8 +52,8 @@ def twin(context: click.Context) -> None:
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED))
-@options(ask.SPECULATION_OPTIONS)
+@with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED))
+@with_options(ask.SPECULATION_OPTIONS)
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
 @click.option("--trace", type=OUTPUT, default=None, help="Write the simulated step for Perfetto (ui.perfetto.dev).")
 @click.option("--trace-phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True,
@@ -79,12 +77,12 @@ def predict(
       twin predict --model qwen3.8-27b-fast --ctx 100k --kv-dtype fp8 --spec mtp:3 --task summarize
       twin predict --hw my-machine.json --json
     """
+    from twin.ask.question import Question  # noqa: PLC0415
     from twin.prediction import predict as answer  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
-    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output, beside={"--trace": trace})
-    prediction = answer(question_of(asked))
+    prediction = answer(Question(**asked))
     if trace is not None:
         from twin.render.trace import write_trace  # noqa: PLC0415
 
@@ -101,7 +99,7 @@ def predict(
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.POOL_OPTIONS, (ask.MAX_LEN,), ask.SPECULATION_OPTIONS)
+@with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.POOL_OPTIONS, (ask.MAX_LEN,), ask.SPECULATION_OPTIONS)
 @click.option("--over", type=click.Choice(["layouts", "formats"]), default=None,
               help="What to set side by side [default: formats under one layout, else layouts].")  # fmt: skip
 @click.option(
@@ -120,19 +118,19 @@ def compare(*, over: str | None, formats: str | None, as_json: bool, output: Pat
       twin compare --ctx 1M --over formats --what-if --formats fp16,int4_per_token_head
     """
     from twin.answers.comparison import compare_all  # noqa: PLC0415
+    from twin.ask.question import Question  # noqa: PLC0415
     from twin.render import as_json as contracts  # noqa: PLC0415
     from twin.render import comparison as tables  # noqa: PLC0415
-    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output)
-    compared = compare_all(question_of(asked), over=over, formats=None if formats is None else formats.split(","))
+    compared = compare_all(Question(**asked), over=over, formats=None if formats is None else formats.split(","))
     deliver(dump(contracts.comparison_json(compared)) if as_json else tables.comparison_text(compared), output)
     return 0 if any(each.fits for each in compared.predictions) else EXIT_DOES_NOT_FIT
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(ask.SERVED_MODEL_OPTIONS, ask.WORKLOAD_OPTIONS, ask.TRACE_OPTIONS)
-@options((ask.SERVED_MAX_LEN,), ask.POOL_OPTIONS, ask.SPECULATION_OPTIONS)
+@with_options(ask.SERVED_MODEL_OPTIONS, ask.WORKLOAD_OPTIONS, ask.TRACE_OPTIONS)
+@with_options((ask.SERVED_MAX_LEN,), ask.POOL_OPTIONS, ask.SPECULATION_OPTIONS)
 @click.option("--trace", type=OUTPUT, default=None, help="Write residents, steps and requests for Perfetto.")
 @click.option("--requests-out", type=OUTPUT, default=None, help="Write a JSON line for every finished request.")
 @click.option("--no-interval", is_flag=True, help="One run instead of three: no 90 % intervals.")
@@ -148,19 +146,18 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
       twin simulate --model llama-3.1-8b --hw h200 --trace-in trace.jsonl --requests-out done.jsonl
     """
     from twin.ask.workloads import serve_asked  # noqa: PLC0415
-    from twin.render.output import check_outputs  # noqa: PLC0415
-    from twin.render.service import service_json, service_text  # noqa: PLC0415
+    from twin.render.serving import service_json, service_text  # noqa: PLC0415
 
     written = {"--trace": asked["trace"], "--requests-out": asked["requests_out"]}
     check_outputs(output, beside=written, read={"--trace-in": asked["trace_in"]})
-    service, source = serve_asked(asked, question_of)
+    service, source = serve_asked(asked)
     told = service, source.text, source.reading
     deliver(dump(service_json(*told)) if as_json else service_text(*told), output)
     return 0 if service.result.completed else EXIT_DOES_NOT_FIT
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(ask.MEASURED_OPTIONS)
+@with_options(ask.MEASURED_OPTIONS)
 @JSON
 @OUT
 def validate(
@@ -179,7 +176,6 @@ def validate(
     """
     from calibrate.report import validation_text  # noqa: PLC0415
     from calibrate.validation import to_json  # noqa: PLC0415
-    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output)
     if device is None:
@@ -206,7 +202,7 @@ def validate(
 
 
 @twin.command(epilog=EXIT_CODES)
-@options(ask.QUALITY_OPTIONS)
+@with_options(ask.QUALITY_OPTIONS)
 @JSON
 @OUT
 def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) -> int:
@@ -220,7 +216,6 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
     """
     from calibrate.quality import measure_quality  # noqa: PLC0415
     from calibrate.quality_report import quality_json, quality_text  # noqa: PLC0415
-    from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output, read={"--tensors": asked["tensors"]})
     with progress_bar("measuring") as progress:
@@ -261,8 +256,63 @@ def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> in
     return 0
 
 
-for listed in (profiles, models, formats, layouts, completion):
-    twin.add_command(listed)
+@twin.command()
+@click.argument("name", type=Name("machine"), required=False)
+@JSON
+def profiles(*, name: str | None, as_json: bool) -> int:
+    """List the machines, or every rate of one. With spread, source and date."""
+    return _list("profile", name, as_json=as_json)
+
+
+@twin.command()
+@click.argument("name", type=Name("model"), required=False)
+@JSON
+def models(*, name: str | None, as_json: bool) -> int:
+    """List the models, or the shape of one."""
+    return _list("model", name, as_json=as_json)
+
+
+@twin.command()
+@click.argument("name", type=Name("format"), required=False)
+@click.option("--hw", type=Name("machine"), default=None, help="Where each is faster than bf16 on this machine.")
+@JSON
+def formats(*, name: str | None, hw: str | None, as_json: bool) -> int:
+    """List the cache formats, or all about one. With their bytes and the engines that keep them."""
+    return _list("format", name, as_json=as_json, hw=hw)
+
+
+@twin.command()
+@JSON
+def layouts(*, as_json: bool) -> int:
+    """List the layouts and the engines that have them."""
+    return _list("layout", None, as_json=as_json)
+
+
+def _list(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> int:
+    from twin.render import catalogue  # noqa: PLC0415
+
+    deliver(catalogue.listed(kind, name, as_json=as_json, hw=hw), None)
+    return 0
+
+
+@twin.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, *, shell: str) -> int:
+    """Print the script that teaches a shell to complete `twin`.
+
+    \b
+    Examples:
+      twin completion bash > ~/.local/share/bash-completion/completions/twin
+      twin completion zsh > ~/.zfunc/_twin
+      twin completion fish > ~/.config/fish/completions/twin.fish
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415
+
+    kind = get_completion_class(shell)
+    if kind is not None:
+        deliver(kind(context.find_root().command, {}, "twin", "_TWIN_COMPLETE").source(), None)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

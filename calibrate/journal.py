@@ -11,7 +11,7 @@ import msgspec
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import ProbeRecord
 from hwprofiles.files import read_whole
-from twin.render.output import write_atomic
+from twin.cli.outputs import write_atomic
 
 SCHEMA = "twin.calibration.journal/1"
 

@@ -33,8 +33,8 @@ from calibrate.records_grid import records_grid
 from calibrate.rounds import measured_in_rounds
 from calibrate.validation import Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
+from twin.cli.outputs import check_writable, write_atomic
 from twin.errors import Impossible
-from twin.render.output import check_writable, write_atomic
 
 if TYPE_CHECKING:
     from realkernels.backend import Backend

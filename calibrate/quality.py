@@ -30,7 +30,7 @@ from calibrate.attention_errors import (
 from calibrate.probes.machine import check_device, cpu_name
 from calibrate.quality_heads import Source, dumped, made_up
 from calibrate.synthetic_heads import Heads
-from twin.answers.quality import Quality, published_quality
+from twin.answers.comparison import Quality, published_quality
 from twin.errors import BadValue, Impossible
 from twin.formats import is_exl3, kv_format
 from twin.models import ModelSpec, load_model

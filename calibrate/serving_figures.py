@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from calibrate.estimates import Asked, Estimate, NoAnswer, count
 from twin.answers.service import Service, serve
-from twin.serving.records import ServingResult
+from twin.serving.metrics import ServingResult
 from twin.serving.requests import Lengths, Workload
 from twin.units import MS
 

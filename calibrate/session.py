@@ -17,8 +17,8 @@ from calibrate.journal import Journal, open_journal
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.probes.machine import check_device, describe
 from calibrate.rounds import in_order, joined_rounds, round_name
+from twin.cli.outputs import check_outputs, write_atomic
 from twin.errors import CannotWrite
-from twin.render.output import check_outputs, write_atomic
 from twin.units import GIB, format_bytes
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ TwinError                    one line for the user, an optional hint, an exit co
 ├── Impossible (ValueError)  each part is fine, the combination is not                     exit 2
 ├── MissingRate (KeyError)   the machine's profile lacks a rate that the question needs    exit 2
 └── CannotWrite (OSError)    an output that could not be written; the old file is intact   exit 5
-    └── LostOutput           the same of standard output (twin/cli/streams.py)
+    └── LostOutput           the same of standard output (twin/cli/outputs.py)
 
 That a cache does not fit is an answer, not an error: the prediction says so and the command exits with 3.
 """

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from twin.serving.limits import Limits
-from twin.serving.pool import PagedPool
-from twin.serving.records import ServingResult
-from twin.serving.requests import Lengths, Request, Workload
-from twin.serving.run import simulate_serving
+from twin.serving.blocks import PagedPool
+from twin.serving.engine import simulate_serving
+from twin.serving.metrics import ServingResult
+from twin.serving.requests import Lengths, Limits, Request, Workload
 
 ROOMY = PagedPool(blocks=20_000, block_tokens=16)
 CHAT: dict[str, Any] = {

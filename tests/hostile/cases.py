@@ -12,7 +12,7 @@ import click
 
 import cli
 from hwprofiles.store import DATA
-from twin.cli.common import Name, Stream, _names
+from twin.cli.options import Name, Stream, _names
 from twin.models import model_names
 from twin.models.store import DATA as MODELS
 

@@ -1,20 +1,41 @@
-"""One question over all layouts or all formats of its engine: what the choice buys and costs."""
+"""One question over all layouts or all formats of its engine: what the choice buys and costs.
+
+What is published about a format's effect on answers is carried beside its prediction, never predicted or mixed in.
+"""
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from twin.answers.quality import Quality, published_quality
+from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.engines import EngineRules
 from twin.errors import Impossible
 from twin.formats import kv_format
+from twin.models import ModelSpec
+from twin.models.store import QUALITY, published
 from twin.prediction import Prediction, predict
 
 MANY_FORMATS = 12
 """An engine with more formats is shown by those with as many bits for K as for V."""
+
+
+class Quality(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One published figure of one format."""
+
+    kv_dtype: str
+    metric: Literal["perplexity", "perplexity_change_percent", "needle"]
+    value: Annotated[float, Meta(ge=0)]
+    """Perplexity, its change against 16 bits in per cent, or 1 where a needle was found."""
+    conditions: str
+    source: str
+
+
+def published_quality(model: ModelSpec, kv_dtype: str) -> tuple[Quality, ...]:
+    """All that is published of that format for the model's family; empty where nothing is."""
+    return tuple(row for row in published(QUALITY, model.family or model.name, Quality) if row.kv_dtype == kv_dtype)
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -25,11 +46,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
     predictions: tuple[Prediction, ...]
     refused: dict[str, str]
     """Why a choice cannot be asked for, by its name."""
-
-    @property
-    def names(self) -> list[str]:
-        """The choice that each prediction stands for."""
-        return [each.case.layout.name if self.over == "layouts" else each.case.fmt.name for each in self.predictions]
 
     def quality(self, prediction: Prediction) -> tuple[Quality, ...]:
         """What is published about the answers of that format: carried, not predicted."""
@@ -50,13 +66,12 @@ def compare_all(question: Question, *, over: str | None = None, formats: Sequenc
         raise Impossible("--layout goes with --over formats", hint="--over layouts shows all of them")
     if kind == "formats" and question.kv_dtype is not None:
         raise Impossible("--kv-dtype means nothing where formats are compared", hint="name them with --formats")
-    names = rules.layouts if kind == "layouts" else _formats(rules, case.layout.name, formats)
+    field, names = ("layout", rules.layouts) if kind == "layouts" else ("kv_dtype", _formats(case, formats))
     predictions: list[Prediction] = []
     refused: dict[str, Impossible] = {}
     for name in names:
-        asked = replace(question, layout=name) if kind == "layouts" else replace(question, kv_dtype=name)
         try:
-            predictions.append(predict(asked, partial=True))
+            predictions.append(predict(replace(question, **{field: name}), partial=True))
         except Impossible as wrong:
             refused[name] = wrong
     if not predictions:
@@ -68,10 +83,10 @@ def compare_all(question: Question, *, over: str | None = None, formats: Sequenc
     )
 
 
-def _formats(rules: EngineRules, layout: str, asked: Sequence[str] | None) -> list[str]:
+def _formats(case: Case, asked: Sequence[str] | None) -> tuple[str, ...]:
     if asked:
-        return list(dict.fromkeys(kv_format(name.strip()).name for name in asked))
-    kept = rules.formats_of(layout)
+        return tuple(dict.fromkeys(kv_format(name.strip()).name for name in asked))
+    kept = case.rules.formats_of(case.layout.name)
     if len(kept) <= MANY_FORMATS:
-        return list(kept)
-    return [name for name in kept if kv_format(name).key.bits == kv_format(name).value.bits]
+        return kept
+    return tuple(name for name in kept if kv_format(name).key.bits == kv_format(name).value.bits)

@@ -7,7 +7,7 @@ same share of its own roofs and as many operations for each stored element, at i
 
 from collections.abc import Sequence
 from math import hypot
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,13 +19,14 @@ from twin.ask.case import Case
 from twin.ask.resolve import check_capability
 from twin.cost.roofline import WALLS, Roofs
 from twin.engines.twin import QUANTISED, RULES
-from twin.errors import BadValue, Impossible, MissingRate
+from twin.errors import Impossible, MissingRate
 from twin.formats import kv_format
 from twin.operations.format_ops import decode_op, format_case
 
 Number = TypeVar("Number", Rate, Curve, Counts)
 
 PLAIN = "bf16"
+Q_TOKENS = 1
 BATCHES = (1, 4, 16)
 CONTEXTS = tuple(2**power for power in range(10, 21))
 SHOWN_CTX = 131_072
@@ -83,13 +84,10 @@ class Crossover(Struct, frozen=True, kw_only=True):
     """The formats whose kernels those are, `against` included."""
 
 
-def crossover(
-    hw: str, *, against: str = PLAIN, formats: Sequence[str] = QUANTISED, query_tokens: int = 1,
-    batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS,
-) -> Crossover:  # fmt: skip
-    """Compare every format with `against` on the machine `hw`. MissingRate where nobody has measured the kernels."""
+def crossover(hw: str, *, formats: Sequence[str] = QUANTISED) -> Crossover:
+    """Compare every format with 16 bits on the machine `hw`. MissingRate where nobody has measured the kernels."""
     own = load_profile(hw)
-    profile, donor = with_kernels(own, [against, *formats])
+    profile, donor = with_kernels(own, [PLAIN, *formats])
     taken = profile.kernels.keys() - own.kernels.keys()
     roofs = Roofs(profile)
     lines, refused = [], {}
@@ -97,29 +95,29 @@ def crossover(
         case = format_case(name)
         try:
             check_capability(case, profile)
-            lines.append(_Pair(roofs, case, format_case(against), query_tokens).line(batches, contexts))
+            lines.append(_line(roofs, case, format_case(PLAIN)))
         except (Impossible, MissingRate) as why:
             refused[name] = why.message
     if not lines:
-        raise MissingRate(next(iter(refused.values()), f"no format to compare with {against}"))
+        raise MissingRate(next(iter(refused.values())))
     return Crossover(
         machine=profile.name,
         engine=RULES.name,
         others=_others(own),
-        against=against,
-        query_tokens=query_tokens,
+        against=PLAIN,
+        query_tokens=Q_TOKENS,
         ctx_tokens=SHOWN_CTX,
         lines=tuple(lines),
         refused=refused,
         carried_from=donor,
-        carried=tuple(name for name in (against, *formats) if _key(name) in taken),
+        carried=tuple(name for name in (PLAIN, *formats) if _key(name) in taken),
     )
 
 
 def _others(profile: HardwareProfile) -> tuple[str, ...]:
     ours = {RULES.name, *RULES.all_backends()}
-    kernels = (key.split("/") for key in sorted(profile.kernels) if key.startswith("attend_decode/"))
-    return tuple(dict.fromkeys(backend for _, backend, _ in kernels if backend not in ours))
+    backends = (key.split("/")[1] for key in sorted(profile.kernels) if key.startswith("attend_decode/"))
+    return tuple(dict.fromkeys(backend for backend in backends if backend not in ours))
 
 
 def kept(name: str | None) -> tuple[str, ...]:
@@ -175,45 +173,39 @@ def _widened(rate: Number | None, origin: str) -> Number | None:
     return replace(rate, spread=spread, note=f"carried over from {origin}, where it was measured")
 
 
-class _Pair(NamedTuple):
-    """A format and the one that it is held against, on one machine."""
+def _line(roofs: Roofs, case: Case, other: Case) -> FormatLine:
+    """All that is told of a format, held against another."""
+    seconds, wall, spread = _attention(roofs, case, SHOWN_CTX, 1)
+    other_s, _, other_spread = _attention(roofs, other, SHOWN_CTX, 1)
+    return FormatLine(
+        kv_dtype=case.fmt.name,
+        kernel=_key(case.fmt.name),
+        seconds=seconds,
+        ratio=seconds / other_s,
+        spread=hypot(spread, other_spread),
+        wall=wall,
+        crossings=tuple(_crossing(roofs, case, other, batch) for batch in BATCHES),
+    )
 
-    roofs: Roofs
-    case: Case
-    other: Case
-    query_tokens: int
 
-    def line(self, batches: Sequence[int], contexts: Sequence[int]) -> FormatLine:
-        """All that is told of the format."""
-        seconds, wall, spread = self.step(self.case, SHOWN_CTX, 1)
-        other_s, _, other_spread = self.step(self.other, SHOWN_CTX, 1)
-        return FormatLine(
-            kv_dtype=self.case.fmt.name,
-            kernel=_key(self.case.fmt.name),
-            seconds=seconds,
-            ratio=seconds / other_s,
-            spread=hypot(spread, other_spread),
-            wall=wall,
-            crossings=tuple(self.crossing(batch, contexts) for batch in batches),
-        )
+def _crossing(roofs: Roofs, case: Case, other: Case, batch: int) -> Crossing:
+    """From the longest context downwards, as long as the format is faster."""
+    found: list[Crossing] = []
+    for ctx_tokens in reversed(CONTEXTS):
+        seconds, wall, _ = _attention(roofs, case, ctx_tokens, batch)
+        ratio = seconds / _attention(roofs, other, ctx_tokens, batch)[0]
+        if ratio < 1:
+            found.append(Crossing(batch=batch, ctx_tokens=ctx_tokens, wall=wall, ratio=ratio))
+        else:
+            found = found or [Crossing(batch=batch, ctx_tokens=None, wall=wall, ratio=ratio)]
+            break
+    return found[-1]
 
-    def crossing(self, batch: int, contexts: Sequence[int]) -> Crossing:
-        """From the longest context downwards, as long as the format is faster."""
-        first: Crossing | None = None
-        for ctx in sorted(contexts, reverse=True):
-            seconds, wall, _ = self.step(self.case, ctx, batch)
-            ratio = seconds / self.step(self.other, ctx, batch)[0]
-            if ratio >= 1:
-                return first or Crossing(batch=batch, ctx_tokens=None, wall=wall, ratio=ratio)
-            first = Crossing(batch=batch, ctx_tokens=ctx, wall=wall, ratio=ratio)
-        if first is None:
-            raise BadValue("a ladder needs at least one context")
-        return first
 
-    def step(self, case: Case, ctx: int, batch: int) -> tuple[float, str, float]:
-        """(seconds of one layer's attention, what holds it, relative spread of its kernel's rates)."""
-        cost = self.roofs.cost(decode_op(case, ctx_tokens=ctx, batch=batch, query_tokens=self.query_tokens))
-        wall = "latency" if cost.latency_s > cost.bound_s else cost.wall
-        of_bound = hypot(*(self.roofs.rates[name].spread for name in cost.bound_rates)) * cost.bound_s
-        of_latency = hypot(*(self.roofs.rates[name].spread for name in cost.latency_rates)) * cost.latency_s
-        return cost.seconds, WALLS[wall], hypot(of_bound, of_latency) / cost.seconds
+def _attention(roofs: Roofs, case: Case, ctx_tokens: int, batch: int) -> tuple[float, str, float]:
+    """(seconds of one layer's attention, what holds it, relative spread of its kernel's rates)."""
+    cost = roofs.cost(decode_op(case, ctx_tokens=ctx_tokens, batch=batch, query_tokens=Q_TOKENS))
+    wall = "latency" if cost.latency_s > cost.bound_s else cost.wall
+    of_bound = hypot(*(roofs.rates[name].spread for name in cost.bound_rates)) * cost.bound_s
+    of_latency = hypot(*(roofs.rates[name].spread for name in cost.latency_rates)) * cost.latency_s
+    return cost.seconds, WALLS[wall], hypot(of_bound, of_latency) / cost.seconds

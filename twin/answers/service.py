@@ -1,28 +1,33 @@
 """From a question and a workload to a served day: the case's steps and pool under a continuous-batching scheduler."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from hwprofiles import HardwareProfile
-from twin.answers.step_costs import CaseCosts, CasePool
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import machine_of, resolve
 from twin.assumptions import beyond_native
+from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible
 from twin.memory.block_pool import KVPool, pool_rules
 from twin.memory.plan import MemoryPlan, plan_memory
+from twin.operations.lower import backbone_program, draft_prefill_program, head_program, prefill_attention_program
 from twin.operations.ops import Step
 from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of
-from twin.serving.limits import Limits
-from twin.serving.protocols import StepCosts
-from twin.serving.records import ServingResult
-from twin.serving.requests import Request
-from twin.serving.run import simulate_serving
+from twin.serving.engine import StepCosts, simulate_serving
+from twin.serving.metrics import ServingResult
+from twin.serving.requests import Limits, Request
+
+FAR = 4096
+"""Cached tokens a sequence over which the slope is taken; any number gives the same."""
+
+FAR_IN_THREAD_BLOCKS = 2**17
+"""The same where thread blocks of attention are counted: they fill a device by steps, which long contexts even out."""
 
 Requests = Callable[[], Iterable[Request]]
 """Gives the workload from its start, as often as it is asked."""
@@ -35,7 +40,6 @@ class Service(Struct, frozen=True, kw_only=True):
     machine: HardwareProfile
     memory: MemoryPlan
     kv_pool: KVPool
-    limits: Limits
     result: ServingResult
     fast: ServingResult | None
     """Steps as short as the 90 % interval allows; None where intervals were not asked for, or nothing was served."""
@@ -44,7 +48,7 @@ class Service(Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said beside the answer: that requests may be longer than the model takes by itself."""
-        return beyond_native(self.case, self.limits.max_model_tokens or 0)
+        return beyond_native(self.case, self.result.limits.max_model_tokens or 0)
 
     def ends(self, figure: Callable[[ServingResult], float]) -> tuple[float, float]:
         """The 90 % interval of a figure of the result, low end first; the value itself where none was asked for."""
@@ -74,14 +78,12 @@ def serve(
     *,
     profile: HardwareProfile | None = None,
     intervals: bool = True,
-    limits: dict[str, Any] | None = None,
     watch: dict[str, Any] | None = None,
 ) -> Service:
     """Serve `requests` on the case that `question` describes; its context is the longest request to expect.
 
-    `limits` are the scheduler's own options beside those of the question, `watch` the callbacks of `simulate_serving`,
-    which see the plain run only. A pool without a block is an answer: all requests are rejected. Raises as `predict`
-    does, and what reading a workload raises.
+    `watch` are callbacks of `simulate_serving`, which see the plain run only. A pool without a block is an answer: all
+    requests are rejected. Raises as `predict` does, and what reading a workload raises.
     """
     case = resolve(question)
     machine = machine_of(case, profile)
@@ -93,34 +95,24 @@ def serve(
         )
     rules = pool_rules(case)
     speculation = case.speculation
-    bounds = Limits(
+    limits = Limits(
         batched_tokens=question.chunk_tokens or rules.batched_tokens,
         max_sequences=question.max_sequences or rules.max_sequences,
         max_model_tokens=question.max_model_tokens or question.ctx_tokens,
         speculative=speculation.tokens if speculation else 0,
         tokens_per_step=speculation.accepted if speculation else 1.0,
         prefix_cache=question.prefix_caching,
-        **(limits or {}),
     )
     roofs = Roofs(machine)
     costs, pool = CaseCosts(case, roofs), CasePool(plan.kv_pool)
-    result = simulate_serving(requests(), costs, pool, bounds, **(watch or {}))
+    result = simulate_serving(requests(), costs, pool, limits, **(watch or {}))
     fast = slow = None
     if intervals and result.steps:
         factor = math.exp(Z90 * _spread(case, roofs, result))
         fast, slow = (
-            simulate_serving(requests(), _Scaled(costs, scale), pool, bounds) for scale in (1 / factor, factor)
+            simulate_serving(requests(), _Scaled(costs, scale), pool, limits) for scale in (1 / factor, factor)
         )
-    return Service(
-        case=case,
-        machine=machine,
-        memory=plan,
-        kv_pool=plan.kv_pool,
-        limits=bounds,
-        result=result,
-        fast=fast,
-        slow=slow,
-    )
+    return Service(case=case, machine=machine, memory=plan, kv_pool=plan.kv_pool, result=result, fast=fast, slow=slow)
 
 
 def _spread(case: Case, roofs: Roofs, result: ServingResult) -> float:
@@ -130,3 +122,81 @@ def _spread(case: Case, roofs: Roofs, result: ServingResult) -> float:
     decode = decode_breakdown_of(case, roofs, past, running)
     chunk = chunk_breakdown(case, Step(kv_tokens=0, q_tokens=min(past, case.chunk_tokens)), roofs)
     return max(breakdown.spread_s(roofs) / breakdown.seconds for breakdown in (decode, chunk))
+
+
+class CaseCosts(StepCosts):
+    """Seconds of the steps of one case on one machine, from the same ops and rates as a single prediction.
+
+    A step is the weights' products over all its tokens, the recurrent states, the decodes' attention and each prefill
+    chunk's own. Decodes' attention reads every cached token once, so a step's time is affine in the tokens cached. A
+    drafter's window is taken as full, whatever the context, as it is in memory. Parts of a step are looked up once.
+    """
+
+    def __init__(self, case: Case, roofs: Roofs) -> None:
+        if case.model.indexer is not None:
+            raise Impossible(f"serving is modelled for attention that reads its whole cache, not for {case.model.name}")
+        self.case, self.roofs = case, roofs
+        self.devices = roofs.profile.gpu_count
+        self._decodes: dict[int, tuple[float, float]] = {}
+        self._backbones: dict[tuple[int, int, int], float] = {}
+
+    def decode(self, sequences: int, ctx_tokens: int) -> tuple[float, float]:
+        """Seconds of a step that decodes `sequences` over `ctx_tokens` cached tokens in all, and per token more."""
+        base_s, token_s = self._decode(sequences)
+        return base_s + token_s * ctx_tokens, token_s
+
+    def mixed(self, sequences: int, ctx_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Seconds of the same step with prefill chunks (kv_tokens, q_tokens) beside it."""
+        decoded = sequences * (self.case.speculation.tokens + 1 if self.case.speculation else 1)
+        tokens = decoded + sum(q_tokens for _, q_tokens in chunks)
+        seconds = self._backbone(tokens, sequences + len(chunks), decoded + len(chunks))
+        if sequences:
+            base_s, token_s = self._decode(sequences)
+            alone_s = self._backbone(decoded, sequences, decoded)
+            seconds += base_s - alone_s + token_s * ctx_tokens
+        return seconds + sum(self._chunk(*chunk) for chunk in chunks)
+
+    def _decode(self, sequences: int) -> tuple[float, float]:
+        if sequences not in self._decodes:
+            near = self.case.speculation.drafter.window if self.case.speculation else 0
+            far = FAR_IN_THREAD_BLOCKS if self.case.rules.own_kernels.decode_plans else FAR
+            near_s, far_s = (
+                decode_breakdown_of(self.case, self.roofs, past, sequences).seconds for past in (near, near + far)
+            )
+            slope_s = (far_s - near_s) / far
+            self._decodes[sequences] = near_s - slope_s * near, slope_s / sequences
+        return self._decodes[sequences]
+
+    def _backbone(self, tokens: int, sequences: int, logits: int) -> float:
+        key = tokens, sequences, logits
+        if key not in self._backbones:
+            program = (
+                *backbone_program(self.case, tokens, sequences, self.devices),
+                *head_program(self.case, logits, self.devices),
+            )
+            self._backbones[key] = Breakdown().run(program, self.roofs).seconds
+        return self._backbones[key]
+
+    def _chunk(self, kv_tokens: int, q_tokens: int) -> float:
+        chunk = Step(kv_tokens=kv_tokens, q_tokens=q_tokens)
+        program = prefill_attention_program(self.case, chunk, self.devices)
+        if self.case.speculation is not None:
+            program += draft_prefill_program(self.case, self.case.speculation, chunk, self.devices - 1)
+        return Breakdown().run(program, self.roofs).seconds
+
+
+class CasePool:
+    """The pool of a plan as the scheduler sees it: the engine's null block is nobody's."""
+
+    def __init__(self, kv_pool: KVPool) -> None:
+        self.blocks = max(0, kv_pool.blocks - 1)
+        self._plan = kv_pool.plan
+        self._groups = sum(group.kind == "attention" for group in kv_pool.plan.groups)
+        self._block_tokens = kv_pool.plan.block_tokens
+        self._sliding = any(group.kind == "sliding" for group in kv_pool.plan.groups)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that a sequence with so many cached tokens holds; with none, those of its recurrent states."""
+        if self._sliding and tokens:
+            return self._plan.blocks_per_request(tokens)
+        return self._plan.state_blocks + self._groups * -(-tokens // self._block_tokens)

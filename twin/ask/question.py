@@ -1,7 +1,7 @@
 """A Question is what a person asks, by name: nothing is looked up here, only numbers are checked."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
@@ -19,13 +19,13 @@ StateType = Literal["fp16", "fp32"]
 MAX_BATCH = 4096
 LANES = (16, 8, 4)
 
-CHOICES = {
-    "prefill": ("auto", "staged", "naive"),
-    "copies": ("serial", "overlapped"),
-    "pooled": ("vram", "host"),
-    "ngram": ("ram", "disk"),
-    "host_pages": ("huge", "4KiB"),
-    "state_dtype": ("fp16", "fp32"),
+CHOICES: dict[str, tuple[str, ...]] = {
+    "prefill": get_args(Prefill),
+    "copies": get_args(Copies),
+    "pooled": get_args(Tier),
+    "ngram": get_args(Ngram),
+    "host_pages": get_args(HostPages),
+    "state_dtype": get_args(StateType),
 }
 
 
@@ -81,14 +81,17 @@ class Question(Struct, frozen=True, kw_only=True):
 
 def check_numbers(question: Question) -> None:
     """Raise BadValue for a number or word outside its range."""
-    _in_range("context", question.ctx_tokens, 1, MAX_TOKENS, "tokens")
-    _in_range("batch", question.batch, 1, MAX_BATCH, "sequences")
-    _in_range("cached prefix", question.cached_tokens, 0, question.ctx_tokens, "tokens")
-    for name, value in (("chunk", question.chunk_tokens), ("longest request", question.max_model_tokens)):
-        if value is not None:
-            _in_range(name, value, 1, MAX_TOKENS, "tokens")
-    if question.max_sequences is not None:
-        _in_range("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences")
+    ranges = (
+        ("context", question.ctx_tokens, 1, MAX_TOKENS, "tokens"),
+        ("batch", question.batch, 1, MAX_BATCH, "sequences"),
+        ("cached prefix", question.cached_tokens, 0, question.ctx_tokens, "tokens"),
+        ("chunk", question.chunk_tokens, 1, MAX_TOKENS, "tokens"),
+        ("longest request", question.max_model_tokens, 1, MAX_TOKENS, "tokens"),
+        ("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences"),
+    )
+    for what, value, low, high, unit in ranges:
+        if value is not None and (type(value) is not int or not low <= value <= high):
+            raise BadValue(f"{what} {value} is outside the range of {low:,} to {high:,} {unit}")
     if question.lanes not in LANES or isinstance(question.lanes, bool):
         raise BadValue(f"{question.lanes} PCIe lanes", hint=f"one of {', '.join(map(str, LANES))}")
     for field, known in CHOICES.items():
@@ -99,8 +102,3 @@ def check_numbers(question: Question) -> None:
         raise BadValue(f"utilisation {question.utilisation:g} is outside the range above 0 and up to 1")
     if question.accepted is not None and not math.isfinite(question.accepted):
         raise BadValue(f"accepted tokens {question.accepted} is not a number")
-
-
-def _in_range(what: str, value: int, low: int, high: int, unit: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadValue(f"{what} {value} is outside the range of {low:,} to {high:,} {unit}")

@@ -14,6 +14,15 @@ from twin.models import ModelSpec, load_model
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import HALF_BYTES
 
+_HOST_OPTIONS = {
+    "staging_bytes": "--staging",
+    "prefill": "--prefill",
+    "copies": "--copies",
+    "pooled": "--pooled",
+    "host_pages": "--host-pages",
+}
+"""What only a layout with planes on the host understands."""
+
 _POOL_OPTIONS: dict[str, tuple[str, object]] = {
     "utilisation": ("--util", None),
     "pool_bytes": ("--pool", None),
@@ -26,6 +35,8 @@ _POOL_OPTIONS: dict[str, tuple[str, object]] = {
     "async_scheduling": ("--sync-scheduling", True),
 }
 """What only an engine with a block pool understands: the option, and the value that asks for nothing."""
+
+_STATE_BYTES: dict[str | None, int] = {"fp16": HALF_BYTES, "fp32": 2 * HALF_BYTES}
 
 ENGINES_OWN = "auto"
 """What engines call their default format."""
@@ -61,11 +72,10 @@ def resolve(question: Question) -> Case:
         pooled=question.pooled or "vram",
         ngram=question.ngram or ("ram" if rules.ngram == "ram" else "disk"),
         huge_pages=(question.host_pages or "huge") == "huge",
-        state_element_bytes=_state_bytes(question, rules),
+        state_element_bytes=_STATE_BYTES.get(question.state_dtype, rules.state_element_bytes),
         speculation=_speculation(question, model, rules, fmt),
     )
     _check_case(case)
-    _check_pool(question, rules)
     return with_prefix_cache(case) if rules.block_pool else case
 
 
@@ -112,12 +122,6 @@ def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple
     return (default if found in rules.backends.verify_only.get(fmt.name, ()) else found), found
 
 
-def _state_bytes(question: Question, rules: EngineRules) -> int:
-    if question.state_dtype is None:
-        return rules.state_element_bytes
-    return 2 * HALF_BYTES if question.state_dtype == "fp32" else HALF_BYTES
-
-
 def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: KVFormat) -> Speculation | None:
     if question.speculation is None:
         for field, flag in (("accepted", "--accept"), ("task", "--task")):
@@ -137,14 +141,7 @@ def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: 
 
 
 def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) -> None:
-    special = {
-        "staging_bytes": "--staging",
-        "prefill": "--prefill",
-        "copies": "--copies",
-        "pooled": "--pooled",
-        "host_pages": "--host-pages",
-    }
-    for field, flag in special.items():
+    for field, flag in _HOST_OPTIONS.items():
         if getattr(question, field) is not None and field not in layout.options:
             raise Impossible(f"{flag} means nothing under layout {layout.name!r}: its planes never cross the link")
     for field, (flag, untouched) in _POOL_OPTIONS.items():
@@ -152,31 +149,26 @@ def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) 
             raise Impossible(f"{flag} means nothing to {rules.name}: it shares no pool of blocks among requests")
 
 
-def _check_pool(question: Question, rules: EngineRules) -> None:
-    """Refuse a batch that the engine is told not to run at once."""
-    most = question.max_sequences
-    if most is not None and question.batch > most:
-        raise Impossible(f"a batch of {question.batch:,} is more than the {most:,} sequences that {rules.name} may run")
-
-
 def _check_case(case: Case) -> None:
-    page = case.rules.page_tokens
+    """Refuse numbers that are fine by themselves and contradict each other or the engine."""
+    question, engine, page = case.question, case.rules.name, case.rules.page_tokens
     if case.chunk_tokens % page:
-        raise BadValue(f"chunk of {case.chunk_tokens:,} tokens is not a multiple of {case.rules.name}'s page of {page}")
-    if case.question.staging_bytes is not None:
-        least = page * case.plane_bytes
-        if case.staging_bytes < least:
-            raise BadValue(
-                f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B",
-                hint=f"one page of {page} tokens with K and V",
-            )
-    if case.question.ngram is not None and case.model.ngram is None:
+        raise BadValue(f"chunk of {case.chunk_tokens:,} tokens is not a multiple of {engine}'s page of {page}")
+    least = page * case.plane_bytes
+    if question.staging_bytes is not None and case.staging_bytes < least:
+        raise BadValue(
+            f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B",
+            hint=f"one page of {page} tokens with K and V",
+        )
+    if question.ngram is not None and case.model.ngram is None:
         raise Impossible(f"{case.model.name} has no n-gram table")
-    if case.prefill == "staged" and case.question.batch != 1:
-        raise Impossible(f"{case.rules.name} stages a prefill only for one sequence at a time")
-    longest = case.question.max_model_tokens
-    if longest is not None and longest < case.question.ctx_tokens:
-        raise BadValue(f"context {case.question.ctx_tokens:,} is above the longest request of {longest:,} tokens")
+    if case.prefill == "staged" and question.batch != 1:
+        raise Impossible(f"{engine} stages a prefill only for one sequence at a time")
+    longest, most = question.max_model_tokens, question.max_sequences
+    if longest is not None and longest < question.ctx_tokens:
+        raise BadValue(f"context {question.ctx_tokens:,} is above the longest request of {longest:,} tokens")
+    if most is not None and question.batch > most:
+        raise Impossible(f"a batch of {question.batch:,} is more than the {most:,} sequences that {engine} may run")
 
 
 def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from twin.cli import stopping
-from twin.cli.streams import LostOutput, standard_streams
+from twin.cli.outputs import LostOutput, standard_streams, write_atomic
 from twin.errors import (
     EXIT_BAD_INPUT,
     EXIT_CLOSED_PIPE,
@@ -99,7 +99,7 @@ def _complete(command: click.Command, instruction: str) -> int:
         raise BadValue(f"{COMPLETE} is {instruction!r} without COMP_WORDS and COMP_CWORD: {wrong!r}") from None
 
 
-def dump(document: dict[str, Any]) -> str:
+def dump(document: Any) -> str:
     """JSON text; a NaN or infinity in an answer is a bug and raises ValueError.
 
     Bytes of a file's name that are no text are shown as question marks: half characters are no JSON to most readers.
@@ -117,8 +117,6 @@ def deliver(text: str, output: Path | None) -> None:
     Once standard output has a part of it, a signal ends the process at once: more would only follow that part.
     """
     if output is not None:
-        from twin.render.output import write_atomic  # noqa: PLC0415
-
         write_atomic(output, text)
         return
     stopping.handle_with(stopping.leave)
@@ -131,9 +129,7 @@ def _refuse(given: Sequence[str], stopped: BaseException) -> int:
     kind, message, hint, code = _described(stopped)
     message, hint = _in_one_line(message), _in_one_line(hint)
     if "--json" in given:
-        from twin.render.as_json import error_json  # noqa: PLC0415
-
-        deliver(dump(error_json(kind, message, hint)), None)
+        deliver(dump({"error": {"type": kind, "message": message, "hint": hint}}), None)
     else:
         _complain(f"{message}{f' ({hint})' if hint else ''}")
     return code

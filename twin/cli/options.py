@@ -1,14 +1,106 @@
-"""The options of the commands, in groups: what is asked, how it is placed, pooled, drafted, loaded and measured."""
+"""The options of the commands: their types, and groups of them by what is asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from twin.cli.common import BYTES, INPUT, OUTPUT_TOKENS, TOKENS, Name
+from twin.errors import BadValue
+from twin.units import parse_bytes, parse_tokens
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Option = Callable[[Any], Any]
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Parsed(click.ParamType[int]):
+    """A parameter parsed by one of the unit parsers, whose message is shown as it is."""
+
+    def __init__(self, name: str, parse: Callable[[str], int], *, hint: str = "") -> None:
+        self.name = name
+        self.parse = parse
+        self.hint = hint
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; BadValue, naming the option, where the parser refuses the text."""
+        del ctx
+        if isinstance(value, int):
+            return value
+        try:
+            return self.parse(value)
+        except BadValue as wrong:
+            option = f"{param.opts[0]}: " if param is not None else ""
+            raise BadValue(f"{option}{wrong.message}", hint=self.hint or wrong.hint) from None
+
+
+class Name(click.ParamType[str]):
+    """A name that completes in the shell; what it stands for is checked where it is looked up."""
+
+    def __init__(self, kind: str) -> None:
+        self.name = kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list["CompletionItem"]:
+        """Known names that begin with what is typed."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+        del ctx, param
+        return [CompletionItem(name) for name in _names(self.name) if name.startswith(incomplete)]
+
+
+def _names(kind: str) -> list[str]:
+    from hwprofiles import profile_names  # noqa: PLC0415
+    from twin.engines import backend_names, engine_names  # noqa: PLC0415
+    from twin.formats import format_names  # noqa: PLC0415
+    from twin.layouts import layout_names  # noqa: PLC0415
+    from twin.models import model_names  # noqa: PLC0415
+
+    listed = {
+        "model": model_names,
+        "machine": profile_names,
+        "engine": engine_names,
+        "layout": layout_names,
+        "format": format_names,
+        "backend": backend_names,
+    }
+    return listed[kind]()
+
+
+class Stream(click.Path):
+    """A path; `-` stands for a standard stream."""
+
+    def __init__(self, stream: str, **checks: Any) -> None:
+        super().__init__(path_type=Path, **checks)
+        self.stream = stream
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path that is meant."""
+        return super().convert(self.stream if str(value) == "-" else value, param, ctx)
+
+
+TOKENS = Parsed("tokens", parse_tokens)
+OUTPUT_TOKENS = Parsed("tokens", parse_tokens, hint="--output is a length here; -o FILE writes the answer to a file")
+BYTES = Parsed("size", parse_bytes)
+INPUT = Stream("/dev/stdin")
+OUTPUT = Stream("/dev/stdout", dir_okay=False, readable=False)
+FILE = click.Path(dir_okay=False, readable=False, path_type=Path)
+
+
+def with_options(*groups: Sequence[Option]) -> Callable[[Command], Command]:
+    """All options of the groups, in order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+OUT = click.option("-o", "--output", type=OUTPUT, default=None, help="Write the answer to a file instead.")
 
 
 def _model(default: str) -> Option:
@@ -31,18 +123,19 @@ _NAMES = (
     click.option("--chunk", "chunk_tokens", type=TOKENS, default=None,
                  help="Prompt tokens of one prefill pass [default: the engine's]."),
     click.option("--pcie", "lanes", type=click.Choice(["x16", "x8", "x4"]), default="x16", show_default=True,
+                 callback=lambda _context, _option, lanes: int(lanes.removeprefix("x")),
                  help="What if: PCIe lanes of each device."),
     click.option("--what-if", is_flag=True,
                  help="Ask for a format that the engine does not keep: bytes count, decoding it is taken as free."),
 )  # fmt: skip
 
-MODEL_OPTIONS = (_model("qwen3.8-flash-next"), *_NAMES)
 SERVED_MODEL_OPTIONS = (_model("qwen3.8-27b"), *_NAMES)
 
 QUESTION_OPTIONS = (
     click.option("--ctx", "ctx_tokens", type=TOKENS, default="1M", show_default=True,
                  help="Tokens of context: 32768, 256k, 1M (1M = 1,048,576)."),
-    *MODEL_OPTIONS,
+    _model("qwen3.8-flash-next"),
+    *_NAMES,
     click.option("--batch", type=int, default=1, show_default=True, help="Sequences that decode together."),
     click.option("--ngram", type=click.Choice(["ram", "disk"]), default=None,
                  help="Where the n-gram table is read from [default: the engine's]."),
@@ -94,7 +187,7 @@ SPECULATION_OPTIONS = (
 MAX_LEN = _longest("the context")
 SERVED_MAX_LEN = _longest("the model's own limit")
 
-CACHED = click.option("--cached", "cached_tokens", type=TOKENS, default=None,
+CACHED = click.option("--cached", "cached_tokens", type=TOKENS, default=0,
                       help="With --prefix-cache: prompt tokens that an earlier request left there.")  # fmt: skip
 
 TRACE_OPTIONS = (

@@ -4,19 +4,14 @@ Acceptance is an input: it belongs to the text, the drafter and the cache's form
 lie in `twin/models/acceptance/<model>.json`.
 """
 
-from functools import cache
-from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from hwprofiles.spelling import match
-from hwprofiles.store import read_json
-from twin.errors import BadFile, BadValue, Impossible
+from twin.errors import BadValue, Impossible
 from twin.models.spec import Drafter, ModelSpec
-
-ACCEPTANCE = Path(__file__).parent / "acceptance"
+from twin.models.store import ACCEPTANCE, published
 
 
 class Accepted(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -92,10 +87,8 @@ def speculation_of(
         found = published_acceptance(
             model.family or model.name, name, tokens, kv_dtype=kv_dtype, ctx_tokens=ctx_tokens, task=task
         )
-        accepted, source = (
-            found.accepted,
-            f"{found.task}, {found.kv_dtype}, {found.ctx_tokens:,} tokens: {found.source}",
-        )
+        accepted = found.accepted
+        source = f"{found.task}, {found.kv_dtype}, {found.ctx_tokens:,} tokens: {found.source}"
     else:
         source = "given"
     if not 1 <= accepted <= tokens + 1:
@@ -113,7 +106,7 @@ def published_acceptance(
     model: str, drafter: str, tokens: int, *, kv_dtype: str, ctx_tokens: int, task: str | None
 ) -> Accepted:
     """The published acceptance nearest to the question: of that task (`all` if none is named), format, then context."""
-    rows = [row for row in _acceptances(model) if row.drafter == drafter]
+    rows: list[Accepted] = [row for row in published(ACCEPTANCE, model, Accepted) if row.drafter == drafter]
     tasks = sorted({row.task for row in rows})
     asked = "all" if task is None else task
     meant = match(asked, tasks)
@@ -127,14 +120,3 @@ def published_acceptance(
         fitting,
         key=lambda row: (abs(row.tokens - tokens), row.kv_dtype != kv_dtype, abs(row.ctx_tokens - ctx_tokens)),
     )
-
-
-@cache
-def _acceptances(model: str) -> tuple[Accepted, ...]:
-    path = ACCEPTANCE / f"{model}.json"
-    if not path.exists():
-        return ()
-    try:
-        return msgspec.convert(read_json(path), tuple[Accepted, ...])
-    except msgspec.ValidationError as wrong:
-        raise BadFile(f"{path}: {wrong}") from None

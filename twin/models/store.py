@@ -3,8 +3,10 @@
 import re
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from hwprofiles.extending import extended
 from hwprofiles.spelling import match, suggestions
@@ -13,6 +15,10 @@ from twin.errors import BadFile, UnknownName
 from twin.models.spec import ModelSpec
 
 DATA = Path(__file__).parent / "data"
+ACCEPTANCE = DATA.parent / "acceptance"
+QUALITY = DATA.parent / "quality"
+
+Row = TypeVar("Row", bound=Struct)
 
 _INSTEAD = "--model reads a shipped name or JSON of schema twin.model/1: twin models NAME --json shows it"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -67,3 +73,19 @@ def _parse(path: Path) -> ModelSpec:
         return msgspec.convert(raw, ModelSpec)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
+
+
+@cache
+def published(folder: Path, family: str, kind: type[Row]) -> tuple[Row, ...]:
+    """What is published of a family of models, in a file of `folder`: rows of a `kind`; none where nothing is.
+
+    Raises BadFile for a file that holds something else.
+    """
+    path = folder / f"{family}.json"
+    if "/" in family or not path.exists():
+        return ()
+    try:
+        rows: tuple[Row, ...] = msgspec.convert(read_json(path), tuple[kind, ...])  # type: ignore[valid-type]
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+    return rows

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import asdict
 
 from twin.answers.comparison import Comparison
 from twin.assumptions import ASSUMPTIONS
 from twin.memory.plan import Memory, MemoryPlan
-from twin.prediction import Z90, Phase, Prediction, Quantity
+from twin.prediction import Z90, Phase, Prediction
 
 PREDICTION_SCHEMA = "twin.prediction/1"
 COMPARISON_SCHEMA = "twin.comparison/1"
@@ -15,24 +15,24 @@ COMPARISON_SCHEMA = "twin.comparison/1"
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
     """A prediction as twin.prediction/1; decode and prefill are null where the question does not fit."""
+    rate, longest = prediction.kernel_rate, prediction.memory.max_ctx_tokens
     return {
         "schema": PREDICTION_SCHEMA,
-        "question": question_json(prediction),
+        "question": _question_json(prediction),
         "fits": prediction.fits,
-        "max_ctx_tokens": prediction.memory.max_ctx_tokens(),
-        "max_ctx_tokens_90": {
-            "low": prediction.memory.max_ctx_tokens(sigmas=-Z90),
-            "high": prediction.memory.max_ctx_tokens(sigmas=Z90),
-        },
+        "max_ctx_tokens": longest(),
+        "max_ctx_tokens_90": {"low": longest(sigmas=-Z90), "high": longest(sigmas=Z90)},
         "shortage": prediction.memory.shortage(),
         "missing_rates": list(prediction.missing),
         "notes": list(prediction.notes),
         "engine": prediction.case.rules.name,
-        **_kernel_json(prediction),
+        "kernel": prediction.kernel or None,
+        "kernel_source": rate.source if rate else None,
+        "kernel_note": rate.note if rate else None,
         "memory": _memory_json(prediction),
         "decode": _phase_json(prediction.decode),
         "prefill": _prefill_json(prediction),
-        "assumptions": [_assumption(key) for key in prediction.assumptions],
+        "assumptions": [f"{key}: {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key for key in prediction.assumptions],
         "sources": [
             {
                 "rate": name,
@@ -48,19 +48,13 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _kernel_json(prediction: Prediction) -> dict[str, str | None]:
-    """Whose kernel reads the cache in a decode step, and where its rates are from; null where none is predicted."""
-    rate = prediction.kernel_rate
-    return {
-        "kernel": prediction.kernel or None,
-        "kernel_source": rate.source if rate else None,
-        "kernel_note": rate.note if rate else None,
-    }
-
-
-def question_json(prediction: Prediction) -> dict[str, Any]:
+def _question_json(prediction: Prediction) -> dict[str, Any]:
     """The question with every default filled in."""
     case, question = prediction.case, prediction.case.question
+
+    def of_layout(name: str, value: Any) -> Any:
+        return value if name in case.layout.options else None
+
     return {
         "model": case.model.name,
         "hw": prediction.machine.name,
@@ -70,11 +64,11 @@ def question_json(prediction: Prediction) -> dict[str, Any]:
         "ctx_tokens": question.ctx_tokens,
         "batch": question.batch,
         "chunk_tokens": case.chunk_tokens,
-        "staging_bytes": case.staging_bytes if "staging_bytes" in case.layout.options else None,
-        "prefill": case.prefill if "prefill" in case.layout.options else None,
-        "copies": case.copies if "copies" in case.layout.options else None,
+        "staging_bytes": of_layout("staging_bytes", case.staging_bytes),
+        "prefill": of_layout("prefill", case.prefill),
+        "copies": of_layout("copies", case.copies),
         "pooled": case.pooled,
-        "host_pages": ("huge" if case.huge_pages else "4KiB") if "host_pages" in case.layout.options else None,
+        "host_pages": of_layout("host_pages", "huge" if case.huge_pages else "4KiB"),
         "ngram": case.ngram if case.model.ngram is not None else None,
         "lanes": question.lanes,
         "backend": case.backend or None,
@@ -94,10 +88,7 @@ def _pool_question(prediction: Prediction) -> dict[str, Any]:
         "pool_bytes": question.pool_bytes,
         "max_model_tokens": question.max_model_tokens or question.ctx_tokens,
         "max_sequences": question.max_sequences or rules.max_sequences,
-        "prefix_caching": question.prefix_caching,
-        "cold_start": question.cold_start,
-        "patched": question.patched,
-        "async_scheduling": question.async_scheduling,
+        **{name: getattr(question, name) for name in ("prefix_caching", "cold_start", "patched", "async_scheduling")},
         "state_element_bytes": prediction.case.state_element_bytes,
     }
 
@@ -112,14 +103,9 @@ def _speculation_json(prediction: Prediction) -> dict[str, Any] | None:
         "accepted": speculation.accepted,
         "accepted_from": speculation.source,
         "verify_backend": prediction.case.verify_backend,
-        "steps": [{"share": kind.share, "query_tokens": kind.query_tokens} for kind in speculation.steps],
+        "steps": [asdict(kind) for kind in speculation.steps],
         "break_even_accepted": prediction.break_even,
     }
-
-
-def error_json(kind: str, message: str, hint: str) -> dict[str, Any]:
-    """What stands on standard output in place of an answer."""
-    return {"error": {"type": kind, "message": message, "hint": hint}}
 
 
 def comparison_json(compared: Comparison) -> dict[str, Any]:
@@ -128,19 +114,11 @@ def comparison_json(compared: Comparison) -> dict[str, Any]:
         "schema": COMPARISON_SCHEMA,
         "over": compared.over,
         "predictions": [
-            prediction_json(each) | {"published_quality": [msgspec.to_builtins(row) for row in compared.quality(each)]}
+            prediction_json(each) | {"published_quality": [asdict(row) for row in compared.quality(each)]}
             for each in compared.predictions
         ],
         "refused": [{"name": name, "reason": reason} for name, reason in compared.refused.items()],
     }
-
-
-def _assumption(key: str) -> str:
-    return f"{key}: {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key
-
-
-def _quantity(quantity: Quantity) -> dict[str, float]:
-    return quantity._asdict()
 
 
 def _memory_json(prediction: Prediction) -> dict[str, Any]:
@@ -192,8 +170,8 @@ def _phase_json(phase: Phase | None) -> dict[str, Any] | None:
     if phase is None:
         return None
     return {
-        "step_s": _quantity(phase.seconds),
-        "tokens_per_s": _quantity(phase.tokens_per_s),
+        "step_s": phase.seconds._asdict(),
+        "tokens_per_s": phase.tokens_per_s._asdict(),
         "bound": phase.bound,
         "parts_s": {part.name: part.seconds for part in phase.parts},
         "speed_of_light_s": {part.name: part.sol_s for part in phase.parts},
@@ -210,4 +188,4 @@ def _prefill_json(prediction: Prediction) -> dict[str, Any] | None:
     if phase is None or prediction.ttft_s is None:
         return None
     phase["prefill_s"] = phase.pop("step_s")
-    return {"ttft_s": _quantity(prediction.ttft_s), **phase}
+    return {"ttft_s": prediction.ttft_s._asdict(), **phase}

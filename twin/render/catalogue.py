@@ -1,21 +1,27 @@
 """Lists of what is known: machines with every rate, models with their shape, layouts and formats with their engines."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.rates import Curve, Provenance, Rate
+from twin.cli.delivery import dump
 from twin.cost.roofline import Roofs
 from twin.engines import engine_names, load_engine
+from twin.formats import KVFormat, Plane, format_names, is_exl3, kv_format
 from twin.layouts import layout_names, load_layout
 from twin.models import ModelSpec, load_model, model_names
 from twin.operations.counts import layer_active_parameters, layer_parameters, parameters
-from twin.render.formats import format_json, format_text
 from twin.render.text import table
 from twin.units import GB, format_rate
+
+HEADS, HEAD_DIM = 4, 256
+"""Shape for which a format's bytes are listed."""
+_BYTES_OF = f"of a token in a layer of {HEADS} KV heads x {HEAD_DIM}, K and V with their scales"
+
+_KINDS = {"plain": "as they are", "scaled": "by a scale", "rotated": "rotated, then by a scale"}
 
 
 def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> str:
@@ -25,41 +31,37 @@ def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None)
     """
     if hw is not None:
         return _crossover(name, hw, as_json=as_json)
-    shown: dict[str, tuple[Callable[[str | None], str], Callable[[str | None], str]]] = {
-        "profile": (_profile_text, _profile_json),
-        "model": (_model_text, _model_json),
-        "layout": (_layout_text, _layout_json),
-        "format": (format_text, lambda named: _dump(format_json(named))),
-    }
-    return shown[kind][as_json](name)
+    show = {"profile": _profile, "model": _model, "layout": _layout, "format": _format}[kind]
+    return show(name, as_json=as_json)
 
 
 def _crossover(name: str | None, hw: str, *, as_json: bool) -> str:
     from twin.answers.crossover import crossover, kept  # noqa: PLC0415
-    from twin.render.crossover import crossover_json, crossover_text  # noqa: PLC0415
+    from twin.render.comparison import crossover_json, crossover_text  # noqa: PLC0415
 
     found = crossover(hw, formats=kept(name))
-    return _dump(crossover_json(found)) if as_json else crossover_text(found)
+    return dump(crossover_json(found)) if as_json else crossover_text(found)
 
 
-def _profile_text(name: str | None) -> str:
-    """All machines in a line each, or one with its rates."""
+def _summaries(head: str, names: Sequence[str], load: Callable[[str], Any], *, as_json: bool) -> str:
+    """All of a kind in a line each."""
+    rows = [{"name": each, "summary": load(each).summary} for each in names]
+    return dump(rows) if as_json else table((head, "what it is"), [tuple(row.values()) for row in rows])
+
+
+def _profile(name: str | None, *, as_json: bool) -> str:
+    """All machines, or one with its rates."""
     if name is None:
-        return table(("machine", "what it is"), [(each, load_profile(each).summary) for each in profile_names()])
+        return _summaries("machine", profile_names(), load_profile, as_json=as_json)
     profile = load_profile(name)
+    if as_json:
+        return dump(msgspec.to_builtins(profile))
     rows = [
         (key, _value(rate), f"{100 * rate.spread:.0f} %", str(rate.n), rate.source, rate.date, rate.note)
         for key, rate in _all_rates(profile).items()
     ]
     heads = ("rate", "value", "spread", "n", "source", "date", "note")
     return f"{profile.name}: {profile.summary}\n\n{table(heads, rows)}"
-
-
-def _profile_json(name: str | None) -> str:
-    """The same as JSON: a list of names and summaries, or the whole profile."""
-    if name is None:
-        return _dump([{"name": each, "summary": load_profile(each).summary} for each in profile_names()])
-    return _dump(msgspec.to_builtins(load_profile(name)))
 
 
 def _all_rates(profile: HardwareProfile) -> dict[str, Provenance]:
@@ -78,16 +80,17 @@ def _value(rate: Provenance) -> str:
     return format_rate(rate.value, rate.unit) if isinstance(rate, Rate) else ""
 
 
-def _model_text(name: str | None) -> str:
-    """All models in a line each, or the shape of one."""
+def _model(name: str | None, *, as_json: bool) -> str:
+    """All models, or the shape of one."""
     if name is None:
-        return table(("model", "what it is"), [(each, load_model(each).summary) for each in model_names()])
+        return _summaries("model", model_names(), load_model, as_json=as_json)
     model = load_model(name)
-    shape = [(key, str(value)) for key, value in _facts(model).items()]
-    return f"{model.name}: {model.summary}\n\n{table(('what', 'value'), shape)}"
+    if as_json:
+        return dump(msgspec.to_builtins(model))
+    return f"{model.name}: {model.summary}\n\n{table(('what', 'value'), list(_facts(model).items()))}"
 
 
-def _facts(model: ModelSpec) -> dict[str, Any]:
+def _facts(model: ModelSpec) -> dict[str, str]:
     counts = parameters(model)
     ends = counts.head + counts.embedding
     total = ends + sum(layer_parameters(model, kind) for kind in model.layer_kinds)
@@ -103,27 +106,10 @@ def _facts(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _model_json(name: str | None) -> str:
-    """The same as JSON: a list of names and summaries, or the whole description."""
-    if name is None:
-        return _dump([{"name": each, "summary": load_model(each).summary} for each in model_names()])
-    return _dump(msgspec.to_builtins(load_model(name)))
-
-
-def _layout_text(_: str | None) -> str:
+def _layout(_: str | None, *, as_json: bool) -> str:
     """All layouts with the engines that have them."""
-    rows = [(row["name"], row["summary"], ", ".join(row["engines"])) for row in _layouts()]
-    return table(("layout", "what it is", "engines"), rows)
-
-
-def _layout_json(_: str | None) -> str:
-    """The same as JSON."""
-    return _dump(_layouts())
-
-
-def _layouts() -> list[dict[str, Any]]:
     engines = [load_engine(name) for name in engine_names()]
-    return [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "summary": load_layout(name).summary,
@@ -131,7 +117,109 @@ def _layouts() -> list[dict[str, Any]]:
         }
         for name in layout_names()
     ]
+    if as_json:
+        return dump(rows)
+    cells = [(row["name"], row["summary"], ", ".join(row["engines"])) for row in rows]
+    return table(("layout", "what it is", "engines"), cells)
 
 
-def _dump(document: Any) -> str:
-    return json.dumps(document, indent=2) + "\n"
+def _format(name: str | None, *, as_json: bool) -> str:
+    """All formats, or one with its planes."""
+    return dump(format_json(name)) if as_json else format_text(name)
+
+
+def format_text(name: str | None) -> str:
+    """All formats in a line each, the many of exllamav3 in one, or one with all its planes."""
+    if name is None:
+        names = format_names()
+        many = [each for each in names if is_exl3(each)]
+        rows = [_format_row(_format_facts(kv_format(each))) for each in names if each not in many]
+        first, last = (_format_facts(kv_format(each)) for each in (many[0], many[-1]))
+        rows.append(tuple(_span(*ends) for ends in zip(_format_row(first), _format_row(last), strict=True)))
+        heads = ("format", "K, V bits", "bytes *", "bits an element", "kept by", "least SM", "what it is")
+        return table(heads, sorted(rows)) + f"  * {_BYTES_OF}\n"
+    fmt = kv_format(name)
+    facts = _format_facts(fmt)
+    shape = [
+        ("K", _plane(fmt.key)),
+        ("V", _plane(fmt.value)),
+        ("coded", _KINDS[fmt.kind]),
+        *([("quantised", f"{fmt.tile_tokens} tokens together")] if fmt.tile_tokens > 1 else []),
+        ("bytes", f"{facts['bytes']:,} {_BYTES_OF}"),
+        ("bits an element", f"{facts['bits_per_element']:g}, scales included"),
+        *(("kept by", each) for each in _kept_by(facts)),
+        *(("backends", each) for each in _run_by(facts)),
+        ("least SM", facts["min_capability"] or "any"),
+    ]
+    return f"{fmt.name}: {fmt.summary}\n\n{table(('what', 'value'), shape)}"
+
+
+def format_json(name: str | None) -> Any:
+    """The same for JSON: a list of all, none folded, or one with its planes."""
+    if name is None:
+        return [_format_facts(kv_format(each)) for each in format_names()]
+    fmt = kv_format(name)
+    planes = {"key": msgspec.to_builtins(fmt.key), "value": msgspec.to_builtins(fmt.value)}
+    return {**_format_facts(fmt), **planes, "tile_tokens": fmt.tile_tokens}
+
+
+def _format_facts(fmt: KVFormat) -> dict[str, Any]:
+    size = fmt.plane_bytes(kv_heads=HEADS, head_dim=HEAD_DIM)
+    engines = [load_engine(name) for name in engine_names()]
+    return {
+        "name": fmt.name,
+        "summary": fmt.summary,
+        "kind": fmt.kind,
+        "key_bits": fmt.key.bits,
+        "value_bits": fmt.value.bits,
+        "kv_heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "bytes": size,
+        "bits_per_element": 8 * size / (2 * HEADS * HEAD_DIM),
+        "min_capability": fmt.min_capability or None,
+        "engines": [
+            {
+                "engine": engine.name,
+                "layouts": [name for name in engine.layouts if fmt.name in engine.formats_of(name)],
+                "backends": list(engine.backends_of(fmt.name)),
+            }
+            for engine in engines
+            if fmt.name in {*engine.formats, *engine.host_formats}
+        ],
+    }
+
+
+def _format_row(facts: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        facts["name"],
+        f"{facts['key_bits']}, {facts['value_bits']}",
+        f"{facts['bytes']:,}",
+        f"{facts['bits_per_element']:g}",
+        "; ".join(_kept_by(facts)) or "no engine: --what-if",
+        facts["min_capability"] or "any",
+        facts["summary"].partition(": ")[0] if is_exl3(facts["name"]) else facts["summary"],
+    )
+
+
+def _kept_by(facts: dict[str, Any]) -> list[str]:
+    return [f"{each['engine']} ({', '.join(each['layouts'])})" for each in facts["engines"]]
+
+
+def _run_by(facts: dict[str, Any]) -> list[str]:
+    return [f"{each['engine']}: {', '.join(each['backends'])}" for each in facts["engines"] if each["backends"]]
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
+
+
+def _plane(plane: Plane) -> str:
+    """Bits and what lies beside them."""
+    parts = [f"{plane.bits} bits"]
+    if plane.group_elements:
+        parts.append(f"{plane.group_bytes} B for every {plane.group_elements} elements")
+    if plane.head_bytes:
+        parts.append(f"{plane.head_bytes} B for every token and head")
+    if plane.channel_bytes:
+        parts.append(f"{plane.channel_bytes} B for every channel of {plane.tile_tokens} tokens")
+    return ", ".join(parts)

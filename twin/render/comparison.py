@@ -1,14 +1,19 @@
-"""Several predictions side by side: a column a layout, or a row a format with what is published of its answers."""
+"""Choices side by side: predictions of layouts or formats, and from where on a format is faster on one machine."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from twin.answers.comparison import Comparison
-from twin.answers.quality import Quality
+import msgspec
+
+from twin.answers.comparison import Comparison, Quality
+from twin.answers.crossover import Crossing, Crossover
 from twin.assumptions import beyond_native
 from twin.engines import OWN
 from twin.prediction import Prediction
 from twin.render.text import TIERS, ended_by, plural, rate, table, used_of
 from twin.units import KIB, MS, format_bytes, format_seconds
+
+CROSSOVER_SCHEMA = "twin.crossover/1"
 
 
 def comparison_text(compared: Comparison) -> str:
@@ -33,33 +38,26 @@ def _notes(each: Prediction) -> tuple[str, ...]:
 
 
 def _layouts(predictions: Sequence[Prediction]) -> str:
+    columns = [_layout_column(each) for each in predictions]
     heads = ("", *(each.case.layout.name for each in predictions))
-    rows = [
-        ("fits", *("yes" if each.fits else "no" for each in predictions)),
-        ("longest context", *(f"{each.memory.max_ctx_tokens():,}" for each in predictions)),
-        ("ended by", *(ended_by(each.memory) for each in predictions)),
-        ("decode", *(rate(each.decode.tokens_per_s) if each.decode else "-" for each in predictions)),
-        ("prefill", *(_prefill(each) for each in predictions)),
-        ("first token", *(format_seconds(each.ttft_s.value) if each.ttft_s else "-" for each in predictions)),
-        ("decode wall", *(each.decode.bound if each.decode else "-" for each in predictions)),
-        ("prefill wall", *(each.prefill.bound if each.prefill and each.prefill.parts else "-" for each in predictions)),
-        ("host reads a step", *(format_bytes(each.decode.link_bytes) if each.decode else "-" for each in predictions)),
-        *_used_rows(predictions),
-        ("why not", *(_why_not(each) for each in predictions)),
-    ]
-    return table(heads, rows)
+    return table(heads, [(name, *(column[name] for column in columns)) for name in columns[0]])
 
 
-def _used_rows(predictions: Sequence[Prediction]) -> list[tuple[str, ...]]:
-    """What is used of each tier of the one machine."""
-    tiers = zip(*(each.memory.tiers() for each in predictions), strict=True)
-    return [
-        (
-            TIERS.get(named[0][0], named[0][0]),
-            *(used_of(each.memory, pools) for each, (_, pools) in zip(predictions, named, strict=True)),
-        )
-        for named in tiers
-    ]
+def _layout_column(each: Prediction) -> dict[str, str]:
+    decode, prefill = each.decode, each.prefill
+    return {
+        "fits": "yes" if each.fits else "no",
+        "longest context": f"{each.memory.max_ctx_tokens():,}",
+        "ended by": ended_by(each.memory),
+        "decode": rate(decode.tokens_per_s) if decode else "-",
+        "prefill": _prefill(each),
+        "first token": format_seconds(each.ttft_s.value) if each.ttft_s else "-",
+        "decode wall": decode.bound if decode else "-",
+        "prefill wall": prefill.bound if prefill and prefill.parts else "-",
+        "host reads a step": format_bytes(decode.link_bytes) if decode else "-",
+        **{TIERS.get(name, name): used_of(each.memory, pools) for name, pools in each.memory.tiers()},
+        "why not": _why_not(each),
+    }
 
 
 def _formats(compared: Comparison) -> str:
@@ -130,3 +128,56 @@ def _why_not(each: Prediction) -> str:
     rates = [text.removeprefix(start) for text in each.missing]
     alike = all(text.startswith(start) for text in each.missing)
     return each.memory.shortage() or (start + ", ".join(rates) if rates and alike else "; ".join(each.missing)) or "-"
+
+
+def crossover_text(found: Crossover) -> str:
+    """A line a format: from which context on it is faster at each batch, and how it stands at one context."""
+    batches = [crossing.batch for crossing in found.lines[0].crossings]
+    heads = (
+        "format",
+        *(f"faster at batch {batch}" for batch in batches),
+        f"at {found.ctx_tokens:,}, batch 1",
+        f"of {found.against}",
+        "held by",
+    )
+    rows = [
+        (
+            line.kv_dtype + (" *" if line.kv_dtype in found.carried else ""),
+            *(_from(crossing) for crossing in line.crossings),
+            format_seconds(line.seconds),
+            f"{line.ratio:.2f} +- {line.ratio * line.spread:.2f}",
+            line.wall,
+        )
+        for line in found.lines
+    ]
+    tokens = f"{found.query_tokens} query token{plural(found.query_tokens)}"
+    carried = f", carried over from {found.carried_from}" if found.carried_from else ""
+    text = (
+        f"{found.machine}, kernels of engine {found.engine} (this project's own{carried}): "
+        f"attention of one layer, {tokens}, against {found.against}\n\n{table(heads, rows)}"
+    )
+    for name, why in found.refused.items():
+        text += f"  {name}: {why}\n"
+    if found.carried_from:
+        text += (
+            f"  * Not measured on {found.machine} ({', '.join(found.carried)}): shares of roofs and operations an "
+            f"element are those of {found.carried_from}\n"
+        )
+    if found.others:
+        text += (
+            f"  Other engines run kernels of their own here ({', '.join(found.others)}), which may rank the formats "
+            f"otherwise: twin compare --over formats --model MODEL --hw {found.machine}\n"
+        )
+    return text
+
+
+def _from(crossing: Crossing) -> str:
+    if crossing.ctx_tokens is None:
+        return f"never ({crossing.wall})"
+    return f"from {crossing.ctx_tokens:,} ({crossing.wall})"
+
+
+def crossover_json(found: Crossover) -> dict[str, Any]:
+    """All of it."""
+    plain: dict[str, Any] = {"schema": CROSSOVER_SCHEMA, **msgspec.to_builtins(found)}
+    return plain

@@ -1,59 +1,101 @@
-"""A simulation of serving as text, as twin.simulation/1 and as a trace for Perfetto and chrome://tracing.
+"""A served workload with the case that served it, as text and as twin.simulation/1."""
 
-Source of the trace: "Trace Event Format" (Chromium project), JSON object form, in microseconds.
-"""
-
-import json
+import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, TextIO
+from typing import Any
 
-from twin.serving.histogram import Histogram
-from twin.serving.records import Rejection, RequestRecord, ServingResult, Steps
-from twin.units import US, format_seconds
+from msgspec.structs import asdict
+
+from twin.answers.service import Service
+from twin.render.text import plural, row
+from twin.serving.metrics import NAMED_QUANTILES, Histogram, ServingResult
+from twin.serving.traces import Reading
+from twin.units import format_bytes, format_seconds
 
 SIMULATION_SCHEMA = "twin.simulation/1"
 CHART_COLUMNS = 64
 CHART_ROWS = 6
 SHOWN_REJECTIONS = 3
-SPAN_REQUESTS = 10_000
-"""Requests that a trace shows, the first to finish; Perfetto becomes slow with more."""
-SPAN_STEPS = 100_000
-"""Stretches of steps that a trace shows, from the start."""
-
-Interval = Callable[[Callable[[ServingResult], float]], tuple[float, float]]
-"""Ends of the 90 % interval of a figure."""
 
 _REJECTED_FOR = {"max_model_tokens": "longer than the model takes", "pool": "larger than the whole pool"}
-_PIECES = ("queue", "prefill", "decode")
+
+_COUNTED = (
+    "total_s", "busy_s", "steps", "completed",
+    "prompt_tokens", "output_tokens", "output_tokens_per_s", "requests_per_s",
+)  # fmt: skip
+_RESIDENT = ("resident_max", "resident_mean", "preemptions", "recomputed_tokens", "cached_tokens")
+
+Figure = Callable[[ServingResult], float]
+_FIGURES: dict[str, Figure] = {
+    "total_s": lambda result: result.total_s,
+    "output_tokens_per_s": lambda result: result.output_tokens_per_s,
+    "ttft_p50_s": lambda result: result.ttft_s.quantile(0.5),
+    "itl_p50_s": lambda result: result.itl_s.quantile(0.5),
+    "e2e_p50_s": lambda result: result.e2e_s.quantile(0.5),
+}
+"""Headline figures, whose 90 % intervals are told."""
 
 
-def serving_text(result: ServingResult, interval: Interval | None = None) -> str:
-    """Headline numbers, and who was running when."""
+def service_text(service: Service, what: str, reading: Reading | None = None) -> str:
+    """What was served by what, and the headline numbers; `reading` is how a trace was read."""
+    case, pool = service.case, service.kv_pool
+    speculation = case.speculation
+    drafted = f", {speculation.drafter.name} drafts {speculation.tokens}" if speculation else ""
+    lines = [
+        f"{case.model.name} on {service.machine.name}, {case.rules.name}",
+        f"{case.fmt.name} cache on {case.backend or case.layout.name}{drafted}; {pool.blocks:,} blocks of "
+        f"{pool.plan.block_tokens:,} tokens, at most {service.result.limits.max_sequences:,} sequences, "
+        f"{service.result.limits.batched_tokens:,} tokens a step",
+        *_no_cache(service),
+        *service.notes,
+        f"{what}; arrivals {reading.text}" if reading else what,
+        "",
+    ]
+    return (
+        "\n".join(lines)
+        + "\n"
+        + serving_text(service.result, throughput_90=service.ends(_FIGURES["output_tokens_per_s"]))
+    )
+
+
+def _no_cache(service: Service) -> list[str]:
+    """Why nothing can be served, where the pool has not one block for a request."""
+    pool, device = service.kv_pool, service.memory.devices()[0]
+    if service.result.pool_blocks:
+        return []
+    if pool.pool_bytes >= pool.plan.block_bytes:
+        return [f"no cache fits: {service.memory.shortage()}"]
+    taken = sum(size for name, size in device.fixed.items() if name not in ("null block", "state and windows"))
+    there, block = format_bytes(device.capacity_bytes), format_bytes(pool.plan.block_bytes)
+    return [f"no cache fits: weights and buffers take {format_bytes(taken)} of {there}, a block takes {block}"]
+
+
+def serving_text(result: ServingResult, *, throughput_90: tuple[float, float] = (0.0, 0.0)) -> str:
+    """Headline numbers, with the 90 % interval of output tokens a second, and who was running when."""
     pool = f"{result.pool_peak_blocks:,} of {result.pool_blocks:,} blocks at most"
     share = result.pool_peak_blocks / result.pool_blocks if result.pool_blocks else 0.0
     lines = [
-        f"{_count(result.completed, 'request')} in {format_seconds(result.total_s)}: "
+        f"{result.completed:,} request{plural(result.completed)} in {format_seconds(result.total_s)}: "
         f"{result.prompt_tokens:,} prompt tokens, {result.output_tokens:,} output tokens",
         "",
-        _row("throughput", _throughput(result, interval)),
-        _row("first token", _spread(result.ttft_s)),
-        _row("between", _spread(result.itl_s)),
-        _row("per token", _spread(result.tpot_s)),
-        _row("end to end", _spread(result.e2e_s)),
-        _row("queue", _spread(result.queue_s)),
-        _row("running", f"{result.resident_max:,} at most, {_figures(result.resident_mean)} on average"),
-        _row("pool", f"{pool} ({100 * share:.0f} %)"),
-        _row("preemptions", _preemptions(result)),
+        row("throughput", _throughput(result, *throughput_90)),
+        row("first token", _spread(result.ttft_s)),
+        row("between", _spread(result.itl_s)),
+        row("per token", _spread(result.tpot_s)),
+        row("end to end", _spread(result.e2e_s)),
+        row("queue", _spread(result.queue_s)),
+        row("running", f"{result.resident_max:,} at most, {_figures(result.resident_mean)} on average"),
+        row("pool", f"{pool} ({100 * share:.0f} %)"),
+        row("preemptions", _preemptions(result)),
     ]
     if result.cached_tokens:
         cached = result.cached_tokens / result.prompt_tokens
-        lines.append(_row("prefix cache", f"{result.cached_tokens:,} prompt tokens skipped ({100 * cached:.0f} %)"))
+        lines.append(row("prefix cache", f"{result.cached_tokens:,} prompt tokens skipped ({100 * cached:.0f} %)"))
     return "\n".join([*lines, *_rejected_rows(result), *_chart(result)]) + "\n"
 
 
-def _throughput(result: ServingResult, interval: Interval | None) -> str:
-    low, high = interval(lambda each: each.output_tokens_per_s) if interval else (0.0, 0.0)
+def _throughput(result: ServingResult, low: float, high: float) -> str:
     within = f" ({_figures(low)} to {_figures(high)})" if _figures(low) != _figures(high) else ""
     return f"{_figures(result.output_tokens_per_s)} tok/s out{within}, {_figures(result.requests_per_s)} req/s"
 
@@ -66,12 +108,12 @@ def _preemptions(result: ServingResult) -> str:
 
 def _rejected_rows(result: ServingResult) -> list[str]:
     kinds = [f"{count:,} {_REJECTED_FOR[kind]}" for kind, count in sorted(result.rejected.items())]
-    rows = [_row("rejected", ", ".join(kinds))] if kinds else []
+    rows = [row("rejected", ", ".join(kinds))] if kinds else []
     for each in result.rejections[:SHOWN_REJECTIONS]:
         where = f" (line {each.line:,})" if each.line else ""
-        rows.append(_row("", f"request {each.id}{where}: {each.reason}"))
+        rows.append(row("", f"request {each.id}{where}: {each.reason}"))
     if result.rejected_count > SHOWN_REJECTIONS:
-        rows.append(_row("", f"and {result.rejected_count - SHOWN_REJECTIONS:,} more"))
+        rows.append(row("", f"and {result.rejected_count - SHOWN_REJECTIONS:,} more"))
     return rows
 
 
@@ -83,9 +125,9 @@ def _chart(result: ServingResult) -> list[str]:
         return []
     edge = len(f"{top:.1f}")
     rows = ["", "  running sequences over time"]
-    for row in range(CHART_ROWS, 0, -1):
-        bars = "".join("#" if level >= top * (row - 0.5) / CHART_ROWS else " " for level in levels)
-        label = f"{top:.1f}" if row == CHART_ROWS else ""
+    for height in range(CHART_ROWS, 0, -1):
+        bars = "".join("#" if level >= top * (height - 0.5) / CHART_ROWS else " " for level in levels)
+        label = f"{top:.1f}" if height == CHART_ROWS else ""
         rows.append(f"  {label:>{edge}} |{bars}".rstrip())
     end = format_seconds(result.total_s)
     return [
@@ -106,153 +148,70 @@ def _columns(levels: list[float]) -> list[float]:
 def _spread(times: Histogram) -> str:
     if not times.count:
         return "-"
-    named = (
-        f"{name} {format_seconds(times.quantile(share))}" for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-    )
+    named = (f"{name} {format_seconds(times.quantile(share))}" for name, share in NAMED_QUANTILES.items())
     return f"{', '.join(named)}; mean {format_seconds(times.mean)}, max {format_seconds(times.most)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _row(name: str, text: str) -> str:
-    return f"  {name:12s} {text}".rstrip()
 
 
 def _figures(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def service_json(service: Service, what: str, reading: Reading | None = None) -> dict[str, Any]:
+    """The result with its question and, where three runs were made, the 90 % intervals."""
+    case, pool = service.case, service.kv_pool
+    question = {
+        "model": case.model.name,
+        "hw": service.machine.name,
+        "engine": case.rules.name,
+        "layout": case.layout.name,
+        "kv_dtype": case.fmt.name,
+        "backend": case.backend or None,
+        "workload": what,
+        "trace": reading and {"time_unit": reading.time_unit, "hash_tokens": reading.hash_tokens},
+        "max_sequences": service.result.limits.max_sequences,
+        "batched_tokens": service.result.limits.batched_tokens,
+        "max_model_tokens": service.result.limits.max_model_tokens,
+        "prefix_caching": service.result.limits.prefix_cache,
+        "speculative_tokens": service.result.limits.speculative,
+        "tokens_per_step": service.result.limits.tokens_per_step,
+    }
+    result = serving_json(service.result)
+    result["pool"] |= {"kv_pool_tokens": pool.printed_tokens, "block_tokens": pool.plan.block_tokens}
+    return {
+        "schema": result.pop("schema"),
+        "question": question,
+        "notes": list(service.notes),
+        **result,
+        "interval_90": _interval_json(service),
+    }
+
+
+def _interval_json(service: Service) -> dict[str, dict[str, float | None]] | None:
+    """The same workload with all steps shorter or longer; null for figures of nothing, such as gaps of one token."""
+    if service.fast is None:
+        return None
+    ends = {name: service.ends(figure) for name, figure in _FIGURES.items()}
+    return {
+        name: {"low": low if math.isfinite(low) else None, "high": high if math.isfinite(high) else None}
+        for name, (low, high) in ends.items()
+    }
+
+
 def serving_json(result: ServingResult) -> dict[str, Any]:
     """The result as twin.simulation/1; times of nothing are null."""
     return {
         "schema": SIMULATION_SCHEMA,
-        "limits": {name: getattr(result.limits, name) for name in result.limits.__struct_fields__},
-        "total_s": result.total_s,
-        "busy_s": result.busy_s,
-        "steps": result.steps,
-        "completed": result.completed,
-        "prompt_tokens": result.prompt_tokens,
-        "output_tokens": result.output_tokens,
-        "output_tokens_per_s": result.output_tokens_per_s,
-        "requests_per_s": result.requests_per_s,
-        "ttft_s": result.ttft_s.summary(),
-        "itl_s": result.itl_s.summary(),
-        "tpot_s": result.tpot_s.summary(),
-        "e2e_s": result.e2e_s.summary(),
-        "queue_s": result.queue_s.summary(),
-        "resident_max": result.resident_max,
-        "resident_mean": result.resident_mean,
-        "preemptions": result.preemptions,
-        "recomputed_tokens": result.recomputed_tokens,
-        "cached_tokens": result.cached_tokens,
+        "limits": asdict(result.limits),
+        **{name: getattr(result, name) for name in _COUNTED},
+        **{name: getattr(result, name).summary() for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s")},
+        **{name: getattr(result, name) for name in _RESIDENT},
         "pool": {"blocks": result.pool_blocks, "peak_blocks": result.pool_peak_blocks},
         "rejected_count": result.rejected_count,
         "rejected_kinds": dict(result.rejected),
-        "rejected": [rejection_json(each) for each in result.rejections],
+        "rejected": [asdict(each) for each in result.rejections],
         "timeline": {
-            "bin_s": result.timeline_bin_s,
+            "bin_s": result.residency.bin_s,
             "points": [{"start_s": start, "residents": level} for start, level in result.timeline],
         },
-        "requests": [record_json(each) for each in result.requests],
+        "requests": [asdict(each) for each in result.requests],
     }
-
-
-def interval_json(interval: Interval) -> dict[str, dict[str, float]]:
-    """The 90 % interval of the headline figures: the same workload with all steps shorter or longer."""
-    figures: dict[str, Callable[[ServingResult], float]] = {
-        "total_s": lambda each: each.total_s,
-        "output_tokens_per_s": lambda each: each.output_tokens_per_s,
-        "ttft_p50_s": lambda each: each.ttft_s.quantile(0.5),
-        "itl_p50_s": lambda each: each.itl_s.quantile(0.5),
-        "e2e_p50_s": lambda each: each.e2e_s.quantile(0.5),
-    }
-    return {name: dict(zip(("low", "high"), interval(figure), strict=True)) for name, figure in figures.items()}
-
-
-def record_json(record: RequestRecord) -> dict[str, Any]:
-    """A completed request."""
-    return {name: getattr(record, name) for name in record.__struct_fields__}
-
-
-def rejection_json(rejection: Rejection) -> dict[str, Any]:
-    """A request that can never run."""
-    return {name: getattr(rejection, name) for name in rejection.__struct_fields__}
-
-
-class ServingTrace:
-    """Writes a trace while the simulation runs: give `steps` and `finished` to it as `on_steps` and `on_finish`.
-
-    Nothing is held back, so that memory does not grow. `close` completes the JSON and says what was left out.
-    """
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._separator = ""
-        self._running = 0
-        self._end_s = 0.0
-        self._steps = self._requests = 0
-
-    def steps(self, steps: Steps) -> None:
-        """A stretch of steps, and how many sequences were running in it."""
-        self._steps += 1
-        if self._steps > SPAN_STEPS:
-            return
-        if steps.start_s > self._end_s:
-            self._counter(self._end_s, 0)
-        self._counter(steps.start_s, steps.running)
-        self._end_s = steps.end_s
-        parts = [f"prefill {steps.prefill_tokens}"] if steps.prefill_tokens else []
-        parts += [f"decode {steps.decoding}"] if steps.decoding else []
-        args = {"steps": steps.steps, "decoding": steps.decoding, "prefill_tokens": steps.prefill_tokens}
-        times = {"ts": steps.start_s / US, "dur": (steps.end_s - steps.start_s) / US}
-        self._write({"ph": "X", "pid": 1, "tid": 1, "name": " + ".join(parts), **times, "args": args})
-
-    def finished(self, record: RequestRecord) -> None:
-        """A request from its arrival to its last token, and in it queue, prefill and decode."""
-        self._requests += 1
-        if self._requests > SPAN_REQUESTS:
-            return
-        start_s = record.arrival_s
-        edges = (start_s, start_s + record.queue_s, start_s + record.ttft_s, start_s + record.e2e_s)
-        args = {"prompt_tokens": record.prompt_tokens, "output_tokens": record.output_tokens}
-        self._span(f"request {record.id}", edges[0], edges[-1], {**args, "preemptions": record.preemptions})
-        for name, (begin_s, end_s) in zip(_PIECES, pairwise(edges), strict=True):
-            if end_s > begin_s:
-                self._span(name, begin_s, end_s, {})
-
-    def close(self) -> None:
-        """Complete the JSON; the file itself stays open."""
-        self._begin()
-        self._counter(self._end_s, 0)
-        left = {
-            "requests_left_out": max(0, self._requests - SPAN_REQUESTS),
-            "steps_left_out": max(0, self._steps - SPAN_STEPS),
-        }
-        self._out.write(f'\n],"otherData":{json.dumps(left)}}}\n')
-
-    def _counter(self, at_s: float, running: int) -> None:
-        if running == self._running:
-            return
-        self._running = running
-        self._write({"ph": "C", "pid": 1, "name": "running", "ts": at_s / US, "args": {"sequences": running}})
-
-    def _span(self, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> None:
-        both = {"cat": "request", "id": self._requests, "pid": 2, "tid": 0, "name": name}
-        self._write({"ph": "b", **both, "ts": start_s / US, "args": args})
-        self._write({"ph": "e", **both, "ts": end_s / US})
-
-    def _begin(self) -> None:
-        """The head of the JSON, with the first event: what is refused before leaves a stream as it was."""
-        if self._separator:
-            return
-        self._out.write('{"displayTimeUnit":"ms","traceEvents":[')
-        self._separator = "\n"
-        for process, name in ((1, "engine"), (2, "requests")):
-            self._write({"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}})
-
-    def _write(self, event: dict[str, Any]) -> None:
-        self._begin()
-        self._out.write(self._separator + json.dumps(event, separators=(",", ":"), allow_nan=False))
-        self._separator = ",\n"

@@ -1,6 +1,6 @@
 """Answers as text: a headline that stands alone, and tables for those who want to know why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from unicodedata import combining, east_asian_width
 
 from hwprofiles.rates import Curve, Provenance, Rate
@@ -28,23 +28,23 @@ def headline(prediction: Prediction) -> str:
         f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} token{plural(ctx)} of context{batch}",
         *_drafted(case),
         "",
-        _row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
+        row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
     ]
     if not prediction.fits:
-        lines.append(_row("longest", longest if plan.max_ctx_tokens() else _no_page(plan)))
-    lines += [_row("note", each) for each in prediction.notes]
+        lines.append(row("longest", longest if plan.max_ctx_tokens() else _no_page(plan)))
+    lines += [row("note", each) for each in prediction.notes]
     lines += _speeds(prediction)
     lines += [
-        _row(
+        row(
             "KV cache",
             f"{placed.vram_bytes * layers / KIB:.2f} KiB a token in VRAM, "
             f"{placed.host_bytes * layers / KIB:.2f} KiB on the host",
         ),
         *_pooled(prediction),
-        *_memory_rows(prediction),
+        *(row(TIERS.get(name, name), used_of(plan, pools)) for name, pools in plan.tiers()),
     ]
     if not prediction.fits:
-        lines.append(_row("try", "; ".join(remedies(prediction))))
+        lines.append(row("try", "; ".join(remedies(prediction))))
     return "\n".join(lines) + "\n"
 
 
@@ -78,7 +78,7 @@ def _pooled(prediction: Prediction) -> list[str]:
         return []
     blocks = f"{pool.blocks:,} blocks of {pool.plan.block_tokens:,} tokens ({format_bytes(pool.plan.block_bytes)})"
     prints = f"{pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x {pool.max_model_tokens:,}"
-    return [_row("block pool", f"{blocks}; prints {prints}")]
+    return [row("block pool", f"{blocks}; prints {prints}")]
 
 
 def _speeds(prediction: Prediction) -> list[str]:
@@ -86,27 +86,21 @@ def _speeds(prediction: Prediction) -> list[str]:
     lines = []
     if decode is not None:
         lines += [
-            _row("decode", f"{rate(decode.tokens_per_s)}, {format_seconds(decode.seconds.value)} a step"),
-            _row("", f"wall: {_wall(decode)}"),
-            *_break_even(prediction),
+            row("decode", f"{rate(decode.tokens_per_s)}, {format_seconds(decode.seconds.value)} a step"),
+            row("", f"wall: {_wall(decode)}"),
         ]
+    if prediction.break_even is not None:
+        lines.append(row("", f"drafting pays from {prediction.break_even:.2f} tokens a step on"))
     if prefill is not None and prefill.seconds.value:
-        lines += [_row("prefill", rate(prefill.tokens_per_s)), _row("", f"wall: {_wall(prefill)}")]
+        lines += [row("prefill", rate(prefill.tokens_per_s)), row("", f"wall: {_wall(prefill)}")]
     elif prefill is not None:
-        lines.append(_row("prefill", "none: the first decode step takes the whole prompt"))
+        lines.append(row("prefill", "none: the first decode step takes the whole prompt"))
     if ttft_s is not None:
-        lines.append(_row("first token", f"{format_seconds(ttft_s.value)} {_range(ttft_s, seconds=True)}"))
+        lines.append(row("first token", f"{format_seconds(ttft_s.value)} {_range(ttft_s, seconds=True)}"))
     if decode is not None and decode.link_bytes:
         after = f", {format_bytes(prefill.link_bytes)} for the prefill" if prefill else ""
-        lines.append(_row("host reads", f"{format_bytes(decode.link_bytes)} a step{after}"))
-    return lines + [_row("not known", each) for each in prediction.missing]
-
-
-def _break_even(prediction: Prediction) -> list[str]:
-    """From which acceptance on drafting pays, where something is drafted."""
-    if prediction.break_even is None:
-        return []
-    return [_row("", f"drafting pays from {prediction.break_even:.2f} tokens a step on")]
+        lines.append(row("host reads", f"{format_bytes(decode.link_bytes)} a step{after}"))
+    return lines + [row("not known", each) for each in prediction.missing]
 
 
 def _wall(phase: Phase) -> str:
@@ -119,27 +113,21 @@ def _wall(phase: Phase) -> str:
     return f"{share}, at {100 * sol_s / seconds:.0f} % of its speed of light" if sol_s else share
 
 
-def _memory_rows(prediction: Prediction) -> Iterable[str]:
-    plan = prediction.memory
-    for name, pools in plan.tiers():
-        yield _row(TIERS.get(name, name), used_of(plan, pools))
-
-
 def explain(prediction: Prediction) -> str:
-    """Each part of each phase: time, speed of light, share, wall, and the rates it hangs on."""
+    """Each part of each phase: time, speed of light, share, wall, and the rates that it follows from."""
     sections = []
     for title, phase in (("decode step", prediction.decode), ("prefill", prediction.prefill)):
         if phase is not None and phase.parts:
             sections += [f"{title}: {format_seconds(phase.seconds.value)}; wall: {_wall(phase)}", _parts_table(phase)]
     if prediction.sources:
-        sections += ["rates", table(("rate", "value", "spread", "source", "from"), _rate_rows(prediction.sources))]
-    sections += ["memory", _memory_table(prediction)]
-    sections += ["assumptions", "\n".join(f"  {_assumption(key)}" for key in prediction.assumptions) + "\n"]
+        rows = [
+            (name, _value(rate), f"{100 * rate.spread:.0f} %", rate.source, ", ".join(rate.fitted_on) or rate.note)
+            for name, rate in prediction.sources.items()
+        ]
+        sections += ["rates", table(("rate", "value", "spread", "source", "from"), rows)]
+    told = (f"{key:4s} {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key for key in prediction.assumptions)
+    sections += ["memory", _memory_table(prediction), "assumptions", "".join(f"  {each}\n" for each in told)]
     return "\n".join(sections)
-
-
-def _assumption(key: str) -> str:
-    return f"{key:4s} {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key
 
 
 def _parts_table(phase: Phase) -> str:
@@ -159,13 +147,6 @@ def _parts_table(phase: Phase) -> str:
     return table(("part", "time", "speed of light", "% of it", "share", "wall", "rates"), rows)
 
 
-def _rate_rows(sources: dict[str, Provenance]) -> list[tuple[str, ...]]:
-    return [
-        (name, _value(rate), f"{100 * rate.spread:.0f} %", rate.source, ", ".join(rate.fitted_on) or rate.note)
-        for name, rate in sources.items()
-    ]
-
-
 def _value(rate: Provenance) -> str:
     if isinstance(rate, Curve):
         return " / ".join(f"{efficiency:.3g}" for efficiency in rate.efficiency)
@@ -180,12 +161,12 @@ def _memory_table(prediction: Prediction) -> str:
     for pool in plan.memories:
         free = pool.capacity_bytes - pool.used_bytes(plan.pages)
         rows.append((pool.name, "free" if free >= 0 else "short", format_bytes(abs(free))))
-    return table(("where", "part", "size"), sorted(rows, key=lambda row: row[0]))
+    return table(("where", "part", "size"), sorted(rows, key=lambda line: line[0]))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns, as wide as they need to be."""
-    lines = [[" ".join(cell.split()) for cell in row] for row in (heads, *rows)]
+    lines = [[" ".join(cell.split()) for cell in cells] for cells in (heads, *rows)]
     widths = [max(map(_columns, cells)) for cells in zip(*lines, strict=True)]
     padded = (
         "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(line, widths, strict=True))
@@ -206,7 +187,8 @@ def plural(number: int) -> str:
     return "" if number == 1 else "s"
 
 
-def _row(name: str, text: str) -> str:
+def row(name: str, text: str) -> str:
+    """A line of an answer: what it tells, and that."""
     return f"  {name:12s} {text}".rstrip()
 
 

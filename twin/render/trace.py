@@ -1,37 +1,37 @@
-"""A played program in the Trace Event Format, for Perfetto and chrome://tracing: one track per device and engine.
+"""Traces for Perfetto and chrome://tracing: a simulated program, a track per device and engine, or a served workload.
 
-Source: "Trace Event Format" (Chromium project), JSON object form, "X" complete events in microseconds.
+Source: "Trace Event Format" (Chromium project), JSON object form, in microseconds.
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from twin.ask.case import Case
+from twin.cli.outputs import write_atomic
 from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
 from twin.cost.schedule import Span, Timeline, schedule
 from twin.operations.lower import decode_program, draft_program, prefill_program
-from twin.operations.ops import HOST_DEVICE, Engine, Op, Program, Step
+from twin.operations.ops import HOST_DEVICE, Engine, Program, Step
 from twin.prediction import Prediction
-from twin.render.output import write_atomic
+from twin.serving.metrics import RequestRecord, Steps
 from twin.units import US
 
+SPAN_REQUESTS = 10_000
+"""Requests that a trace of serving shows, the first to finish; Perfetto becomes slow with more."""
+SPAN_STEPS = 100_000
+"""Stretches of steps that it shows, from the start."""
+
+_COUNTS = ("kernel", "calls", "vram_bytes", "link_bytes", "host_bytes", "flops")
+_REQUEST_SPANS = ("queue", "prefill", "decode")
 _TRACK_ORDER = {engine: index for index, engine in enumerate(Engine)}
 
 
 def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
     """The decode step, or the last chunk of the prefill if it has any, layer by layer in true order."""
-    devices = roofs.profile.gpu_count
-    if phase == "decode":
-        program = _decode(case, devices)
-    else:
-        chunks = chunk_count(case, case.question.ctx_tokens)
-        program = (
-            prefill_program(case, chunk_at(case, case.question.ctx_tokens, chunks - 1), devices, grouped=False)
-            if chunks
-            else ()
-        )
+    program = (_decode if phase == "decode" else _last_chunk)(case, roofs.profile.gpu_count)
     seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
     events = trace_events(schedule(program, seconds, spans=True))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
@@ -46,6 +46,12 @@ def _decode(case: Case, devices: int) -> Program:
     verify = Step(kv_tokens=step.kv_tokens, q_tokens=kind.query_tokens, batch=step.batch)
     draft = draft_program(case, case.speculation, step, devices - 1)
     return (*draft, *decode_program(case, verify, devices, grouped=False))
+
+
+def _last_chunk(case: Case, devices: int) -> Program:
+    prompt = case.question.ctx_tokens
+    chunks = chunk_count(case, prompt)
+    return prefill_program(case, chunk_at(case, prompt, chunks - 1), devices, grouped=False) if chunks else ()
 
 
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
@@ -74,20 +80,8 @@ def _event(span: Span) -> dict[str, Any]:
         "tid": _TRACK_ORDER[op.engine],
         "ts": span.start_s / US,
         "dur": (span.end_s - span.start_s) / US,
-        "args": _counts(op),
+        "args": {name: getattr(op, name) for name in _COUNTS if getattr(op, name)},
     }
-
-
-def _counts(op: Op) -> dict[str, Any]:
-    counts = {
-        "kernel": op.kernel,
-        "calls": op.calls,
-        "vram_bytes": op.vram_bytes,
-        "link_bytes": op.link_bytes,
-        "host_bytes": op.host_bytes,
-        "flops": op.flops,
-    }
-    return {name: value for name, value in counts.items() if value}
 
 
 def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:
@@ -96,3 +90,80 @@ def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:
         return False
     write_atomic(path, trace_json(prediction.case, Roofs(prediction.machine), phase=phase))
     return True
+
+
+class ServingTrace:
+    """Writes a trace of serving while it is simulated: give `steps` and `finished` to it as `on_steps` and `on_finish`.
+
+    Nothing is held back, so that memory does not grow. `close` completes the JSON and says what was left out.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._separator = ""
+        self._running = 0
+        self._end_s = 0.0
+        self._steps = self._requests = 0
+
+    def steps(self, steps: Steps) -> None:
+        """A stretch of steps, and how many sequences were running in it."""
+        self._steps += 1
+        if self._steps > SPAN_STEPS:
+            return
+        if steps.start_s > self._end_s:
+            self._counter(self._end_s, 0)
+        self._counter(steps.start_s, steps.running)
+        self._end_s = steps.end_s
+        parts = [f"prefill {steps.prefill_tokens}"] if steps.prefill_tokens else []
+        parts += [f"decode {steps.decoding}"] if steps.decoding else []
+        args = {"steps": steps.steps, "decoding": steps.decoding, "prefill_tokens": steps.prefill_tokens}
+        times = {"ts": steps.start_s / US, "dur": (steps.end_s - steps.start_s) / US}
+        self._write({"ph": "X", "pid": 1, "tid": 1, "name": " + ".join(parts), **times, "args": args})
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request from its arrival to its last token, and in it queue, prefill and decode."""
+        self._requests += 1
+        if self._requests > SPAN_REQUESTS:
+            return
+        start_s = record.arrival_s
+        edges = (start_s, start_s + record.queue_s, start_s + record.ttft_s, start_s + record.e2e_s)
+        args = {"prompt_tokens": record.prompt_tokens, "output_tokens": record.output_tokens}
+        self._span(f"request {record.id}", edges[0], edges[-1], {**args, "preemptions": record.preemptions})
+        for name, (begin_s, end_s) in zip(_REQUEST_SPANS, pairwise(edges), strict=True):
+            if end_s > begin_s:
+                self._span(name, begin_s, end_s, {})
+
+    def close(self) -> None:
+        """Complete the JSON; the file itself stays open."""
+        self._begin()
+        self._counter(self._end_s, 0)
+        left = {
+            "requests_left_out": max(0, self._requests - SPAN_REQUESTS),
+            "steps_left_out": max(0, self._steps - SPAN_STEPS),
+        }
+        self._out.write(f'\n],"otherData":{json.dumps(left)}}}\n')
+
+    def _counter(self, at_s: float, running: int) -> None:
+        if running == self._running:
+            return
+        self._running = running
+        self._write({"ph": "C", "pid": 1, "name": "running", "ts": at_s / US, "args": {"sequences": running}})
+
+    def _span(self, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> None:
+        both = {"cat": "request", "id": self._requests, "pid": 2, "tid": 0, "name": name}
+        self._write({"ph": "b", **both, "ts": start_s / US, "args": args})
+        self._write({"ph": "e", **both, "ts": end_s / US})
+
+    def _begin(self) -> None:
+        """The head of the JSON, with the first event: what is refused before leaves a stream as it was."""
+        if self._separator:
+            return
+        self._out.write('{"displayTimeUnit":"ms","traceEvents":[')
+        self._separator = "\n"
+        for process, name in ((1, "engine"), (2, "requests")):
+            self._write({"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._begin()
+        self._out.write(self._separator + json.dumps(event, separators=(",", ":"), allow_nan=False))
+        self._separator = ",\n"

@@ -1,6 +1,6 @@
 """Serving: continuous batching as vLLM's V1 scheduler does it, step by step, with costs and blocks from outside.
 
-`run.simulate_serving(requests, costs, pool, limits)` is the door. What it leaves out, on purpose:
+`engine.simulate_serving(requests, costs, pool, limits)` is the door. What it leaves out, on purpose:
 
 - One engine, first come first served: no priorities, no data or pipeline parallelism, no time between steps.
 - A request ends with its last output token: nobody aborts. Only `reserve_output` knows its length beforehand.

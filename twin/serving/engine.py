@@ -1,4 +1,4 @@
-"""The clock: steps with prefill in them one by one, and stretches of equal decode steps at once.
+"""The door and the clock: steps with prefill in them one by one, and stretches of equal decode steps at once.
 
 While the batch stays the same, its step grows by the same time from step to step, so that n steps take
 n x first + growth x n (n - 1) / 2. A stretch ends where a sequence ends, where blocks run out, or at the first step
@@ -6,17 +6,55 @@ that an arrival might join. Nothing here is done per token, and nothing per sequ
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from twin.serving.arrivals import slack_s
-from twin.serving.live import Live
-from twin.serving.metrics import Metrics
-from twin.serving.protocols import StepCosts
-from twin.serving.records import Steps
-from twin.serving.scheduler import Chunk, Scheduler
+from twin.serving.blocks import NEVER, BlockPool, Live
+from twin.serving.metrics import RequestRecord, ServingResult, Steps
+from twin.serving.requests import Limits, Request
+from twin.serving.scheduler import Chunk, Scheduler, slack_s
 
 PROGRESS_EVERY = 4096
 """Rounds of the loop between two reports of progress."""
+
+
+class StepCosts(Protocol):
+    """Seconds of engine steps. Pure: the same question has the same answer."""
+
+    def decode(self, sequences: int, ctx_tokens: int) -> tuple[float, float]:
+        """Seconds of a step that decodes `sequences` over `ctx_tokens` cached tokens in all, and per token more.
+
+        For a given number of sequences the seconds are affine in `ctx_tokens`, over every context: one answer per
+        number of sequences is enough, and it is asked once.
+        """
+        ...
+
+    def mixed(self, sequences: int, ctx_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Seconds of the same step with prefill chunks (kv_tokens, q_tokens) beside it; `sequences` may be 0."""
+        ...
+
+
+def simulate_serving(
+    requests: Iterable[Request],
+    costs: StepCosts,
+    pool: BlockPool,
+    limits: Limits,
+    *,
+    jump: bool = True,
+    on_finish: Callable[[RequestRecord], None] | None = None,
+    on_steps: Callable[[Steps], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> ServingResult:
+    """Serve `requests`, read one ahead in the order of their arrival; memory does not grow with their number.
+
+    `jump=False` takes every decode step by itself, for the same result. `on_finish` gets each record as it ends,
+    `on_steps` what the engine did, `progress` now and then the completed requests and the simulated seconds. BadValue
+    for requests out of order; whatever `requests` raises passes through.
+    """
+    result = ServingResult(limits=limits, pool_blocks=pool.blocks)
+    scheduler = Scheduler(requests, pool, limits, result)
+    Engine(scheduler, costs, result, jump=jump, on_finish=on_finish, on_steps=on_steps, progress=progress).run()
+    return result
 
 
 class Engine:
@@ -26,36 +64,38 @@ class Engine:
         self,
         scheduler: Scheduler,
         costs: StepCosts,
-        metrics: Metrics,
+        result: ServingResult,
         *,
         jump: bool = True,
+        on_finish: Callable[[RequestRecord], None] | None = None,
         on_steps: Callable[[Steps], None] | None = None,
         progress: Callable[[int, float], None] | None = None,
     ) -> None:
         self.now_s = 0.0
-        self._scheduler, self._costs, self._metrics = scheduler, costs, metrics
-        self._jump, self._on_steps, self._progress = jump, on_steps, progress
+        self._scheduler, self._costs, self._result = scheduler, costs, result
+        self._jump, self._on_finish, self._on_steps, self._progress = jump, on_finish, on_steps, progress
         self._affine: dict[int, tuple[float, float]] = {}
 
     def run(self) -> None:
         """From time 0 until the last request has its last token."""
-        scheduler = self._scheduler
+        scheduler, result = self._scheduler, self._result
         rounds = 0
         while True:
             if not scheduler.running and scheduler.arrivals.head(self.now_s) is None:
                 if scheduler.arrivals.next_s == math.inf:
+                    result.total_s = self.now_s
                     return
                 self.now_s = max(self.now_s, scheduler.arrivals.next_s)
-            before = self._metrics.preemptions
+            before = result.preemptions
             scheduler.grow(self.now_s)
-            chunks, complete = scheduler.fill(self.now_s, admit=self._metrics.preemptions == before)
+            chunks, complete = scheduler.fill(self.now_s, admit=result.preemptions == before)
             if chunks:
                 self._mixed_step(chunks, complete)
             elif scheduler.decoding:
-                self._stretch(single=self._metrics.preemptions > before or not self._jump)
+                self._stretch(single=result.preemptions > before or not self._jump)
             rounds += 1
             if self._progress is not None and rounds % PROGRESS_EVERY == 0:
-                self._progress(self._metrics.completed, self.now_s)
+                self._progress(result.completed, self.now_s)
 
     def _mixed_step(self, chunks: list[Chunk], complete: list[Live]) -> None:
         """One step with prefill in it."""
@@ -63,18 +103,18 @@ class Engine:
         seconds = self._costs.mixed(scheduler.decoding, scheduler.ctx_units // scheduler.unit, chunks)
         if not 0 < seconds < math.inf:
             raise ValueError(f"a step of {scheduler.decoding} sequences and chunks {chunks} takes {seconds} s")
-        self._passed(1, seconds, seconds, 0.0, sum(rows for _, rows in chunks))
+        self._passed(1, seconds, seconds, 0.0, sum(q_tokens for _, q_tokens in chunks))
         for live in complete:
             live.outputs += 1
-            if live.first_s < 0:
+            if live.first_s == NEVER:
                 live.first_s = self.now_s
             else:
-                self._metrics.itl_s.add(self.now_s - live.last_s)
+                self._result.itl_s.add(self.now_s - live.last_s)
             if live.outputs < live.request.output_tokens:
                 scheduler.begin(live)
             else:
                 scheduler.leave(live)
-                self._metrics.finished(live.record(self.now_s))
+                self._finish(live)
 
     def _stretch(self, *, single: bool) -> None:
         """Decode steps of one batch: one, or as many as it stays the same for."""
@@ -83,7 +123,7 @@ class Engine:
         first_s = fixed_s + per_token_s * (scheduler.ctx_units / scheduler.unit)
         growth_s = per_token_s * (scheduler.decoding * scheduler.gain / scheduler.unit)
         steps = 1
-        if not single and not scheduler.unsettled(self.now_s):
+        if not single and not scheduler.eviction_may_admit(self.now_s):
             steps = scheduler.steps_to_end()
             if steps > 1:
                 arrival_s = scheduler.awaited_s(self.now_s)
@@ -99,21 +139,27 @@ class Engine:
 
     def _passed(self, steps: int, seconds: float, first_s: float, growth_s: float, prefill_tokens: int) -> None:
         """So many steps were done, and those who have all their tokens with the last of them leave."""
-        scheduler, metrics = self._scheduler, self._metrics
+        scheduler, result = self._scheduler, self._result
         start_s, decoding, running = self.now_s, scheduler.decoding, len(scheduler.running)
         self.now_s = end_s = start_s + seconds
-        metrics.steps += steps
-        metrics.peak_blocks = max(metrics.peak_blocks, scheduler.ledger.in_use)
-        metrics.busy_s += seconds
-        metrics.residency.add(start_s, end_s, running)
+        result.steps += steps
+        result.pool_peak_blocks = max(result.pool_peak_blocks, scheduler.ledger.in_use)
+        result.busy_s += seconds
+        result.residency.add(start_s, end_s, running)
         if steps > 1:
-            metrics.itl_s.add_progression(first_s, growth_s, steps, decoding)
+            result.itl_s.add_progression(first_s, growth_s, steps, decoding)
         elif decoding:
-            metrics.itl_s.add(first_s, decoding)
+            result.itl_s.add(first_s, decoding)
         if self._on_steps is not None:
             self._on_steps(Steps(start_s, end_s, steps, decoding, running, prefill_tokens))
         for live in scheduler.advance(steps):
-            metrics.finished(live.record(end_s))
+            self._finish(live)
+
+    def _finish(self, live: Live) -> None:
+        record = live.record(self.now_s)
+        self._result.finish(record)
+        if self._on_finish is not None:
+            self._on_finish(record)
 
     def _decode_costs(self, sequences: int) -> tuple[float, float]:
         """Seconds of a decode step over no cached token, and of each cached token."""

@@ -7,38 +7,16 @@ the same remainder, and counts by remainder say how many blocks any number of st
 
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
-from typing import Protocol
 
-from twin.serving.limits import Limits
-from twin.serving.live import NOT_RUNNING, Live
-from twin.serving.pool import Ledger
-from twin.serving.protocols import BlockPool
+from twin.serving.blocks import NOT_RUNNING, BlockPool, Ledger, Live
+from twin.serving.requests import Limits
 
 MOST_REMAINDERS = 4096
 _PROBES = (0, 1, 1000, 12_345, 2**20 - 1)
 
 
-class Growth(Protocol):
-    """Takes blocks from the ledger for sequences between `start` and `stop`."""
-
-    def start(self, live: Live) -> None:
-        """A sequence decodes from the step `live.start` on."""
-
-    def stop(self, live: Live, step: int) -> None:
-        """It leaves before that step; `live.blocks` is what it holds."""
-
-    def grow(self, step: int, make_room: Callable[[Live], bool]) -> None:
-        """Take the blocks of this step in the order of admission.
-
-        Where there are none, `make_room(live)` preempts for that sequence and is False if it had to go itself.
-        """
-
-    def grow_ahead(self, step: int, steps: int) -> int:
-        """Take the blocks of so many steps, of which `step` has its own; for how many of them there are blocks."""
-
-
-def growth(pool: BlockPool, ledger: Ledger, limits: Limits) -> Growth:
-    """The cheaper one that is exact."""
+def growth(pool: BlockPool, ledger: Ledger, limits: Limits) -> "ByHeap | ByModulus":
+    """The cheaper of the two that is exact: it takes blocks from the ledger for sequences that decode."""
     period = getattr(pool, "block_tokens", 0)
     if not 1 <= period <= MOST_REMAINDERS or limits.ratio != (1, 1) or limits.reserve_output:
         return ByHeap(ledger, limits)
@@ -49,25 +27,31 @@ def growth(pool: BlockPool, ledger: Ledger, limits: Limits) -> Growth:
 
 
 class ByHeap:
-    """Crossings in a heap; those of sequences that have left are dropped as they come up."""
+    """Crossings in a heap; those of sequences that have left are dropped as they come up.
+
+    A sequence takes blocks between `start` and `stop`: `grow` in the present step, `grow_ahead` in those that follow.
+    """
 
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         self._ledger = ledger
-        self._query = limits.query_tokens
+        self._q_tokens = limits.q_tokens
         self._gain, self._unit = limits.ratio
         self._crossings: list[tuple[int, int, Live]] = []
 
     def start(self, live: Live) -> None:
-        """Remember its first crossing."""
+        """A sequence decodes from the step `live.start` on."""
         at = self._crossing(live)
         if at < live.end:
             heappush(self._crossings, (at, live.serial, live))
 
     def stop(self, live: Live, step: int) -> None:
-        """Its serial number has become invalid."""
+        """It leaves before that step; `live.blocks` is what it holds. Its serial number has become invalid."""
 
     def grow(self, step: int, make_room: Callable[[Live], bool]) -> None:
-        """One crossing after the other."""
+        """Take the blocks of this step in the order of admission.
+
+        Where there are none, `make_room(live)` preempts for that sequence and is False if it had to go itself.
+        """
         crossings, ledger = self._crossings, self._ledger
         while crossings and crossings[0][0] <= step:
             _, serial, live = heappop(crossings)
@@ -82,7 +66,7 @@ class ByHeap:
                 self.start(live)
 
     def grow_ahead(self, step: int, steps: int) -> int:
-        """One crossing after the other, until one finds no blocks."""
+        """Take the blocks of so many steps, of which `step` has its own; for how many of them there are blocks."""
         crossings, ledger = self._crossings, self._ledger
         last, present = step + steps, step
         taken: list[tuple[Live, int]] = []  # for the step `present`
@@ -116,11 +100,11 @@ class ByHeap:
 
     def _missing(self, live: Live, step: int) -> int:
         gained = (step - live.start) * self._gain // self._unit
-        return self._ledger.blocks_for(live.computed + gained + self._query) - live.blocks
+        return self._ledger.blocks_for(live.computed + gained + self._q_tokens) - live.blocks
 
     def _crossing(self, live: Live) -> int:
         """The first step that needs more blocks than it has."""
-        beyond = self._ledger.room(live.blocks) - live.computed - self._query + 1
+        beyond = self._ledger.room(live.blocks) - live.computed - self._q_tokens + 1
         return live.start - (-beyond * self._unit // self._gain) if beyond > 0 else live.start
 
 
@@ -128,7 +112,7 @@ class ByModulus:
     """Crossings counted by the remainder of their step; who lacks blocks from the start is `fresh` for one step."""
 
     def __init__(self, ledger: Ledger, limits: Limits, period: int, each: int) -> None:
-        self._ledger, self._query = ledger, limits.query_tokens
+        self._ledger, self._q_tokens = ledger, limits.q_tokens
         self._period, self._each = period, each
         self._counts = [0] * period
         self._members: list[dict[Live, None]] = [{} for _ in range(period)]
@@ -136,15 +120,18 @@ class ByModulus:
         self._all = 0
 
     def start(self, live: Live) -> None:
-        """Find its remainder."""
-        spare = self._ledger.room(live.blocks) - live.computed - self._query + 1
+        """As of `ByHeap`: find its remainder."""
+        spare = self._ledger.room(live.blocks) - live.computed - self._q_tokens + 1
         if spare <= 0:
             self._fresh[live] = None
-        else:
-            self._put(live, (live.start + spare) % self._period)
+            return
+        live.remainder = (live.start + spare) % self._period
+        self._members[live.remainder][live] = None
+        self._counts[live.remainder] += 1
+        self._all += 1
 
     def stop(self, live: Live, step: int) -> None:
-        """Forget its remainder, and work out the blocks of its last step."""
+        """As of `ByHeap`: forget its remainder, and work out the blocks of its last step."""
         if live in self._fresh:
             del self._fresh[live]
             return
@@ -152,18 +139,19 @@ class ByModulus:
         self._counts[live.remainder] -= 1
         self._all -= 1
         if step > live.start:
-            last = live.computed + step - 1 - live.start + self._query
+            last = live.computed + step - 1 - live.start + self._q_tokens
             live.blocks = max(live.blocks, self._ledger.blocks_for(last))
 
     def grow(self, step: int, make_room: Callable[[Live], bool]) -> None:
-        """All crossings of the step at once where there are blocks enough, otherwise one after the other."""
+        """As of `ByHeap`: all at once where there are blocks enough, otherwise one after the other."""
         ledger, members = self._ledger, self._members[step % self._period]
         if not members and not self._fresh:
             return
-        lacking = {live: self._first(live) for live in self._fresh}
+        blocks_for, q_tokens = ledger.blocks_for, self._q_tokens
+        lacking = {live: blocks_for(live.computed + q_tokens) - live.blocks for live in self._fresh}
         if ledger.take(sum(lacking.values()) + self._each * len(members)):
             for live, more in lacking.items():
-                self._settle(live, more)
+                self._grant(live, more)
             return
         lacking.update(dict.fromkeys(members, self._each))
         for live in sorted(lacking, key=lambda live: live.serial):
@@ -174,10 +162,10 @@ class ByModulus:
                     break
             else:
                 if live in self._fresh:
-                    self._settle(live, lacking[live])
+                    self._grant(live, lacking[live])
 
     def grow_ahead(self, step: int, steps: int) -> int:
-        """Crossings in whole periods and in what is left of one."""
+        """As of `ByHeap`: crossings in whole periods and in what is left of one."""
         ledger, period = self._ledger, self._period
         whole, left = divmod(steps - 1, period)
         first = (step + 1) % period
@@ -201,18 +189,8 @@ class ByModulus:
             return sum(self._counts[first:end])
         return sum(self._counts[first:]) + sum(self._counts[: end - self._period])
 
-    def _first(self, live: Live) -> int:
-        """Blocks that a fresh sequence lacks in its first step."""
-        return self._ledger.blocks_for(live.computed + self._query) - live.blocks
-
-    def _settle(self, live: Live, more: int) -> None:
+    def _grant(self, live: Live, more: int) -> None:
         """A fresh sequence has the blocks of its first step."""
         live.blocks += more
         del self._fresh[live]
-        self._put(live, (live.start + self._ledger.room(live.blocks) - live.computed - self._query + 1) % self._period)
-
-    def _put(self, live: Live, remainder: int) -> None:
-        live.remainder = remainder
-        self._members[remainder][live] = None
-        self._counts[remainder] += 1
-        self._all += 1
+        self.start(live)

@@ -1,6 +1,7 @@
-"""A request, and made-up workloads of them: arrivals and lengths drawn from separate streams of one seed.
+"""What a simulation is asked: requests, made-up workloads of them, and the limits of the scheduler.
 
-Nothing is listed: a workload of a billion requests is a generator like one of ten.
+Arrivals and lengths are drawn from separate streams of one seed. Nothing is listed: a workload of a billion requests is
+a generator like one of ten.
 """
 
 import math
@@ -20,6 +21,10 @@ MAX_COUNT = 10**9
 MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 1e6
 MAX_ARRIVAL_S = 1e10
 """Three centuries: a clock of 64 bits still tells two microseconds apart there."""
+MAX_SEQUENCES = 65_536
+MAX_SPECULATIVE = 1_024
+RATIO_UNIT = 10**6
+"""`tokens_per_step` is kept in whole millionths, so that token counts are exact."""
 MAX_CV = 10.0
 MOST_UNIFORM_CV = 0.57
 """A uniform distribution from 1 on has a cv of 1 / sqrt(3) at most."""
@@ -169,9 +174,71 @@ class Workload(Struct, frozen=True, kw_only=True):
         return lambda: stream.gammavariate(self.burstiness, 1 / (rate * self.burstiness))
 
 
-def _in_range(what: str, value: int, least: int, most: int, unit: str) -> None:
+class Limits(Struct, frozen=True, kw_only=True):
+    """The scheduler's options, named after what they limit; vLLM's own names stand beside."""
+
+    batched_tokens: int = 2048
+    """Query tokens of one step, decodes and prefill chunks together (max_num_batched_tokens)."""
+    max_sequences: int = 256
+    """Sequences running at once (max_num_seqs)."""
+    max_model_tokens: int | None = None
+    """Prompt and output together; a longer request is rejected (max_model_len)."""
+    speculative: int = 0
+    """Draft tokens verified in each decode step beside the one that is certain (num_speculative_tokens)."""
+    tokens_per_step: float = 1.0
+    """Mean tokens that a sequence gains in a decode step: from 1 to 1 + `speculative`."""
+    reserve_prompt: bool = True
+    """Admit a request only when its whole prompt would fit now, not merely its first chunk.
+
+    vLLM's default (scheduler_reserve_full_isl, PR 37307); blocks are still taken chunk by chunk.
+    """
+    reserve_output: bool = False
+    """Take the blocks of the whole output at admission: nothing is ever preempted (TensorRT-LLM's no-evict policy)."""
+    prefix_cache: bool = True
+    """Skip prompt tokens of a shared prefix that is still cached (enable_prefix_caching)."""
+
+    def __post_init__(self) -> None:
+        _in_range("batched_tokens", self.batched_tokens, 1, MAX_TOKENS)
+        _in_range("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
+        if self.max_model_tokens is not None:
+            _in_range("max_model_tokens", self.max_model_tokens, 2, MAX_TOKENS)
+        _in_range("speculative", self.speculative, 0, MAX_SPECULATIVE)
+        if not 1 <= self.tokens_per_step <= 1 + self.speculative:
+            raise BadValue(
+                f"tokens_per_step is {self.tokens_per_step}, outside the range of 1 to {1 + self.speculative}",
+                hint="a step yields one token and at most one more per speculative token",
+            )
+        if self.batched_tokens <= self.speculative:
+            raise BadValue(
+                f"batched_tokens is {self.batched_tokens}: one sequence decodes {1 + self.speculative} tokens a step",
+                hint=f"at least {1 + self.speculative} with {self.speculative} speculative tokens",
+            )
+
+    @property
+    def q_tokens(self) -> int:
+        """Tokens of the budget that one decoding sequence takes."""
+        return 1 + self.speculative
+
+    @property
+    def most_running(self) -> int:
+        """Sequences that may run at once: the budget must hold a decode of each."""
+        return min(self.max_sequences, self.batched_tokens // self.q_tokens)
+
+    @property
+    def ratio(self) -> tuple[int, int]:
+        """`tokens_per_step` as whole numbers: tokens and steps."""
+        if self.tokens_per_step == 1:
+            return 1, 1
+        return round(self.tokens_per_step * RATIO_UNIT), RATIO_UNIT
+
+    def last_slot(self, prompt_tokens: int, output_tokens: int) -> int:
+        """Tokens for which a request may need blocks at once: the last token is never cached, drafts are."""
+        return prompt_tokens if output_tokens == 1 else prompt_tokens + output_tokens - 1 + self.speculative
+
+
+def _in_range(what: str, value: int, least: int, most: int, unit: str = "") -> None:
     if type(value) is not int or not least <= value <= most:
-        raise BadValue(f"{what} is {value}, outside the range of {least:,} to {most:,} {unit}")
+        raise BadValue(f"{what} is {value}, outside the range of {least:,} to {most:,} {unit}".rstrip())
 
 
 def _listed(words: object) -> str:

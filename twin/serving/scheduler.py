@@ -1,4 +1,7 @@
-"""Who runs in the next step and in which blocks: vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py), in bulk.
+"""Who waits and who runs in the next step, and in which blocks: vLLM's V1 scheduler in bulk.
+
+Source: vllm/v1/core/sched/scheduler.py. First come first served, preempted sequences before all others. Only one
+request is read ahead, so that memory does not grow with the queue: who waits to be admitted stays in the source.
 
 Two facts make it cheap. Only the sequence admitted last can be in the middle of its prefill, because it took all that
 was left of the budget. And all others decode in every step, so that the step in which each ends, and those in which it
@@ -7,29 +10,117 @@ crosses the end of its blocks (`growth.py`), are known beforehand.
 Contexts are summed in units of 1 / `limits.ratio[1]` token, so that sums stay whole under speculation.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from math import inf
 
-from twin.serving.arrivals import Arrivals
+from twin.errors import BadValue
+from twin.serving.blocks import MISS, NEVER, NOT_DECODING, NOT_RUNNING, BlockPool, Hit, Ledger, Live, Prefixes
 from twin.serving.growth import growth
-from twin.serving.limits import Limits
-from twin.serving.live import NOT_DECODING, NOT_RUNNING, Live
-from twin.serving.metrics import Metrics
-from twin.serving.pool import Ledger
-from twin.serving.prefixes import MISS, Hit, Prefixes
-from twin.serving.protocols import BlockPool
-from twin.serving.requests import Request
+from twin.serving.metrics import Rejection, ServingResult
+from twin.serving.requests import MAX_ARRIVAL_S, Limits, Request
 
 Chunk = tuple[int, int]
-"""Past tokens and new rows of a prefill."""
+"""Cached and new tokens of a prefill chunk: kv_tokens, q_tokens."""
+
+SLACK = 1e-9
+MOST_SLACK_S = 1e-6
+"""An arrival this close after the end of a step counts as before it: rounding must not cost it a step."""
+
+
+def slack_s(now_s: float) -> float:
+    """How much later than `now_s` an arrival may lie and count as there."""
+    return min(now_s * SLACK, MOST_SLACK_S)
+
+
+class Arrivals:
+    """The queue in front of the engine: who comes next, and when."""
+
+    __slots__ = ("_latest_s", "_ledger", "_limits", "_preempted", "_result", "_source", "_upcoming", "next_s")
+
+    def __init__(self, requests: Iterable[Request], ledger: Ledger, limits: Limits, result: ServingResult) -> None:
+        self._source = iter(requests)
+        self._ledger, self._limits, self._result = ledger, limits, result
+        self._preempted: deque[Live] = deque()
+        self._upcoming: Live | None = None
+        self._latest_s = 0.0
+        self.next_s = 0.0
+        """When the next request that was never admitted arrives; infinite if there is none."""
+        self._read()
+
+    def head(self, now_s: float) -> Live | None:
+        """Who is to be admitted next, if anybody waits."""
+        if self._preempted:
+            return self._preempted[0]
+        return self._upcoming if self.next_s <= now_s + slack_s(now_s) else None
+
+    def pop(self) -> None:
+        """The head was admitted."""
+        if self._preempted:
+            self._preempted.popleft()
+        else:
+            self._read()
+
+    def put_back(self, live: Live) -> None:
+        """A preempted sequence is the next to be admitted."""
+        self._preempted.appendleft(live)
+
+    def _read(self) -> None:
+        """Read on to the next request that can run at all."""
+        self._upcoming, self.next_s = None, inf
+        for request in self._source:
+            if request.arrival_s > MAX_ARRIVAL_S:
+                raise BadValue(
+                    f"request {request.id} arrives at {request.arrival_s:g} s, the clock ends at {MAX_ARRIVAL_S:g} s",
+                    hint="count arrivals from the first one on",
+                )
+            if not self._latest_s <= request.arrival_s:
+                raise BadValue(
+                    f"request {request.id} arrives at {request.arrival_s:g} s, after one at {self._latest_s:g} s",
+                    hint="requests are taken in the order of their arrival",
+                )
+            if not (request.output_tokens >= 1 and 0 <= request.prefix_tokens <= request.prompt_tokens >= 1):
+                raise BadValue(
+                    f"request {request.id} has {request.prompt_tokens} prompt tokens, {request.prefix_tokens} of them "
+                    f"a prefix, and {request.output_tokens} output tokens",
+                    hint="prompt and output are at least 1, and the prefix is part of the prompt",
+                )
+            self._latest_s = request.arrival_s
+            rejection = self._misfit(request)
+            if rejection is None:
+                self._upcoming, self.next_s = Live(request), request.arrival_s
+                return
+            self._result.reject(rejection)
+
+    def _misfit(self, request: Request) -> Rejection | None:
+        """Why a request can never run."""
+        prompt, output = request.prompt_tokens, request.output_tokens
+        most = self._limits.max_model_tokens
+        if most is not None and prompt + output > most:
+            kind, reason = "max_model_tokens", f"{prompt + output:,} tokens, the model takes {most:,}"
+        else:
+            blocks = self._ledger.blocks_for(self._limits.last_slot(prompt, output))
+            if blocks <= self._ledger.total:
+                return None
+            kind, reason = "pool", f"needs {blocks:,} blocks, the pool has {self._ledger.total:,}"
+        return Rejection(
+            id=request.id,
+            arrival_s=request.arrival_s,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            kind=kind,
+            reason=reason,
+            line=request.line,
+        )
 
 
 class Scheduler:
     """The running sequences, in the order of their admission, and the blocks they hold."""
 
-    def __init__(self, requests: Iterable[Request], pool: BlockPool, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, requests: Iterable[Request], pool: BlockPool, limits: Limits, result: ServingResult) -> None:
         self.ledger = Ledger(pool.blocks, pool.blocks_for)
-        self.arrivals = Arrivals(requests, self.ledger, limits, metrics)
+        self.arrivals = Arrivals(requests, self.ledger, limits, result)
         self.running: dict[Live, None] = {}
         self.step = 0
         """Engine steps so far; each one advances every decoding sequence."""
@@ -37,9 +128,8 @@ class Scheduler:
         self.ctx_units = 0
         """Cached tokens of all decoding sequences, in units."""
         self.gain, self.unit = limits.ratio
-        self._limits, self._metrics = limits, metrics
-        self._query = limits.query_tokens
-        self._most_running = limits.most_running
+        self._limits, self._result = limits, result
+        self._q_tokens, self._most_running = limits.q_tokens, limits.most_running
         self._prefixes = Prefixes(self.ledger)
         self._partial: Live | None = None
         self._serial = 0
@@ -61,16 +151,16 @@ class Scheduler:
 
         `admit=False` where somebody was preempted for this step: then nobody new comes in.
         """
-        budget = self._limits.batched_tokens - self.decoding * self._query
+        budget = self._limits.batched_tokens - self.decoding * self._q_tokens
         chunks: list[Chunk] = []
         complete: list[Live] = []
         live = self._partial
         if live is not None:
-            past, rows = live.computed, min(live.target - live.computed, budget)
-            if self._extend(live, past + rows):
-                chunks.append((past, rows))
-                budget -= rows
-                self._computed(live, past + rows, complete)
+            kv_tokens, q_tokens = live.computed, min(live.target - live.computed, budget)
+            if self._extend(live, kv_tokens + q_tokens):
+                chunks.append((kv_tokens, q_tokens))
+                budget -= q_tokens
+                self._computed(live, kv_tokens + q_tokens, complete)
             else:
                 self._preempt(live, now_s)
                 admit = False
@@ -80,7 +170,7 @@ class Scheduler:
             if live is None or chunk is None:
                 break
             self.arrivals.pop()
-            if live.admitted_s < 0:
+            if live.admitted_s == NEVER:
                 live.admitted_s, live.cached_tokens = now_s, chunk[0]
             chunks.append(chunk)
             budget -= chunk[1]
@@ -120,10 +210,10 @@ class Scheduler:
     def awaited_s(self, now_s: float) -> float:
         """Arrival of the next request that might be admitted before one ends; infinite where none might."""
         if len(self.running) >= self._most_running or self.arrivals.head(now_s) is not None:
-            return float("inf")
+            return inf
         return self.arrivals.next_s
 
-    def unsettled(self, now_s: float) -> bool:
+    def eviction_may_admit(self, now_s: float) -> bool:
         """Whether who waits now might be let in after an eviction: with less of its prefix, its first chunk is shorter.
 
         Otherwise who does not fit fits no better before somebody leaves.
@@ -167,16 +257,16 @@ class Scheduler:
         live.start = NOT_DECODING
         live.computed = live.blocks = live.shared_blocks = live.held = 0
         live.preemptions += 1
-        self._metrics.preemptions += 1
-        self._metrics.recomputed_tokens += cached
+        self._result.preemptions += 1
+        self._result.recomputed_tokens += cached
         self.arrivals.put_back(live)
 
     def _admit(self, live: Live, budget: int) -> Chunk | None:
         """The first chunk of a waiting request, or None where it has to wait on."""
         limits, ledger, request = self._limits, self.ledger, live.request
         hit = self._hit(live)
-        rows = min(live.target - hit.tokens, budget)
-        blocks = ledger.blocks_for(hit.tokens + rows)
+        q_tokens = min(live.target - hit.tokens, budget)
+        blocks = ledger.blocks_for(hit.tokens + q_tokens)
         if limits.reserve_output:
             blocks = ledger.blocks_for(limits.last_slot(request.prompt_tokens, request.output_tokens))
         blocks = max(blocks, hit.blocks)
@@ -189,7 +279,7 @@ class Scheduler:
         live.blocks, live.shared_blocks, live.held = blocks, hit.blocks, hit.pieces
         live.serial = self._serial = self._serial + 1
         self.running[live] = None
-        return hit.tokens, rows
+        return hit.tokens, q_tokens
 
     def _hit(self, live: Live) -> Hit:
         if not live.request.prefix_ids or not self._limits.prefix_cache:

@@ -1,30 +1,35 @@
-"""A comparison is one prediction a choice; what cannot be asked for is kept with its reason, not raised."""
+"""A comparison is one prediction a choice, with what is published of its answers; refusals are kept, not raised."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from twin.answers.comparison import MANY_FORMATS, compare_all
+from calibrate.published import Row, read_published
+from twin.answers.comparison import MANY_FORMATS, QUALITY, Comparison, Quality, compare_all, published_quality
 from twin.ask.question import Question
 from twin.engines import load_engine
-from twin.errors import Impossible, UnknownName
-from twin.formats import kv_format
+from twin.errors import BadFile, Impossible
+from twin.formats import format_names, kv_format
+from twin.models import load_model, model_names
 from twin.prediction import predict
 
 FLASH = Question(ctx_tokens=1 << 18)
 DENSE = Question(ctx_tokens=100_000, model="qwen3.8-27b")
 
 
+def names(compared: Comparison) -> list[str]:
+    """The choice that each prediction stands for."""
+    cases = [each.case for each in compared.predictions]
+    return [case.layout.name if compared.over == "layouts" else case.fmt.name for case in cases]
+
+
 def test_layouts_of_the_engine_are_compared_unless_it_has_one() -> None:
     compared = compare_all(FLASH)
     assert compared.over == "layouts"
-    assert compared.names == list(load_engine("exllamav3").layouts)
+    assert names(compared) == list(load_engine("exllamav3").layouts)
     assert compare_all(DENSE).over == "formats"
-
-
-def test_naming_a_layout_or_formats_compares_formats() -> None:
-    under_vram = compare_all(Question(ctx_tokens=4096, layout="vram"))
-    assert under_vram.over == "formats"
-    assert {each.case.layout.name for each in under_vram.predictions} == {"vram"}
-    assert compare_all(FLASH, formats=["fp16"]).over == "formats"
 
 
 def test_every_choice_is_the_prediction_of_its_question() -> None:
@@ -34,20 +39,16 @@ def test_every_choice_is_the_prediction_of_its_question() -> None:
 
 def test_all_formats_of_an_engine_are_there_or_refused() -> None:
     compared = compare_all(DENSE)
-    assert {*compared.names, *compared.refused} == set(load_engine("vllm").formats)
+    assert {*names(compared), *compared.refused} == set(load_engine("vllm").formats)
     assert "does not start on rtx3090" in compared.refused["fp8_per_token_head"]
 
 
 def test_of_many_formats_those_with_as_many_bits_for_k_as_for_v_stand_for_all() -> None:
     assert len(load_engine("exllamav3").formats) > MANY_FORMATS
-    names = compare_all(Question(ctx_tokens=4096, layout="vram")).names
-    assert names[0] == "fp16"
-    assert all(kv_format(name).key.bits == kv_format(name).value.bits for name in names)
-    assert len(names) <= MANY_FORMATS
-
-
-def test_formats_are_compared_in_the_order_of_their_first_naming() -> None:
-    assert compare_all(DENSE, formats=[" int8_per_token_head", "fp8", "fp8 "]).names == ["int8_per_token_head", "fp8"]
+    shown = names(compare_all(Question(ctx_tokens=4096, layout="vram")))
+    assert shown[0] == "fp16"
+    assert all(kv_format(name).key.bits == kv_format(name).value.bits for name in shown)
+    assert len(shown) <= MANY_FORMATS
 
 
 def test_a_rate_that_is_missing_leaves_its_choice_without_a_speed_only() -> None:
@@ -59,25 +60,12 @@ def test_a_rate_that_is_missing_leaves_its_choice_without_a_speed_only() -> None
     assert unknown.memory.max_ctx_tokens() > 0
 
 
-def test_what_does_not_fit_is_a_choice_like_any_other() -> None:
-    compared = compare_all(DENSE, formats=["bf16", "fp8"])
-    assert [each.fits for each in compared.predictions] == [False, True]
-
-
-def test_quality_belongs_to_the_family_of_the_model_and_to_the_format() -> None:
-    compared = compare_all(Question(ctx_tokens=4096, model="qwen3.8-27b-fast"), formats=["fp8", "bf16"])
-    fp8, bf16 = (compared.quality(each) for each in compared.predictions)
-    assert {row.kv_dtype for row in fp8} == {"fp8"}
-    assert all(row.source and row.conditions for row in fp8)
-    assert not bf16
-
-
 def test_a_what_if_compares_a_format_that_the_engine_does_not_keep() -> None:
-    names = ["fp16", "int4_per_token_head"]
-    plain = compare_all(FLASH, formats=names)
+    both = ["fp16", "int4_per_token_head"]
+    plain = compare_all(FLASH, formats=both)
     assert list(plain.refused) == ["int4_per_token_head"]
-    asked = compare_all(Question(ctx_tokens=1 << 18, what_if=True), formats=names)
-    assert asked.names == names
+    asked = compare_all(Question(ctx_tokens=1 << 18, what_if=True), formats=both)
+    assert names(asked) == both
     assert asked.predictions[1].memory.max_ctx_tokens() > asked.predictions[0].memory.max_ctx_tokens()
 
 
@@ -86,23 +74,81 @@ def test_where_no_choice_can_be_asked_for_the_first_reason_is_raised() -> None:
         compare_all(FLASH, formats=["fp8", "bf16"])
 
 
+QWEN = load_model("qwen3.8-27b")
+FILES = sorted(QUALITY.glob("*.json"))
+PUBLISHED = [row for row in read_published("published_rtx3090.json").rows if row.metric == "perplexity"]
+
+
+def rows_of(path: Path) -> list[Quality]:
+    return msgspec.json.decode(path.read_bytes(), type=list[Quality])
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=[row.id for row in PUBLISHED])
+def test_every_published_perplexity_is_carried_as_it_was_published(row: Row) -> None:
+    conditions = "utilisation 0.93" if row.conditions.get("util") == 0.93 else "batch defaults"
+    (found,) = [
+        own
+        for own in published_quality(QWEN, str(row.conditions["layout"]))
+        if own.metric == "perplexity" and conditions in own.conditions
+    ]
+    assert found.value == row.value
+
+
+def test_needles_were_found_in_every_format_that_a_table_gives_them_for() -> None:
+    """At 100k tokens, and at 240k in the two formats that hold so many."""
+    found = {own.kv_dtype: own for path in FILES for own in rows_of(path) if own.metric == "needle"}
+    assert found.keys() == {"fp8", "int8_per_token_head", "int4_per_token_head", "kvarn_k4v2_g128"}
+    assert {own.value for own in found.values()} == {1.0}
+    assert all("100k" in own.conditions for own in found.values())
+    assert {name for name, own in found.items() if "240k" in own.conditions} == {
+        "int4_per_token_head",
+        "kvarn_k4v2_g128",
+    }
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "fp16", "exl3_k4v4", "no format"])
+def test_of_a_format_that_nobody_measured_nothing_is_said(fmt: str) -> None:
+    assert published_quality(QWEN, fmt) == ()
+
+
+@pytest.mark.parametrize("family", ["", "../quality/qwen3.8-27b", "/etc/passwd"])
+def test_a_family_is_a_name_and_no_path(family: str) -> None:
+    assert published_quality(replace(QWEN, family=family, name="a/b"), "fp8") == ()
+
+
+def test_a_model_without_a_family_is_its_own() -> None:
+    assert published_quality(replace(QWEN, family=""), "fp8") == published_quality(QWEN, "fp8")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_of_qualities_is_of_a_model_and_of_formats_that_exist(path: Path) -> None:
+    assert path.stem in {load_model(name).family or name for name in model_names()}
+    for own in rows_of(path):
+        assert own.kv_dtype in format_names()
+        assert own.conditions
+        assert own.source
+
+
 @pytest.mark.parametrize(
-    ("question", "more", "says"),
+    ("text", "message"),
     [
-        (FLASH, {"over": "layouts", "formats": ["fp16"]}, "--formats goes with --over formats"),
-        (Question(ctx_tokens=1, layout="vram"), {"over": "layouts"}, "--layout goes with --over formats"),
-        (Question(ctx_tokens=1, model="qwen3.8-27b", kv_dtype="fp8"), {}, "--kv-dtype means nothing"),
-        (Question(ctx_tokens=1, kv_dtype="fp16"), {"over": "formats"}, "--kv-dtype means nothing"),
+        ("{}", "Expected `array`"),
+        ('[{"kv_dtype": "fp8"}]', "missing required field `metric`"),
+        (
+            '[{"kv_dtype": "fp8", "metric": "taste", "value": 1, "conditions": "", "source": ""}]',
+            r"\$\[0\]\.metric",
+        ),
+        (
+            '[{"kv_dtype": "fp8", "metric": "needle", "value": -1, "conditions": "", "source": ""}]',
+            r"\$\[0\]\.value",
+        ),
     ],
 )
-def test_options_that_contradict_the_comparison_are_refused(
-    question: Question, more: dict[str, object], says: str
+def test_a_file_of_qualities_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
-    with pytest.raises(Impossible, match=says):
-        compare_all(question, **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("formats", [[""], ["fp8", "fp17"]])
-def test_an_unknown_format_is_no_choice_to_be_listed_as_refused(formats: list[str]) -> None:
-    with pytest.raises(UnknownName):
-        compare_all(DENSE, formats=formats)
+    family = tmp_path.name  # what is read stays in memory under its family
+    (tmp_path / f"{family}.json").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("twin.answers.comparison.QUALITY", tmp_path)
+    with pytest.raises(BadFile, match=message):
+        published_quality(replace(QWEN, family=family), "fp8")

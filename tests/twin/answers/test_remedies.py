@@ -57,14 +57,6 @@ def test_what_no_change_reaches_leaves_the_longest_context() -> None:
     assert tip.startswith("--ctx ")
 
 
-def test_options_of_a_layout_keep_it_from_being_left() -> None:
-    host = replace(BLOG.host, memory=replace(BLOG.host.memory, value=8.0 * GIB))
-    small = replace(BLOG, host=host)
-    question = Question(ctx_tokens=200_000)
-    assert "--layout vram" in tips_for(question, small)
-    assert "--layout vram" not in tips_for(replace(question, pooled="vram"), small)
-
-
 @pytest.mark.parametrize("layout", ["vram", "offload"])
 def test_where_nothing_fits_the_way_out_is_another_machine(layout: str) -> None:
     assert tips_for(Question(ctx_tokens=1, layout=layout), load_profile("rtx3090")) == [ANOTHER_MACHINE]

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.worlds import model
+from tests.worlds import machine, model
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import check_capability, resolve
 from twin.engines import engine_names, load_engine
 from twin.errors import BadValue, Impossible, TwinError, UnknownName
-from twin.models import ModelSpec, load_model, model_names
+from twin.formats import format_names, kv_format
+from twin.models import ModelSpec, model_names
 from twin.models.spec import Weights
 
 SPARSE, HYBRID, DENSE = "qwen3.8-flash-next", "qwen3.8-27b", "llama-3.1-8b"
@@ -64,12 +65,6 @@ def test_what_an_engine_does_with_an_offloaded_cache_is_the_default() -> None:
     assert (chosen.copies, chosen.pooled, chosen.huge_pages, chosen.ngram) == ("overlapped", "host", False, "ram")
 
 
-def test_every_shipped_model_has_an_engine() -> None:
-    for name in model_names():
-        case = asked(model=name)
-        assert case.model.weights.format in case.rules.weight_formats
-
-
 def test_this_projects_own_kernels_are_never_chosen_for_anyone(tmp_path: Path) -> None:
     """A sparse model in bf16 is what only they load."""
     path = written(tmp_path, model())
@@ -77,12 +72,6 @@ def test_this_projects_own_kernels_are_never_chosen_for_anyone(tmp_path: Path) -
         asked(model=path)
     assert refused.value.hint == "name one with --engine"
     assert asked(model=path, engine="twin").layout.name == "offload"
-
-
-def test_a_checkpoint_that_no_engine_loads_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, model(every=1, sparse=False), weights="nf4")
-    with pytest.raises(Impossible, match=r"no engine here loads toy \(nf4\)"):
-        asked(model=path)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +82,6 @@ def test_the_engine_follows_from_the_checkpoint(tmp_path: Path, weights: str, sp
     case = asked(model=written(tmp_path, model(sparse=sparse), weights=weights))
     assert case.rules.name == engine
     assert case.layout.name == ("offload" if sparse else "vram")
-
-
-@pytest.mark.parametrize("layout", ["vram", "offload"])
-def test_a_sparse_model_may_be_asked_for_under_either_layout(layout: str) -> None:
-    assert asked(layout=layout).layout.name == layout
 
 
 def test_a_model_that_reads_its_whole_cache_is_not_offloaded() -> None:
@@ -255,25 +239,120 @@ def test_a_recurrent_state_has_the_type_that_is_asked_for(
     assert asked(model=model_name, state_dtype=state_dtype).state_element_bytes == element_bytes
 
 
-def test_a_drafter_and_its_acceptance_are_found_for_the_format_that_is_asked_for() -> None:
-    case = asked(112_648, model=HYBRID, kv_dtype="kvarn_k4v2_g128", speculation="mtp:3", task="summarize+answer")
-    assert case.speculation is not None
-    assert (case.speculation.drafter.name, case.speculation.tokens) == ("mtp", 3)
-    assert case.speculation.accepted == 2.38
-
-
-@pytest.mark.parametrize("longest", [1000, 2**20])
-def test_a_context_no_longer_than_the_longest_request_is_taken(longest: int) -> None:
-    assert asked(model=HYBRID, max_model_tokens=longest).question.max_model_tokens == longest
-
-
 def test_the_machine_is_the_one_that_is_named_or_else_the_engines() -> None:
     assert asked(hw="h200").hw == "h200"
     assert asked().hw == load_engine("exllamav3").machine
     assert asked(model=DENSE).hw == VLLM.machine
 
 
-def test_a_question_stays_in_its_case_as_it_was_asked() -> None:
-    question = Question(ctx_tokens=77, model=HYBRID, kv_dtype="fp8", batch=3)
-    assert resolve(question).question is question
-    assert resolve(question).model == load_model(HYBRID)
+@pytest.mark.parametrize(
+    ("question", "message", "hint"),
+    [
+        ({"kv_dtype": "exl3_k4v4"}, "exllamav3 keeps no exl3_k4v4 cache under offload", "it keeps fp16; --what-if"),
+        ({"kv_dtype": "fp8"}, "exllamav3 keeps no fp8 cache under offload", "it keeps fp16; --what-if"),
+        ({"kv_dtype": "fp8", "layout": "vram"}, "exllamav3 keeps no fp8 cache under vram", "exl3_k2v2 to exl3_k8v8;"),
+        ({"model": HYBRID, "kv_dtype": "fp16"}, "vllm keeps no fp16 cache under vram", "it keeps bf16, fp8,"),
+        ({"model": HYBRID, "kv_dtype": "q8_0"}, "vllm keeps no q8_0 cache under vram", "--what-if counts its bytes"),
+    ],
+)
+def test_a_format_that_the_engine_does_not_keep_there_is_refused_with_those_that_it_keeps(
+    question: dict[str, str], message: str, hint: str
+) -> None:
+    with pytest.raises(Impossible) as refused:
+        asked(**question)
+    assert str(refused.value) == message
+    assert hint in refused.value.hint
+    assert asked(**question, what_if=True).fmt.name == question["kv_dtype"]
+
+
+@pytest.mark.parametrize("name", format_names())
+@pytest.mark.parametrize("layout", ["vram", "offload"])
+def test_a_what_if_opens_every_format_and_counts_its_bytes(name: str, layout: str) -> None:
+    case = asked(kv_dtype=name, layout=layout, what_if=True)
+    assert case.plane_bytes == kv_format(name).plane_bytes(kv_heads=2, head_dim=256)
+    placed = case.layout.placement(case)
+    in_vram = case.plane_bytes + 320 if layout == "vram" else 64
+    assert (placed.vram_bytes, placed.host_bytes) == (in_vram, 0 if layout == "vram" else case.plane_bytes + 256)
+
+
+@pytest.mark.parametrize("head_dim", [24, 40])
+def test_heads_that_do_not_fill_a_group_are_refused_even_by_a_what_if(tmp_path: Path, head_dim: int) -> None:
+    spec = model(every=1, sparse=False)
+    path = written(tmp_path, replace(spec, attention=replace(spec.attention, head_dim=head_dim)))
+    with pytest.raises(Impossible, match=f"q8_0 needs head sizes that are multiples of 32, not {head_dim}"):
+        asked(model=path, kv_dtype="q8_0", what_if=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "alone", "verify"),
+    [
+        ("bf16", "triton", "triton", "triton"),
+        ("bf16", "flashinfer", "flashinfer", "flashinfer"),
+        ("bf16", "split_kv", "flash_attention", "split_kv"),
+        ("fp8", "triton", "triton", "triton"),
+        ("int8_per_token_head", "triton", "triton", "triton"),
+        ("int8_per_token_head", "split_kv_unpadded", "triton", "split_kv_unpadded"),
+    ],
+)
+def test_a_backend_that_is_asked_for_runs_all_that_it_can(name: str, backend: str, alone: str, verify: str) -> None:
+    """One that only verifies leaves single tokens and prefill to the format's first."""
+    case = asked(model=HYBRID, kv_dtype=name, backend=backend)
+    assert (case.backend, case.verify_backend) == (alone, verify)
+
+
+def test_every_name_of_a_question_is_found_whatever_its_case_and_separators() -> None:
+    written = asked(
+        model="Qwen3.8-27B", engine="vLLM", layout="VRAM", kv_dtype="FP8", backend="Flash Infer", hw="RTX 3090"
+    )
+    assert (written.model.name, written.rules.name, written.layout.name) == (HYBRID, "vllm", "vram")
+    assert (written.fmt.name, written.backend) == ("fp8", "flashinfer")
+
+
+@pytest.mark.parametrize(
+    ("question", "message", "hint"),
+    [
+        (
+            {"model": HYBRID, "kv_dtype": "fp8", "backend": "kvarn"},
+            "vllm runs no fp8 cache on 'kvarn'",
+            "it has flashinfer, triton",
+        ),
+        (
+            {"model": HYBRID, "backend": "xformers"},
+            "vllm runs no bf16 cache on 'xformers'",
+            "it has flash_attention, triton, flashinfer, split_kv",
+        ),
+        (
+            {"backend": "triton"},
+            "exllamav3 runs no fp16 cache on 'triton'",
+            "it has no choice of backends",
+        ),
+    ],
+)
+def test_a_backend_that_does_not_run_the_format_is_refused_with_those_that_do(
+    question: dict[str, str], message: str, hint: str
+) -> None:
+    with pytest.raises(Impossible) as refused:
+        asked(**question)
+    assert (str(refused.value), refused.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("capability", ["8.9", "9.0", "10.0", "12.1"])
+def test_a_format_starts_on_every_device_that_is_new_enough(capability: str) -> None:
+    """Versions are compared number by number: 10.0 is newer than 8.9."""
+    case, toy = asked(model=HYBRID, kv_dtype="fp8_per_token_head"), machine()
+    check_capability(case, replace(toy, gpu=replace(toy.gpu, compute_capability=capability)))
+
+
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "8.6", "8.8"])
+def test_a_format_starts_on_no_device_before_it_unless_what_if(capability: str) -> None:
+    toy = machine()
+    old = replace(toy, gpu=replace(toy.gpu, compute_capability=capability))
+    with pytest.raises(Impossible, match=f"need SM 8.9 or newer, toy has SM {capability}"):
+        check_capability(asked(model=HYBRID, kv_dtype="fp8_per_token_head"), old)
+    check_capability(asked(model=HYBRID, kv_dtype="fp8_per_token_head", what_if=True), old)
+
+
+@pytest.mark.parametrize("name", ["auto", "AUTO"])
+def test_auto_is_the_engines_own_format(name: str) -> None:
+    for each in model_names():
+        assert asked(model=each, kv_dtype=name).fmt is asked(model=each).fmt

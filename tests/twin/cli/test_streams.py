@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.cli.streams import Whole, text_into
+from twin.cli.outputs import Whole, text_into
 from twin.errors import CannotWrite
 
 TEXT = "line: ü, 日本\n" * 20_000
@@ -66,7 +66,7 @@ def test_a_name_that_is_no_text_is_spelled_out() -> None:
 
 FILES = """
 import os, pathlib, sys
-from twin.cli.streams import standard_streams
+from twin.cli.outputs import standard_streams
 with standard_streams():
     file = open(sys.argv[1], "w")
     assert file.fileno() > 2, file.fileno()

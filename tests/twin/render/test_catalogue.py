@@ -1,4 +1,4 @@
-"""What is known is listed by name; one of a kind is shown whole."""
+"""What is known is listed by name; one of a kind is shown whole, a format with who keeps it."""
 
 import json
 
@@ -6,11 +6,12 @@ import pytest
 
 from hwprofiles import load_profile, profile_names
 from twin.cost.roofline import Roofs
+from twin.engines import engine_names, load_engine
 from twin.errors import UnknownName
-from twin.formats import format_names
+from twin.formats import format_names, is_exl3, kv_format
 from twin.layouts import layout_names
 from twin.models import model_names
-from twin.render.catalogue import listed
+from twin.render.catalogue import format_json, format_text, listed
 
 KINDS = {"profile": profile_names(), "model": model_names(), "layout": layout_names(), "format": format_names()}
 
@@ -18,14 +19,6 @@ KINDS = {"profile": profile_names(), "model": model_names(), "layout": layout_na
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_as_json_names_everything(kind: str) -> None:
     assert [each["name"] for each in json.loads(listed(kind, None, as_json=True))] == KINDS[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_line_of_a_list_says_what_it_is(kind: str) -> None:
-    heads, *lines = listed(kind, None, as_json=False).splitlines()
-    assert "what it is" in heads
-    for line in lines:
-        assert len(line) > len(line.split()[0]) + 10
 
 
 @pytest.mark.parametrize(("kind", "name"), [("profile", "h200"), ("model", "llama-3.1-8b"), ("format", "fp8")])
@@ -53,14 +46,75 @@ def test_a_machine_shows_every_rate_in_full(name: str) -> None:
         assert " ".join(rate.note.split()) in line
 
 
-def test_a_model_shows_its_shape() -> None:
-    text = listed("model", "llama-3.1-8b", as_json=False)
-    assert "32 query heads, 8 KV heads x 128" in text
-    assert "bf16 at 16 bits" in text
-    assert "131,072 tokens" in text
-
-
 def test_a_layout_names_its_engines() -> None:
     rows = {row["name"]: row["engines"] for row in json.loads(listed("layout", None, as_json=True))}
     assert rows["offload"] == ["exllamav3", "twin"]
     assert "vllm" in rows["vram"]
+
+
+def lines() -> dict[str, str]:
+    return {line.split("  ")[1]: line for line in format_text(None).splitlines()[1:-1]}
+
+
+def rows(text: str) -> list[tuple[str, str]]:
+    """The rows of one format's table, its heads left out."""
+    return [(line[2:19].strip(), line[19:]) for line in text.splitlines()[3:]]
+
+
+def test_the_folded_line_spans_the_least_and_the_most_of_them() -> None:
+    folded = lines()["exl3_k2v2 to exl3_k8v8"]
+    sizes = [each["bytes"] for each in format_json(None) if is_exl3(each["name"])]
+    assert f"{min(sizes):,} to {max(sizes):,}" in folded
+    assert "2, 2 to 8, 8" in folded
+    assert "2.5 to 8.5" in folded
+    assert "exllamav3 (vram)" in folded
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "bits"),
+    [("bf16", "4,096", "16"), ("fp8_per_token_head", "2,080", "8.125"), ("q4_0", "1,152", "4.5")],
+)
+def test_bytes_are_those_of_a_token_in_a_layer_by_hand(name: str, size: str, bits: str) -> None:
+    """2 x 4 x 256 elements: 2 B each; 1 B each and 8 scales of 4 B; half a byte each and 64 scales of 2 B."""
+    cells = [cell.strip() for cell in lines()[name].split("  ") if cell.strip()]
+    assert cells[2:4] == [size, bits]
+
+
+def test_a_format_names_every_engine_and_layout_that_keeps_it_and_no_other() -> None:
+    for told in format_json(None):
+        kept = {(each["engine"], layout) for each in told["engines"] for layout in each["layouts"]}
+        assert kept == {
+            (engine, layout)
+            for engine in engine_names()
+            for layout in load_engine(engine).layouts
+            if told["name"] in load_engine(engine).formats_of(layout)
+        }
+
+
+def test_what_no_engine_keeps_says_how_to_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no engine" not in lines()["fp8"]
+    monkeypatch.setattr("twin.render.catalogue.engine_names", lambda: ["exllamav3"])
+    assert "no engine: --what-if" in lines()["fp8"]
+    assert "no engine" not in lines()["fp16"]
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_one_format_is_shown_whole(name: str) -> None:
+    text = format_text(name)
+    assert text.startswith(f"{name}: {kv_format(name).summary}\n\n")
+    shown = dict(rows(text))
+    assert shown["K"].startswith(f"{kv_format(name).key.bits} bits")
+    assert shown["V"].startswith(f"{kv_format(name).value.bits} bits")
+
+
+def test_scales_are_named_where_they_are_kept() -> None:
+    shown = dict(rows(format_text("kvarn_k4v2_g128")))
+    assert shown["K"] == "4 bits, 2 B for every token and head, 4 B for every channel of 128 tokens"
+    assert shown["quantised"] == "128 tokens together"
+    assert dict(rows(format_text("q4_0")))["V"] == "4 bits, 2 B for every 32 elements"
+
+
+def test_backends_are_named_where_an_engine_has_a_choice_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twin.render.catalogue.engine_names", lambda: ["exllamav3", "vllm"])
+    assert dict(rows(format_text("fp8")))["backends"] == "vllm: flashinfer, triton"
+    assert "backends" not in dict(rows(format_text("fp16")))

@@ -46,30 +46,6 @@ def test_a_headline_gives_every_speed_with_its_interval_and_wall() -> None:
     assert f"{prediction.memory.max_ctx_tokens():,} tokens" in shown["fits"]
 
 
-def test_nothing_is_read_from_the_host_under_vram() -> None:
-    shown = rows(headline(asked(4096, "vram")))
-    assert "host reads" not in shown
-    assert shown["KV cache"] == "27.75 KiB a token in VRAM, 0.00 KiB on the host"
-
-
-def test_what_does_not_fit_shows_no_speed_but_a_way_out() -> None:
-    shown = rows(headline(asked(layout="vram")))
-    assert shown.keys().isdisjoint({"decode", "prefill", "first token"})
-    assert shown["fits"].startswith("NO: needs ")
-    assert "--layout offload" in shown["try"]
-
-
-def test_an_explanation_adds_up() -> None:
-    prediction = asked()
-    text = explain(prediction)
-    assert prediction.decode is not None
-    for part in prediction.decode.parts:
-        assert part.name in text
-    for name, source in prediction.sources.items():
-        assert name in text
-        assert (", ".join(source.fitted_on) or source.note) in text
-
-
 def test_a_table_is_as_wide_as_it_needs_to_be() -> None:
     wide = "x" * 150
     text = table(("a", "b", "c"), [(wide, "[red]not markup[/red]", ":smile:"), ("", "", wide)])
@@ -88,15 +64,6 @@ def test_columns_line_up_whatever_is_in_them() -> None:
         "  two lines  3",
         "             4",
     ]
-
-
-def test_a_table_of_nothing_has_its_heads() -> None:
-    assert table(("a", "b"), []) == "  a  b\n"
-
-
-def test_a_row_of_another_length_is_a_bug() -> None:
-    with pytest.raises(ValueError):
-        table(("a", "b"), [("only one",)])
 
 
 def test_a_drafter_its_acceptance_and_when_it_pays_are_shown() -> None:

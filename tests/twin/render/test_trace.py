@@ -123,14 +123,6 @@ def test_a_prefill_of_nothing_leaves_an_empty_trace() -> None:
     assert traced(flash_next(1), "decode")
 
 
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
-def test_a_trace_is_written_where_the_question_fits(tmp_path: Path, phase: str) -> None:
-    path = tmp_path / "trace.json"
-    prediction = predict(Question(ctx_tokens=100_000), MACHINE)
-    assert write_trace(prediction, path, phase=phase)
-    assert path.read_text(encoding="utf-8") == trace_json(prediction.case, Roofs(MACHINE), phase=phase)
-
-
 def test_what_does_not_fit_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert not write_trace(predict(Question(ctx_tokens=1 << 28), MACHINE), path, phase="decode")

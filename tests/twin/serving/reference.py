@@ -4,10 +4,9 @@ from fractions import Fraction
 from typing import Any
 
 from tests.twin.serving.worlds import Affine
-from twin.serving.arrivals import slack_s
-from twin.serving.limits import Limits
-from twin.serving.protocols import BlockPool
-from twin.serving.requests import Request
+from twin.serving.blocks import BlockPool
+from twin.serving.requests import Limits, Request
+from twin.serving.scheduler import slack_s
 
 
 class Sequence:
@@ -78,7 +77,7 @@ class SlowEngine:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            rows = self.limits.query_tokens if sequence.decoding else min(sequence.target - sequence.computed, budget)
+            rows = self.limits.q_tokens if sequence.decoding else min(sequence.target - sequence.computed, budget)
             while not self.take(sequence, sequence.cached + rows):
                 preempted = True
                 if self.preempt() is sequence:

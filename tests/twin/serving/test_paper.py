@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.twin.serving.worlds import PLAIN, PLENTY, Affine, request, serve
-from twin.serving.pool import PagedPool
-from twin.serving.records import RequestRecord, ServingResult
+from tests.twin.serving.worlds import Affine, request, serve
+from twin.serving.blocks import PagedPool
+from twin.serving.metrics import RequestRecord, ServingResult
 
 
 def times(result: ServingResult) -> list[tuple[str | int, float, float, float]]:
@@ -39,12 +39,6 @@ def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
     assert result.steps == 3
 
 
-def test_a_single_token_has_no_time_between_tokens() -> None:
-    result = serve([request(0, 5, 1)])
-    assert only(result).tpot_s is None
-    assert (result.tpot_s.count, result.itl_s.count) == (0, 0)
-
-
 def test_two_requests_share_steps() -> None:
     result = serve([request(0, 2, 4), request(1, 3, 2, at=3.5)])
     # 0: first token at 3, then steps to 4; 1 has come by then and its prefill of 1 + 3 s carries 0's third token to 8;
@@ -66,12 +60,6 @@ def test_an_arrival_at_the_very_end_of_a_step_is_there_for_the_next() -> None:
     assert joins.requests[0].ttft_s == pytest.approx(0.1)  # 0.1 + 0.1 + 0.1 is more than 0.3, and nearly so
     stepped = serve([request(0, 1, 11), request(1, 1, 1, at=0.3)], costs=tenths, jump=False)
     assert stepped.total_s == pytest.approx(joins.total_s)
-
-
-def test_no_more_run_than_may() -> None:
-    result = serve([request(index, 1, 3) for index in range(3)], max_sequences=1)
-    assert [each.queue_s for each in result.requests] == [0.0, 4.0, 8.0]
-    assert result.resident_max == 1
 
 
 def test_no_more_run_than_the_budget_can_decode() -> None:
@@ -185,9 +173,3 @@ def test_a_fourth_that_is_let_in_by_its_first_chunk_thrashes() -> None:
     eager = serve(requests, costs=costs, pool=pool, reserve_prompt=False)
     assert eager.preemptions >= 1
     assert eager.total_s > serve(requests, costs=costs, pool=pool).total_s
-
-
-def test_times_are_the_same_whatever_the_pool_if_it_is_large() -> None:
-    requests = [request(index, 9, 9, at=index / 2) for index in range(20)]
-    wide = PagedPool(blocks=10**4, block_tokens=100)
-    assert times(serve(requests, pool=wide)) == times(serve(requests, pool=PLENTY, costs=PLAIN))

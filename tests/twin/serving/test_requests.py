@@ -1,4 +1,4 @@
-"""Made-up workloads: what was asked for on average, the same for the same seed, one stream for each kind of chance."""
+"""Made-up workloads are what was asked for on average, and what is out of range is refused."""
 
 import itertools
 import math
@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.twin.serving.worlds import request, serve
 from tests.worlds import LAWS
 from twin.errors import BadValue
-from twin.serving.requests import Lengths, Request, Workload
+from twin.serving.requests import Lengths, Limits, Request, Workload
 
 MANY = 20_000
 
@@ -59,16 +60,6 @@ def test_lengths_are_at_least_one_token(mean: int, distribution: Any) -> None:
     values = drawn(Lengths(mean=mean, distribution=distribution), 300)
     assert min(values) >= 1
     assert all(type(value) is int for value in values)
-
-
-def test_fixed_lengths_do_not_vary() -> None:
-    assert set(drawn(Lengths(mean=17), 10)) == {17}
-    assert set(drawn(Lengths(mean=1, distribution="lognormal"), 10)) == {1}
-
-
-def test_the_same_seed_gives_the_same_requests() -> None:
-    assert list(workload(seed=4).requests()) == list(workload(seed=4).requests())
-    assert list(workload(seed=4).requests()) != list(workload(seed=5).requests())
 
 
 def test_a_change_of_one_kind_of_chance_leaves_the_others_alone() -> None:
@@ -157,3 +148,53 @@ def test_workloads_out_of_range_are_refused(asked: dict[str, Any], message: str)
 def test_lengths_out_of_range_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(BadValue, match=message):
         Lengths(**asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"batched_tokens": 0}, "batched_tokens is 0, outside the range of 1 to 2,147,483,647"),
+        ({"batched_tokens": 8.0}, r"batched_tokens is 8\.0"),
+        ({"max_sequences": True}, "max_sequences is True, outside the range of 1 to 65,536"),
+        ({"max_model_tokens": 1}, "max_model_tokens is 1, outside the range of 2"),
+        ({"speculative": -1}, "speculative is -1"),
+        ({"tokens_per_step": 1.5}, r"tokens_per_step is 1\.5, outside the range of 1 to 1"),
+        ({"tokens_per_step": 4.5, "speculative": 3}, "outside the range of 1 to 4"),
+        ({"tokens_per_step": float("nan"), "speculative": 3}, "tokens_per_step is nan"),
+        ({"batched_tokens": 3, "speculative": 3}, "batched_tokens is 3: one sequence decodes 4 tokens a step"),
+    ],
+)
+def test_limits_out_of_range_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        Limits(**asked)
+
+
+def test_the_budget_limits_who_runs() -> None:
+    assert Limits(batched_tokens=100, max_sequences=64, speculative=3).most_running == 25
+    assert Limits(batched_tokens=2048, max_sequences=64).most_running == 64
+
+
+def test_tokens_per_step_are_whole_millionths() -> None:
+    assert Limits().ratio == (1, 1)
+    assert Limits(speculative=3, tokens_per_step=2.56).ratio == (2_560_000, 1_000_000)
+
+
+def test_requests_out_of_order_are_refused() -> None:
+    with pytest.raises(BadValue, match="request 1 arrives at 1 s, after one at 2 s"):
+        serve([request(0, 1, 1, at=2.0), request(1, 1, 1, at=1.0)])
+    with pytest.raises(BadValue, match="arrives at nan s"):
+        serve([request(0, 1, 1, at=float("nan"))])
+
+
+def test_an_arrival_beyond_the_clock_is_refused() -> None:
+    """At 1e16 s the next double is two seconds on: times of a request would be nothing."""
+    serve([request(0, 1, 1, at=1e10)])
+    for at in (1.1e10, 1e300, float("inf")):
+        with pytest.raises(BadValue, match="the clock ends at 1e"):
+            serve([request(0, 1, 1, at=at)])
+
+
+@pytest.mark.parametrize(("prompt", "output", "prefix"), [(0, 1, 0), (1, 0, 0), (4, 4, 5), (4, 4, -1)])
+def test_requests_without_tokens_are_refused(prompt: int, output: int, prefix: int) -> None:
+    with pytest.raises(BadValue, match=f"request 0 has {prompt} prompt tokens, {prefix} of them a prefix"):
+        serve([request(0, prompt, output, prefix=prefix)])

@@ -1,10 +1,12 @@
-"""Traces: all spellings, plain or gzipped, of any size, and what is refused with the number of its line."""
+"""A trace is read as its lines say, and whatever is wrong with it is refused by file and line."""
 
 import gzip
 import json
+import math
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +15,322 @@ from hypothesis import strategies as st
 from tests.twin.serving.worlds import GOOD, PLAIN, PLENTY, line
 from tests.worlds import LAWS
 from twin.errors import BadFile
-from twin.serving.limits import Limits
-from twin.serving.reading import Reading
-from twin.serving.requests import Request
-from twin.serving.run import simulate_serving
-from twin.serving.traces import ENTRIES_AHEAD, read_trace
+from twin.serving import traces
+from twin.serving.engine import simulate_serving
+from twin.serving.requests import Limits, Request
+from twin.serving.traces import (
+    ENTRIES_AHEAD,
+    MAX_LINE_BYTES,
+    USUAL_HASH_TOKENS,
+    Entry,
+    Lines,
+    Reading,
+    Wrong,
+    hash_sizes,
+    read_trace,
+    understand,
+)
+
+
+def read(*given: str | bytes) -> list[Entry]:
+    checked = Lines()
+    texts = [each if isinstance(each, bytes) else each.encode() for each in given]
+    return [checked.entry(text + b"\n", number) for number, text in enumerate(texts, 1)]
+
+
+def line_refusal(*given: str | bytes) -> str:
+    with pytest.raises(Wrong) as caught:
+        read(*given)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+TOKENS = "allowed are whole numbers from 1 to 2,147,483,647"
+TIMES = "allowed are numbers from 0 to 1e+15"
+WRONG_LINES = {
+    "no arrival": (line(arrival_s=...), "has no arrival_s (or timestamp)"),
+    "no prompt": (line(prompt_tokens=...), "has no prompt_tokens (or input_length or prompt)"),
+    "no output": (line(output_tokens=...), "has no output_tokens (or output_length or output)"),
+    "two arrivals": (line(timestamp=1), "has both arrival_s and timestamp, allowed is one of them"),
+    "two prompts": (line(input_length=1), "has both prompt_tokens and input_length, allowed is one of them"),
+    "two ids": (line(id=1, request_id=1), "has both id and request_id, allowed is one of them"),
+    "negative time": (line(arrival_s=-0.5), f"arrival_s is -0.5, {TIMES}"),
+    "late time": (line(arrival_s=1e16), f"arrival_s is 1e+16, {TIMES}"),
+    "time as text": (line(arrival_s="1"), f'arrival_s is "1", {TIMES}'),
+    "time as bool": (line(arrival_s=True), f"arrival_s is true, {TIMES}"),
+    "null": (line(arrival_s=None), f"arrival_s is null, {TIMES}"),
+    "prompt of nothing": (line(prompt_tokens=0), f"prompt_tokens is 0, {TOKENS}"),
+    "prompt as text": (line(prompt_tokens=..., prompt="Hello"), f'prompt is "Hello", {TOKENS}'),
+    "prompt as bool": (line(prompt_tokens=False), f"prompt_tokens is false, {TOKENS}"),
+    "half a token": (line(prompt_tokens=1.5), f"prompt_tokens is 1.5, {TOKENS}"),
+    "output of nothing": (line(output_tokens=0), f"output_tokens is 0, {TOKENS}"),
+    "negative output": (line(output_tokens=-3), f"output_tokens is -3, {TOKENS}"),
+    "huge output": (line(output_tokens=2**31), f"output_tokens is 2147483648, {TOKENS}"),
+    "endless number": (line(output_tokens=10**60), f"output_tokens is {'1' + '0' * 36}..., {TOKENS}"),
+    "list of tokens": (line(output_tokens=[1]), f"output_tokens is [1], {TOKENS}"),
+    "fractional id": (line(id=1.0), "id is 1.0, allowed are text and whole numbers of 64 bits"),
+    "bool id": (line(id=True), "id is true, allowed are text and whole numbers of 64 bits"),
+    "huge id": (line(id=2**63), "id is 9223372036854775808, allowed are text and whole numbers of 64 bits"),
+    "long id": (line(id="x" * 201), "id has 201 characters, allowed are 200"),
+    "prefix without tokens": (line(prefix_id=1), "has one of prefix_id and prefix_tokens, allowed are both or none"),
+    "tokens without prefix": (
+        line(prefix_tokens=1),
+        "has one of prefix_id and prefix_tokens, allowed are both or none",
+    ),
+    "prefix beyond prompt": (
+        line(prefix_id=1, prefix_tokens=11),
+        "prefix_tokens is 11, allowed are whole numbers from 1 to 10",
+    ),
+    "two prefixes": (
+        line(prefix_id=1, prefix_tokens=1, hash_ids=[1]),
+        "has both prefix_id and hash_ids, allowed is one of them",
+    ),
+    "hashes as text": (line(hash_ids="1,2"), 'hash_ids is "1,2", allowed is a list'),
+    "a bool among the hashes": (
+        line(hash_ids=[True]),
+        "hash_ids is true, allowed are text and whole numbers of 64 bits",
+    ),
+    "NaN": (line(arrival_s=float("nan")), "not a JSON object: JSON is malformed: invalid character (byte 14)"),
+    "infinite": (line(arrival_s=float("inf")), "not a JSON object: JSON is malformed: invalid character (byte 14)"),
+    "out of range": ('{"arrival_s": 1e999}', "not a JSON object: Number out of range - at `$.arrival_s`"),
+    "list": ("[1, 2]", "not a JSON object: Expected `object`, got `array`"),
+    "number": ("12", "not a JSON object: Expected `object`, got `int`"),
+    "two objects": (GOOD + GOOD, "not a JSON object: JSON is malformed: trailing characters (byte 58)"),
+    "csv": ("0.0,10,5", "not a JSON object: Expected `object`, got `float`"),
+    "deep": ('{"x": ' + "[" * 10**5, "not a request: nested too deeply"),
+    "not UTF-8": (b'{"user": "\xe9"}', "not UTF-8 text (byte 10)"),
+    "UTF-16": (GOOD.encode("utf-16"), "not UTF-8 text (byte 0)"),
+    "too long": (line(user="x" * MAX_LINE_BYTES), "the line is longer than 1,048,576 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LINES)
+def test_a_wrong_line_is_named_with_what_is_allowed(name: str) -> None:
+    wrong, message = WRONG_LINES[name]
+    read(GOOD, GOOD)
+    assert line_refusal(GOOD, wrong, GOOD) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5, "arrival_s": 2}', "arrival_s"),
+        ('{"arrival_s": 1, "prompt_tokens": 10, "prompt_tokens": 10, "output_tokens": 5}', "prompt_tokens"),
+        ('{"arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5, "prompt\\u005ftokens": 11}', "prompt_tokens"),
+        ('{"user": 1, "user" : 2, "arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5}', "user"),
+        ('{"user": {"a": 1, "a": 2}, "arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5}', "a"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(text: str, key: str) -> None:
+    assert line_refusal(text) == f'has "{key}" twice, allowed is once'
+
+
+KEYS = st.sampled_from(["a", "b:", 'c"', "d\\", "é"])
+VALUES = st.recursive(
+    st.integers(0, 9) | st.sampled_from(["", "a", '"a":', '\\", "a": ', "b:"]),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(KEYS, inner), max_size=3).map(tuple),
+    max_leaves=8,
+)
+
+
+def json_of(value: Any) -> str:
+    """JSON of a value in which tuples of pairs are objects, whose keys may come twice."""
+    if isinstance(value, tuple):
+        return f"{{{', '.join(f'{json.dumps(key)}: {json_of(each)}' for key, each in value)}}}"
+    return f"[{', '.join(map(json_of, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def repeats(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return len({key for key, _ in value}) < len(value) or any(repeats(each) for _, each in value)
+    return isinstance(value, list) and any(map(repeats, value))
+
+
+@LAWS
+@given(VALUES)
+def test_a_line_is_refused_for_a_key_exactly_where_an_object_has_it_twice(value: Any) -> None:
+    text = f'{GOOD[:-1]}, "user": {json_of(value)}}}'
+    if repeats(value):
+        assert line_refusal(text).endswith(" twice, allowed is once")
+    else:
+        assert read(text) == read(GOOD)
+
+
+def test_arrivals_out_of_order() -> None:
+    said = "arrival_s is 2.5, before 3 of the request before; sort the trace by arrival"
+    assert line_refusal(line(arrival_s=3), line(arrival_s=3), line(arrival_s=2.5)) == said
+
+
+def test_two_clocks_in_one_file() -> None:
+    said = "timestamp after arrival_s in the lines before, allowed is one of them in a file"
+    assert line_refusal(line(), line(arrival_s=..., timestamp=2000)) == said
+
+
+def test_an_id_that_appears_twice() -> None:
+    assert line_refusal(line(id="a"), line(id="b"), line(id="a")) == 'id "a" appears twice, allowed is once'
+    assert line_refusal(line(id=7), line(request_id=7)) == "request_id 7 appears twice, allowed is once"
+    assert len(read(line(id=1), line(id="1"), line())) == 3
+
+
+def test_no_more_ids_are_remembered_than_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "REMEMBERED_IDS", 2)
+    assert len(read(*(line(id=name) for name in "abcc"))) == 4
+
+
+def test_a_line_says_what_stands_in_it() -> None:
+    hashed = {"timestamp": 61.5, "input_length": 48, "output_length": 2, "hash_ids": [1, "x"]}
+    (entry,) = read(json.dumps(hashed | {"chat_id": 1, "parent_chat_id": -1, "turn": 1}))
+    assert entry == Entry(
+        line=1, id=0, arrival=61.5, in_seconds=False, prompt_tokens=48, output_tokens=2, prefix_ids=(1, "x"),
+        prefix_tokens=0, in_chats=True,
+    )  # fmt: skip
+    assert entry.hashes == 2
+    (entry,) = read(line(prefix_id="p", prefix_tokens=4))
+    assert (entry.in_seconds, entry.prefix_ids, entry.prefix_tokens, entry.hashes) == (True, ("p",), 4, 0)
+    assert not entry.in_chats
+
+
+NOTHING = Reading()
+
+
+def entry(**said: Any) -> Entry:
+    usual = {"line": 1, "id": 0, "arrival": 0, "in_seconds": False, "prompt_tokens": 48, "output_tokens": 1}
+    return Entry(**usual | {"prefix_ids": (), "prefix_tokens": 0, "in_chats": False} | said)
+
+
+def entry_of_hashes(tokens: int, hashes: int, **said: Any) -> Entry:
+    return entry(prompt_tokens=tokens, prefix_ids=tuple(range(hashes)), **said)
+
+
+def asked_for(ahead: list[Entry], asked: Reading = NOTHING, *, whole: bool = True) -> Wrong:
+    with pytest.raises(Wrong) as refused:
+        understand(ahead, asked, whole=whole)
+    return refused.value
+
+
+def test_three_hashes_of_48_tokens_are_of_16() -> None:
+    assert hash_sizes([entry_of_hashes(48, 3)])[0] == [16]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [
+        ([(6758, 14)], [512]),
+        ([(915, 2), (898, 2)], [512]),
+        ([(521, 33)], [16]),
+        ([(700, 700)], [1]),
+        ([(1500, 2), (1601, 3), (800, 1)], [800]),
+        ([(100, 1)], [128, 256, 512, 1024, 2048, 4096, 8192]),
+        ([(9000, 1)], []),
+        ([(1500, 2), (1700, 3)], []),
+    ],
+)
+def test_sizes_are_those_that_every_line_allows(lengths: list[tuple[int, int]], sizes: list[int]) -> None:
+    """The last: 750 to 849, of which no number is more usual than another."""
+    assert hash_sizes([entry_of_hashes(*each) for each in lengths])[0] == sizes
+
+
+PROMPTS = st.lists(st.integers(1, 200_000), min_size=1, max_size=30)
+
+
+@LAWS
+@given(PROMPTS, st.sampled_from(USUAL_HASH_TOKENS))
+def test_the_size_that_lengths_were_made_with_is_among_those_left(lengths: list[int], size: int) -> None:
+    ahead = [entry_of_hashes(tokens, math.ceil(tokens / size)) for tokens in lengths if tokens <= 2000 * size]
+    assert size in hash_sizes(ahead)[0]
+
+
+@LAWS
+@given(PROMPTS, st.sampled_from(USUAL_HASH_TOKENS[1:]))
+def test_unfinished_pieces_may_be_left_out_where_a_line_shows_it(lengths: list[int], size: int) -> None:
+    shown = [2 * size - 1, 3 * size]
+    ahead = [entry_of_hashes(tokens, tokens // size) for tokens in [*shown, *lengths] if size <= tokens <= 2000 * size]
+    assert hash_sizes(ahead)[0] == [size]
+
+
+@pytest.mark.parametrize("lengths", [[(5, 10)], [(1030, 3), (2000, 7)], [(100, 1), (100, 2)], [(48, 3), (48, 6)]])
+def test_hashes_that_no_size_explains_are_refused_by_their_line(lengths: list[tuple[int, int]]) -> None:
+    with pytest.raises(Wrong) as refused:
+        hash_sizes([entry_of_hashes(*each, line=number) for number, each in enumerate(lengths, 7)])
+    tokens, hashes = lengths[-1]
+    assert refused.value.line == 6 + len(lengths)
+    assert str(refused.value).startswith(f"{hashes} hash_ids for {tokens:,} prompt tokens")
+
+
+def test_the_names_of_bailians_traces_are_in_seconds_and_of_16_tokens() -> None:
+    ahead = [entry_of_hashes(10, 1, in_chats=True), entry_of_hashes(9, 1, in_chats=True, arrival=60)]
+    assert understand(ahead, NOTHING, whole=False) == Reading(time_unit="s", hash_tokens=16)
+    long = [entry_of_hashes(2000, 4, in_chats=True), entry_of_hashes(2000, 4, in_chats=True, arrival=1)]
+    assert understand(long, NOTHING, whole=False) == Reading(time_unit="s", hash_tokens=512)
+    assert "--time-unit" in asked_for([ahead[0], entry_of_hashes(2000, 125, arrival=60)]).hint  # not in all lines
+
+
+def test_whole_numbers_with_512_tokens_a_hash_are_mooncakes_and_in_milliseconds() -> None:
+    ahead = [entry_of_hashes(6758, 14), entry_of_hashes(7322, 15, arrival=3000)]
+    assert understand(ahead, NOTHING, whole=False) == Reading(time_unit="ms", hash_tokens=512)
+    assert "--time-unit" in asked_for([entry_of_hashes(6758, 14), entry_of_hashes(7322, 15, arrival=3000.5)]).hint
+    assert "--time-unit" in asked_for([entry_of_hashes(6758, 423), entry_of_hashes(7322, 458, arrival=3000)]).hint
+
+
+def test_an_epoch_in_milliseconds_is_none_in_seconds() -> None:
+    late = [entry(arrival=1_764_435_600_000), entry(arrival=1_764_435_600_001)]
+    assert understand(late, NOTHING, whole=False) == Reading(time_unit="ms")
+    asked_for([entry(arrival=1_764_435_600), entry(arrival=1_764_435_601)])
+
+
+def test_a_key_that_names_its_unit_is_believed() -> None:
+    ahead = [entry(in_seconds=True), entry(in_seconds=True, arrival=5)]
+    assert understand(ahead, NOTHING, whole=True) == understand(ahead, Reading(time_unit="s"), whole=True)
+    refused = asked_for(ahead, Reading(time_unit="ms"))
+    assert (str(refused), refused.line) == ("arrival_s is in seconds, not in milliseconds", 0)
+
+
+def test_requests_that_come_all_at_once_have_no_unit() -> None:
+    ahead = [entry(arrival=7), entry(arrival=7)]
+    assert understand(ahead, NOTHING, whole=True) == NOTHING
+    assert NOTHING.text == "all at once"
+    asked_for(ahead, whole=False)  # later ones may come later
+
+
+def test_what_is_open_is_asked_for_in_one_line_with_what_it_would_mean() -> None:
+    refused = asked_for([entry_of_hashes(100, 1), entry_of_hashes(90, 1, arrival=60)])
+    assert str(refused) == (
+        "timestamp may be in seconds or in milliseconds; "
+        "hash_ids may stand for 128 or 256 or 512 or 1024 or 2048 or 4096 or 8192 tokens each"
+    )
+    assert refused.hint == ("--time-unit s or ms: 60 s or ms from the first to the last of 2 requests; --hash-tokens N")
+    assert refused.line == 0
+    assert "hash_ids may stand for 750 to 849 tokens each" in str(
+        asked_for([entry_of_hashes(1500, 2), entry_of_hashes(1700, 3)])
+    )
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        [entry_of_hashes(48, 3), entry_of_hashes(48, 3, arrival=60.0)],
+        [entry_of_hashes(6758, 14), entry_of_hashes(7322, 15, arrival=3000)],
+        [entry_of_hashes(48, 3, in_chats=True), entry_of_hashes(48, 3, in_chats=True, arrival=60.0)],
+        [entry(arrival=1_764_435_600_000), entry(arrival=1_764_435_600_001)],
+    ],
+)
+def test_an_option_comes_before_what_the_lines_show(ahead: list[Entry], unit: Any) -> None:
+    asked = Reading(time_unit=unit, hash_tokens=300)
+    assert understand(ahead, asked, whole=True) == asked
+
+
+@pytest.mark.parametrize(
+    ("reading", "text"),
+    [
+        (Reading(time_unit="s", hash_tokens=16), "in seconds, 16 tokens a hash"),
+        (Reading(time_unit="ms", hash_tokens=8192), "in milliseconds, 8,192 tokens a hash"),
+        (Reading(time_unit="s"), "in seconds"),
+    ],
+)
+def test_a_reader_is_told_what_was_understood(reading: Reading, text: str) -> None:
+    assert reading.text == text
+
 
 Write = Callable[..., Path]
 
@@ -142,20 +455,9 @@ def test_a_wrong_line_is_named_by_file_and_number(written: Write) -> None:
     assert refusal(written(*at_once, "oops")).startswith(f":{ENTRIES_AHEAD + 1}: not a JSON object")
 
 
-def test_a_last_line_that_is_cut_off(written: Write) -> None:
-    path = written(GOOD, GOOD[:30], end=b"")
-    assert refusal(path) == ":2: not a JSON object: Input data was truncated; the file ends here"
-
-
 @pytest.mark.parametrize("lines", [(), ("",), ("", "  ", "\t")])
 def test_a_file_without_requests(written: Write, lines: tuple[str, ...]) -> None:
     assert refusal(written(*lines)) == ": holds no requests"
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.touch()
-    assert refusal(path) == ": holds no requests"
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from twin.serving.limits import Limits
-from twin.serving.pool import PagedPool
-from twin.serving.protocols import BlockPool
-from twin.serving.records import ServingResult
-from twin.serving.requests import Request
-from twin.serving.run import simulate_serving
+from twin.serving.blocks import BlockPool, PagedPool
+from twin.serving.engine import simulate_serving
+from twin.serving.metrics import ServingResult
+from twin.serving.requests import Limits, Request
 
 
 class Affine(Struct, frozen=True, kw_only=True):

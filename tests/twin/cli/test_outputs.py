@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from twin.cli import outputs
+from twin.cli.outputs import UNFINISHED, check_outputs, check_writable, open_atomic, write_atomic
 from twin.errors import BadFile, BadValue, CannotWrite
-from twin.render import output
-from twin.render.output import UNFINISHED, check_outputs, check_writable, open_atomic, write_atomic
 
 NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 OLD, NEW = "old\n", "new: ü, 日本\n"
@@ -304,7 +304,7 @@ def test_a_file_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.Mon
             swept[0].unlink()
         return True
 
-    monkeypatch.setattr(output, "_lock", late)
+    monkeypatch.setattr(outputs, "_lock", late)
     write_atomic(path, NEW)
     assert len(swept) == 1
     assert path.read_text(encoding="utf-8") == NEW
@@ -320,7 +320,7 @@ def test_what_the_block_fails_to_read_is_not_reported_as_writing(tmp_path: Path)
 def killed_while_writing(path: Path) -> None:
     """A process that is killed in the middle of a file."""
     code = (
-        "import os, pathlib, signal, sys; from twin.render.output import open_atomic\n"
+        "import os, pathlib, signal, sys; from twin.cli.outputs import open_atomic\n"
         "with open_atomic(pathlib.Path(sys.argv[1])) as out: out.write('half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -signal.SIGKILL

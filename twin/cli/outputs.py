@@ -1,25 +1,140 @@
-"""Writing files so that nothing is lost: beside the old one, then renamed over it. What is no file is written to.
+"""Where bytes go: streams that take every byte or say why not, and files that are whole or as they were.
 
-What a process is writing beside is locked while it lives. The next that writes the same file removes what is there and
-locked by nobody: a process that was killed cannot do it, and its number may long be another's.
+A full disk, a pipe that is full for now and a closed stream are all noticed. A file is written beside the old one, then
+renamed over it; what is no file is written to. What a process is writing beside is locked while it lives. The next that
+writes the same file removes what is there and locked by nobody: a process that was killed cannot do it, and its number
+may long be another's.
 """
 
 import contextlib
+import io
 import os
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from twin.cli import stopping
-from twin.cli.streams import Whole, text_into
 from twin.errors import BadValue, CannotWrite, TwinError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 UNFINISHED = ".twin-unfinished"
 """How the names of files end that wait to take another's place."""
 
 LONGEST_NAME = 200
 """Bytes of a target's name that the name beside it repeats; file systems end names at 255."""
+
+
+class LostOutput(CannotWrite):
+    """Standard output took less than what was written to it."""
+
+
+class Whole(io.FileIO):
+    """A raw stream that takes all that it is given; the buffer above repeats what was taken in part.
+
+    Where a pipe that does not block is full, it waits. What the system refuses becomes `refusal`, which names `what`
+    was being written; BrokenPipeError stays. Then it takes no more: the buffer would try again as it is closed.
+    """
+
+    lost = False
+
+    def __init__(
+        self, handle: int, what: object, *, refusal: type[CannotWrite] = CannotWrite, shut: bool = True
+    ) -> None:
+        super().__init__(handle, "wb", closefd=shut)
+        self.what = what
+        self.refusal = refusal
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Bytes taken, at least one."""
+        if self.lost:
+            return memoryview(data).nbytes
+        try:
+            while (taken := super().write(data)) is None:
+                import select  # noqa: PLC0415
+
+                select.select([], [self], [])
+        except OSError as wrong:
+            self.lost = True
+            if isinstance(wrong, BrokenPipeError):
+                raise
+            raise self.refusal(f"cannot write {self.what}: {wrong.strerror}") from None
+        return taken
+
+
+class _Remarks(Whole):
+    """Standard error. Where a remark cannot be written the exit code alone has to say it."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def text_into(raw: io.RawIOBase, *, encoding: str = "utf-8", line_buffering: bool = False) -> TextIO:
+    """Text into a raw stream; what its encoding does not know is spelled out (\\udcff), for names are any bytes."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=line_buffering
+    )
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Put such streams in the place of Python's own standard output and error, for as long as a command runs."""
+    _plug()
+    before = sys.stdout, sys.stderr
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _standing_for(sys.stdout, Whole(1, "standard output", refusal=LostOutput, shut=False))
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _standing_for(sys.stderr, _Remarks(2, "standard error", shut=False))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _standing_for(stream: TextIO | None, raw: io.RawIOBase) -> TextIO:
+    if stream is None:  # closed before the process began
+        return text_into(raw)
+    at_once = raw.fileno() == 2 or stream.isatty()
+    return text_into(raw, encoding=stream.encoding, line_buffering=at_once)
+
+
+def _plug() -> None:
+    """Take the numbers of streams that were closed: the next file would get them, and what is said be written there.
+
+    Reading from number 0 and writing to 1 and 2 fails as it does on a closed stream.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            if number == 0:
+                os.open(os.devnull, os.O_WRONLY)
+            else:
+                os.close(os.pipe()[1])
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar with the time left on standard error: update(done, total, what). Nothing where nobody looks."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    if not console.is_terminal:  # an empty line would be all that is left
+        yield lambda *_: None
+        return
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title)
+        yield lambda done, total, what: progress.update(
+            task, completed=done, total=total, description=f"{title} {what}"
+        )
 
 
 def write_atomic(path: Path, text: str) -> None:

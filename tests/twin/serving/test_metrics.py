@@ -1,14 +1,13 @@
-"""The histogram against sorted lists, and progressions against their numbers one by one."""
+"""The histogram against sorted lists, and the time line against its area: little memory, nothing lost."""
 
 import math
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.serving.histogram import RELATIVE_ERROR, Histogram
+from twin.serving.metrics import FIRST_BIN_S, POINTS, RELATIVE_ERROR, Histogram, Residency
 
 NUMBERS = st.floats(1e-9, 1e9)
 SHARES = (0.0, 0.01, 0.5, 0.9, 0.99, 1.0)
@@ -35,18 +34,6 @@ def test_quantiles_are_within_half_a_percent(values: list[float]) -> None:
     assert found.mean == pytest.approx(math.fsum(values) / len(values), rel=1e-12)
 
 
-def test_quantiles_of_many_numbers() -> None:
-    stream = random.Random(7)  # noqa: S311
-    values = [stream.lognormvariate(-4, 1.5) for _ in range(50_000)]
-    found = filled(values)
-    for share in SHARES:
-        assert found.quantile(share) == pytest.approx(nearest_rank(values, share), rel=5e-3)
-
-
-def test_the_error_is_half_a_percent_at_most() -> None:
-    assert RELATIVE_ERROR < 5e-3
-
-
 @LAWS
 @given(st.floats(1e-6, 10), st.one_of(st.just(0.0), st.floats(-0.01, 10)), st.integers(1, 300), st.integers(1, 5))
 def test_a_progression_is_its_numbers(first: float, growth: float, count: int, weight: int) -> None:
@@ -63,12 +50,6 @@ def test_a_progression_is_its_numbers(first: float, growth: float, count: int, w
     assert sum(at_once.buckets().values()) == at_once.count
 
 
-def test_weights_are_repetitions() -> None:
-    once, often = Histogram(), filled([0.5] * 7)
-    once.add(0.5, 7)
-    assert once.summary() == often.summary()
-
-
 def test_nothing_and_zeros_are_counted_too() -> None:
     found = filled([0.0, 0.0, 0.0, 2.0])
     assert (found.quantile(0.5), found.least, found.most, found.mean) == (0.0, 0.0, 2.0, 0.5)
@@ -80,3 +61,40 @@ def test_nothing_and_zeros_are_counted_too() -> None:
 def test_memory_is_bounded_by_the_range() -> None:
     found = filled([1.003**power for power in range(-11_000, 9_000)])
     assert len(found.buckets()) < 6_250
+
+
+PARTS = st.lists(st.tuples(st.floats(1e-4, 1e4), st.integers(0, 300)), min_size=1, max_size=60)
+
+
+@LAWS
+@given(PARTS)
+def test_the_area_is_kept(parts: list[tuple[float, int]]) -> None:
+    residency, now = Residency(), 0.0
+    for seconds, running in parts:
+        residency.add(now, now + seconds, running)
+        now += seconds
+    points = residency.points(now)
+    assert len(points) <= POINTS
+    ends = [*(start for start, _ in points[1:]), now]
+    area = sum(level * (end - start) for (start, level), end in zip(points, ends, strict=True))
+    assert area == pytest.approx(residency.area, rel=1e-9, abs=1e-12)
+    assert residency.area == pytest.approx(sum(seconds * running for seconds, running in parts))
+    assert residency.most == max(running for _, running in parts)
+    assert all(level <= residency.most * (1 + 1e-9) for _, level in points)
+
+
+def test_bins_double_as_time_goes_by() -> None:
+    residency = Residency()
+    residency.add(0.0, POINTS * FIRST_BIN_S, 3)
+    assert residency.bin_s == 2 * FIRST_BIN_S
+    assert residency.points(POINTS * FIRST_BIN_S) == tuple(
+        (index * 2 * FIRST_BIN_S, 3.0) for index in range(POINTS // 2)
+    )
+
+
+def test_idle_time_counts_as_nobody() -> None:
+    residency = Residency()
+    residency.add(8.0, 9.0, 4)
+    levels = [level for _, level in residency.points(10.0)]
+    assert sum(levels) * residency.bin_s == pytest.approx(4.0)
+    assert levels[0] == levels[-1] == 0.0
