@@ -177,8 +177,7 @@ def validate(
       twin validate --hw my-machine.json --device cpu --quick
       twin validate --hw my-machine.json         what was recorded of it
     """
-    from calibrate.report import validation_text  # noqa: PLC0415
-    from calibrate.validation import to_json  # noqa: PLC0415
+    from calibrate.validation import to_json, validation_text  # noqa: PLC0415
     from twin.render.output import check_outputs  # noqa: PLC0415
 
     check_outputs(output)

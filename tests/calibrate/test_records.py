@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from calibrate.cases import recorded_machines
 from calibrate.kernel_cases import KernelCase
 from calibrate.live import validate_measured
 from calibrate.live_run import record
 from calibrate.measurements import measured_machines, shipped_measurements
-from calibrate.recorded import validate_recorded
+from calibrate.published.cases import recorded_machines
+from calibrate.published.recorded import validate_recorded
 from calibrate.records import validate_records
 from calibrate.validation import Validation, to_json
 from hwprofiles import load_profile, profile_names

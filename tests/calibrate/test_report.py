@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from calibrate.compare import Comparison
 from calibrate.records import validate_records
-from calibrate.report import TITLES, validation_text
-from calibrate.validation import Skipped, validation_of
+from calibrate.validation import TITLES, Comparison, Skipped, validation_of, validation_text
 from twin.cost.roofline import WALLS
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from calibrate.published import Row, read_published
+from calibrate.published.cases import Row, read_published
 from twin.answers.quality import QUALITY, Quality, published_quality
 from twin.errors import BadFile
 from twin.formats import format_names

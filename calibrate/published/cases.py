@@ -1,25 +1,67 @@
-"""How the twin is asked for each published row, and how near it has to come: a data file a machine, read strictly."""
+"""Published rows as their authors gave them, and how the twin is asked for each: JSON files, read strictly."""
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
-from calibrate.estimates import Load
-from calibrate.figures import FIGURES
-from calibrate.published import Row, Text, check_schema, read_as, read_published, refuse_repeats
+from calibrate.published.estimates import Load
+from calibrate.published.figures import FIGURES
+from calibrate.validation import NotCompared
 from hwprofiles.errors import BadFile, TwinError, UnknownName
-from hwprofiles.store import DATA
+from hwprofiles.store import DATA, read_json
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.formats import format_names
 
-SCHEMA = "twin.cases/1"
+ROWS_SCHEMA, CASES_SCHEMA = "twin.published/1", "twin.cases/1"
 
-Skip = Literal["carried", "not_predicted"]
+Text = Annotated[str, Meta(min_length=1)]
+_Read = TypeVar("_Read")
+
+
+class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One published figure: a number, a range, or a yes or no."""
+
+    id: Text
+    system: Text
+    metric: Text
+    value: bool | float | tuple[float, float]
+    unit: str
+    source: Text
+    conditions: dict[str, object]
+
+    @property
+    def low(self) -> float:
+        """The number, or the lower end of the range."""
+        return float(self.value[0] if isinstance(self.value, tuple) else self.value)
+
+    @property
+    def high(self) -> float:
+        """The number, or the upper end of the range."""
+        return float(self.value[1] if isinstance(self.value, tuple) else self.value)
+
+    @property
+    def middle(self) -> float:
+        """The number, or the middle of the range."""
+        return (self.low + self.high) / 2
+
+
+class Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A file of rows."""
+
+    schema: str
+    note: str
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema, ROWS_SCHEMA)
+        _refuse_repeats("row", (row.id for row in self.rows))
 
 
 class Ask(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +89,7 @@ class RecordedCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     differs: dict[str, Text] = {}
     """Conditions of the row that the question deliberately does not share, and why."""
     sets: str = ""
-    """What of its own question this row pins, so that it is no evidence."""
+    """What of its own question this row sets, so that it is no evidence."""
     input_of: str = ""
     """Rate of the profile, by its path, that this row is."""
     note: str = ""
@@ -55,11 +97,12 @@ class RecordedCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def __post_init__(self) -> None:
         if (self.tolerance is None) == (self.tolerance_absolute is None):
             raise ValueError(f"{self.id}: either 'tolerance' or 'tolerance_absolute' is needed, and not both")
-        if self.figure not in FIGURES:
+        figure = FIGURES.get(self.figure)
+        if figure is None:
             raise ValueError(f"{self.id}: figure {self.figure!r} is not one of {', '.join(sorted(FIGURES))}")
-        if FIGURES[self.figure].paired != (self.against is not None):
+        if figure.paired != (self.against is not None):
             raise ValueError(f"{self.id}: 'against' goes with a figure that sets two questions against each other")
-        if FIGURES[self.figure].served != (self.workload is not None):
+        if figure.served != (self.workload is not None):
             raise ValueError(f"{self.id}: 'workload' goes with a figure of many requests")
 
 
@@ -69,7 +112,7 @@ class SkipRule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     system: Text
     metric: str | None = None
     """None: whatever metric no rule before took."""
-    status: Skip
+    status: NotCompared
     reason: str = ""
     engine: str = ""
 
@@ -95,8 +138,8 @@ class CaseFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     skipped: tuple[SkipRule, ...]
 
     def __post_init__(self) -> None:
-        check_schema(self.schema, SCHEMA)
-        refuse_repeats("case", (case.id for case in self.cases))
+        _check_schema(self.schema, CASES_SCHEMA)
+        _refuse_repeats("case", (case.id for case in self.cases))
 
 
 class Recorded(Struct, frozen=True, kw_only=True, dict=True):
@@ -144,15 +187,38 @@ def load_recorded(machine: str) -> Recorded:
     return read_recorded(DATA / machine / "cases.json")
 
 
+def read_published(name: str) -> Published:
+    """The shipped file of rows called `name`. Raises BadFile in one line."""
+    return _read_as(DATA / name, Published)
+
+
 def read_recorded(path: Path) -> Recorded:
     """The cases in `path` with the rows that they name. Raises BadFile in one line."""
-    own = read_as(path, CaseFile)
+    own = _read_as(path, CaseFile)
     published = read_published(own.published)
     try:
         rows = tuple(row for row in published.rows if row.system in own.systems)
         return Recorded(machine=own.machine, rows=rows, cases=own.cases, rules=own.skipped)
     except ValueError as wrong:
         raise BadFile(f"{path}: {wrong}") from None
+
+
+def _read_as(path: Path, kind: type[_Read]) -> _Read:
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+
+
+def _check_schema(schema: str, known: str) -> None:
+    if schema != known:
+        raise ValueError(f"schema must be {known!r}, not {schema!r}")
+
+
+def _refuse_repeats(what: str, ids: Iterable[str]) -> None:
+    repeated = [name for name, times in Counter(ids).items() if times > 1]
+    if repeated:
+        raise ValueError(f"{what} {repeated[0]!r} appears twice")
 
 
 def _check_case(case: RecordedCase, recorded: Recorded) -> None:

@@ -1,13 +1,13 @@
-"""What a recorded figure is compared with: a predicted value, its 90 % interval and the usual estimate beside it."""
+"""What a published row is compared with: a predicted value, its 90 % interval and the usual estimate beside it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct, field
 
 from hwprofiles import HardwareProfile
-from hwprofiles.rates import Provenance, Rate
+from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
@@ -34,8 +34,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """A figure's question, what it is set against (a drop needs two), the workload of a served one, the machine."""
 
     question: Question
-    against: Question | None
     profile: HardwareProfile
+    against: Question | None = None
     workload: Load | None = None
     intervals: bool = True
     """Whether an interval that costs simulations of its own is wanted."""
@@ -50,6 +50,11 @@ class Asked(Struct, frozen=True, kw_only=True):
         """The question's memory, whether it fits or not."""
         return plan_memory(self.case, self.profile)
 
+    @property
+    def answer(self) -> "Answer":
+        """The twin's prediction of times."""
+        return answer(self.question, self.profile)
+
 
 class Estimate(Struct, frozen=True, kw_only=True):
     """A prediction in the unit of its figure."""
@@ -62,6 +67,12 @@ class Estimate(Struct, frozen=True, kw_only=True):
     """The usual estimate; None where there is none."""
     also: dict[str, float] = field(default_factory=dict)
     """What else the twin says here, by a name that ends in its unit."""
+
+    def converted(self, convert: Callable[[float], float], *, also: Mapping[str, float] | None = None) -> "Estimate":
+        """The same in another unit; `convert` keeps the order of numbers."""
+        naive = None if self.naive is None else convert(self.naive)
+        value, low, high = map(convert, (self.value, self.low, self.high))
+        return Estimate(value=value, low=low, high=high, naive=naive, also=dict(also or self.also))
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -109,17 +120,6 @@ def within_spread(value: float, spread: float, *, naive: float | None = None) ->
     return Estimate(value=value, low=value / factor, high=value * factor, naive=naive)
 
 
-def of_rate(rate: Rate, unit: float, *, naive: float | None = None) -> Estimate:
-    """A rate of the profile, as it is."""
-    return within_spread(rate.value / unit, rate.spread, naive=naive)
-
-
-def of_quantity(quantity: Quantity, unit: float, *, naive: float | None = None) -> Estimate:
-    """A predicted time or speed."""
-    value, low, high = (number / unit for number in quantity)
-    return Estimate(value=value, low=low, high=high, naive=naive)
-
-
 def of_part(
     phase: Phase, name: str, sources: Mapping[str, Provenance], *, unit: float, naive: float | None
 ) -> Estimate:
@@ -139,13 +139,8 @@ def drop(slower: Answer, faster: Answer) -> Estimate:
     ratio = faster.decode.seconds.value / slower.decode.seconds.value
     sources = {**slower.prediction.sources, **faster.prediction.sources}
     before, after = _time_shares(faster.decode), _time_shares(slower.decode)
-    spread = math.sqrt(
-        sum(
-            ((before.get(rate, 0.0) - after.get(rate, 0.0)) * sources[rate].spread) ** 2
-            for rate in before.keys() | after.keys()
-        )
-    )
-    factor = math.exp(Z90 * spread)
+    moved = {rate: before.get(rate, 0.0) - after.get(rate, 0.0) for rate in before.keys() | after.keys()}
+    factor = math.exp(Z90 * math.sqrt(sum((share * sources[rate].spread) ** 2 for rate, share in moved.items())))
     naive = 1 - faster.decode.naive_s / slower.decode.naive_s
     return Estimate(value=1 - ratio, low=1 - ratio * factor, high=1 - ratio / factor, naive=naive)
 
@@ -157,14 +152,3 @@ def _time_shares(phase: Phase) -> dict[str, float]:
         for rate in part.rates:
             shares[rate] = shares.get(rate, 0.0) + part.seconds / phase.seconds.value
     return shares
-
-
-def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """The same estimate in a unit `factor` times smaller."""
-    return Estimate(
-        value=estimate.value * factor,
-        low=estimate.low * factor,
-        high=estimate.high * factor,
-        naive=None if estimate.naive is None else estimate.naive * factor,
-        also=estimate.also,
-    )

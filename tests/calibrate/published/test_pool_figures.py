@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from calibrate.estimates import Asked, Estimate, NoAnswer
-from calibrate.figures import FIGURES
+from calibrate.published.estimates import Asked, Estimate, NoAnswer
+from calibrate.published.figures import FIGURES
 from hwprofiles import HardwareProfile, load_profile
 from twin.ask.question import Question
 from twin.errors import Impossible

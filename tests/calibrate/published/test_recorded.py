@@ -7,11 +7,9 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from calibrate.cases import load_recorded
-from calibrate.compare import Comparison
-from calibrate.published import read_published
-from calibrate.recorded import role_reasons, validate, validate_recorded
-from calibrate.validation import Validation, to_json
+from calibrate.published.cases import load_recorded, read_published
+from calibrate.published.recorded import role_reasons, validate, validate_recorded
+from calibrate.validation import Comparison, Validation, to_json
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Provenance
 from twin.engines import engine_names, load_engine

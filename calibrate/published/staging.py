@@ -40,10 +40,7 @@ class StagingStatistics(Struct, frozen=True, kw_only=True):
 
 
 def staging_statistics(case: Case, *, prompt_tokens: int, cache_tokens: int) -> StagingStatistics:
-    """Count the staged chunks of a prompt of `prompt_tokens` in a cache loaded for `cache_tokens`.
-
-    Raises BadValue where no chunk of the prompt is staged: there is no ratio then.
-    """
+    """Count the staged chunks of a prompt in a cache loaded for `cache_tokens`; BadValue where none is staged."""
     rules = case.rules
     chunks = [chunk_at(case, prompt_tokens, index) for index in range(chunk_count(case, prompt_tokens))]
     staged = [chunk for chunk in chunks if is_sparse(case.model, chunk.end) and case.layout.buckets(case, chunk)]

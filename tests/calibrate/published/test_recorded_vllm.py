@@ -9,11 +9,9 @@ from statistics import median
 import pytest
 from msgspec.structs import replace
 
-from calibrate.cases import Recorded, load_recorded, recorded_machines
-from calibrate.compare import Comparison
-from calibrate.published import Row, read_published
-from calibrate.recorded import validate_recorded
-from calibrate.validation import Validation, to_json
+from calibrate.published.cases import Recorded, Row, load_recorded, read_published, recorded_machines
+from calibrate.published.recorded import validate_recorded
+from calibrate.validation import Comparison, Validation, to_json
 from hwprofiles import HardwareProfile, load_profile
 from twin.units import GIB
 

@@ -1,16 +1,26 @@
-"""Case data is read strictly: whatever is malformed, unknown, doubled or asked otherwise than measured, in one line."""
+"""Rows and cases are read strictly: malformed, unknown, doubled, or asked otherwise than measured, in one line."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from calibrate.cases import Ask, Recorded, RecordedCase, load_recorded, read_recorded, recorded_machines
-from calibrate.estimates import Load
-from calibrate.figures import FIGURES
-from calibrate.published import Row
+from calibrate.published.cases import (
+    Ask,
+    Published,
+    Recorded,
+    RecordedCase,
+    Row,
+    load_recorded,
+    read_published,
+    read_recorded,
+    recorded_machines,
+)
+from calibrate.published.estimates import Load
+from calibrate.published.figures import FIGURES
 from hwprofiles.store import DATA
 from twin.errors import BadFile
 
@@ -39,6 +49,37 @@ def joined(*, value: bool | float = 2048, unit: str = "B", conditions: dict[str,
     case = RecordedCase(id="row", tolerance=0.1, reason="for a test", **(fields | changes))
     row = Row(id="row", system="s", metric="m", value=value, unit=unit, source="x", conditions=conditions or {})
     return Recorded(machine="toy", rows=(row,), cases=(case,), rules=())
+
+
+def row(**other: Any) -> dict[str, Any]:
+    plain = {"id": "a", "system": "s", "metric": "m", "value": 1, "unit": "s", "source": "x", "conditions": {}}
+    return plain | other
+
+
+def test_shipped_rows_have_ids_of_their_own() -> None:
+    rows = read_published("published_rtx3090.json").rows
+    assert len({row.id for row in rows}) == len(rows) == 160
+
+
+@pytest.mark.parametrize(("value", "ends"), [([15, 20], (15, 17.5, 20)), (6.2, (6.2, 6.2, 6.2)), (True, (1, 1, 1))])
+def test_a_value_is_a_number_a_range_or_a_yes(value: object, ends: tuple[float, float, float]) -> None:
+    read = msgspec.convert(row(value=value), Row)
+    assert (read.low, read.middle, read.high) == ends
+
+
+@pytest.mark.parametrize("value", ["fast", None, [1, 2, 3], {"low": 1}])
+def test_anything_else_is_no_value(value: object) -> None:
+    with pytest.raises(msgspec.ValidationError, match="value"):
+        msgspec.convert(row(value=value), Row)
+
+
+@pytest.mark.parametrize(
+    ("schema", "rows", "says"),
+    [("twin.published/1", [row(), row()], "row 'a' appears twice"), ("twin.published/2", [], r"twin\.published/1")],
+)
+def test_a_repeated_id_and_another_schema_are_refused(schema: str, rows: list[Any], says: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=says):
+        msgspec.convert({"schema": schema, "note": "", "rows": rows}, Published)
 
 
 WRONG: dict[str, tuple[Edit, str]] = {
@@ -118,7 +159,8 @@ def test_wrong_case_data_is_refused_in_one_line(wrong: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("conditions", [
-    {"layout": "fp8"}, {"layout": "fp8, paged"}, {"layout": "vram"}, {"ctx": 1}, {"prompt": 1, "output": 5},
+    {"layout": "fp8"}, {"layout": "fp8, paged"}, {"layout": "vram"}, {"ctx": 1}, {"ctx": 1, "prompt": 7},
+    {"prompt": 1, "output": 5},
     {"model": "Qwen3.8-27B 4-bit weights"}, {"engine": "vLLM 0.28.0"}, {"backend": "FlashInfer"}, {"mode": "batch"},
 ])  # fmt: skip
 def test_a_question_that_shares_what_a_row_says_is_taken(conditions: dict[str, Any]) -> None:
@@ -136,25 +178,18 @@ def test_a_difference_is_refused_unless_the_case_says_why(key: str, conditions: 
     assert joined(conditions=conditions, differs={key: "on purpose"}).cases
 
 
-def test_a_context_comes_before_a_prompt() -> None:
-    assert joined(conditions={"ctx": 1, "prompt": 7}).cases
-
-
 @pytest.mark.parametrize("named", ["mtp3-fp8", "MTP-3, one request", "mtp"])
 def test_a_drafter_is_known_by_how_its_speculation_begins(named: str) -> None:
     ask = Ask(ctx_tokens=1, model="qwen3.8-27b", kv_dtype="fp8", speculation="mtp:3", accepted=2.0)
     assert joined(conditions={"speculation": named}, ask=ask).cases
 
 
-@pytest.mark.parametrize("value", [True, False])
-def test_a_yes_or_a_no_can_be_compared(value: bool) -> None:
-    assert joined(value=value, unit="", figure="starts").rows[0].middle == float(value)
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0])
-def test_any_other_nothing_cannot(value: float) -> None:
-    with pytest.raises(ValueError, match="not a positive number or range"):
-        joined(value=value)
+def test_a_yes_or_a_no_can_be_compared_and_any_other_nothing_cannot() -> None:
+    for answer in (True, False):
+        assert joined(value=answer, unit="", figure="starts").rows[0].middle == float(answer)
+    for nothing in (0.0, -1.0):
+        with pytest.raises(ValueError, match="not a positive number or range"):
+            joined(value=nothing)
 
 
 def test_a_workload_goes_with_a_figure_of_many_requests_and_with_no_other() -> None:
@@ -165,17 +200,17 @@ def test_a_workload_goes_with_a_figure_of_many_requests_and_with_no_other() -> N
     assert joined(unit="s", figure="total_time", workload=load).cases
 
 
-def without(name: str, key: str) -> Edit:
-    """An edit that drops the reason for one difference."""
-    return lambda data: case(data, name)["differs"].pop(key)
-
-
 @pytest.mark.parametrize("machine", recorded_machines())
-def test_every_shipped_difference_is_a_real_one(machine: str, tmp_path: Path) -> None:
+def test_the_shipped_cases_read_back_and_every_difference_is_a_real_one(machine: str, tmp_path: Path) -> None:
+    assert read_edited(tmp_path, lambda data: data, machine=machine).machine == machine
     for differing in load_recorded(machine).cases:
         for key in differing.differs:
             with pytest.raises(BadFile, match=f"{key} .* is asked"):
-                read_edited(tmp_path, without(differing.id, key), machine=machine)
+                read_edited(
+                    tmp_path,
+                    lambda data, id_=differing.id, key=key: case(data, id_)["differs"].pop(key),
+                    machine=machine,
+                )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": NaN}', '{"schema": 1, "schema": 2}'])
@@ -186,11 +221,6 @@ def test_what_is_no_case_file_is_refused_in_one_line(text: str, tmp_path: Path) 
         read_recorded(path)
     assert str(path) in refusal.value.message
     assert "\n" not in refusal.value.message
-
-
-@pytest.mark.parametrize("machine", recorded_machines())
-def test_the_shipped_cases_read_back_unedited(machine: str, tmp_path: Path) -> None:
-    assert read_edited(tmp_path, lambda data: data, machine=machine).machine == machine
 
 
 def test_every_figure_is_asked_for_somewhere() -> None:

@@ -2,11 +2,10 @@
 
 import msgspec
 import pytest
-
-from calibrate.cases import Ask, RecordedCase
 from calibrate.compare import Comparison, compare, summarise
-from calibrate.estimates import Estimate, count
-from calibrate.published import Row
+
+from calibrate.published.cases import Ask, RecordedCase, Row
+from calibrate.published.estimates import Estimate, count
 
 
 def compared(
