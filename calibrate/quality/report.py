@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from calibrate.attention_errors import ABSMAX_INT4
-from calibrate.quality import REFERENCES, FormatErrors, Measured, Sample
+from calibrate.quality.errors import ABSMAX_INT4
+from calibrate.quality.measure import REFERENCES, FormatErrors, Measured, Sample
 from twin.render.comparison import quality_cells
 from twin.render.text import table
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import kurtosis
 
-from calibrate.synthetic_heads import KINDS, QUERIES, SINKS, TARGETS, Heads, looking_for, synthetic_heads
+from calibrate.quality.heads import KINDS, QUERIES, SINKS, TARGETS, Heads, looking_for, synthetic_heads
 from twin.cli.options import QUALITY_OPTIONS
 
 TOKENS, DIMS = 2048, 128

@@ -1,7 +1,6 @@
-"""`twin quality`: what cache formats do to attention, measured here on heads from a file or on made-up ones.
+"""One measurement of formats on sets of heads, each against attention in float64 (`errors.py`).
 
-Formats are held against attention in float64 (`attention_errors.py`). What is published of answers
-(`twin/answers/quality.py`) is carried beside and never enters a measured figure.
+What is published of answers (`twin/answers/quality.py`) is carried beside and never enters a measured figure.
 """
 
 import os
@@ -13,7 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from calibrate.attention_errors import (
+from calibrate.probes.machine import check_device, cpu_name
+from calibrate.quality.errors import (
     ABSMAX_INT4,
     Concentration,
     Errors,
@@ -27,9 +27,7 @@ from calibrate.attention_errors import (
     together,
     truth_of,
 )
-from calibrate.probes.machine import check_device, cpu_name
-from calibrate.quality_heads import Source, dumped, made_up
-from calibrate.synthetic_heads import Heads
+from calibrate.quality.heads import Source, dumped, made_up
 from twin.answers.quality import Quality, published_quality
 from twin.errors import BadValue, Impossible
 from twin.formats import is_exl3, kv_format
@@ -106,14 +104,8 @@ class Measured:
         """Over all layers of a file; empty where there is one, or where kinds were made up."""
         if self.tensors is None or len(self.samples) == 1:
             return ()
-        return tuple(
-            FormatErrors(
-                name=rows[0].name,
-                waiting_tokens=rows[0].waiting_tokens,
-                sums=together([row.sums for row in rows]),
-            )
-            for rows in zip(*(sample.formats for sample in self.samples), strict=True)
-        )
+        layers = zip(*(sample.formats for sample in self.samples), strict=True)
+        return tuple(replace(rows[0], sums=together([row.sums for row in rows])) for rows in layers)
 
     @property
     def published(self) -> dict[str, tuple[Quality, ...]]:
@@ -228,15 +220,26 @@ def _measure(
             if not truth.output.any():
                 raise Impossible(f"{heads.name}: attention's output is zero: there is nothing to compare with")
             rows: list[FormatErrors] = []
-            for done, row in enumerate(each(partial(_errors, truth), names)):
-                progress(number * len(names) + done, total, f"{heads.name}: {row[0]}")
-                if isinstance(row[1], str):
-                    left_out.setdefault(row[0], f"{row[1]} ({heads.name})" if len(source.makers) > 1 else row[1])
+            for done, (name, found) in enumerate(each(partial(_errors, truth), names)):
+                progress(number * len(names) + done, total, f"{heads.name}: {name}")
+                if isinstance(found, FormatErrors):
+                    rows.append(found)
                 else:
-                    rows.append(row[1])
-            samples.append(_sample(heads, truth, rows))
-    kept = [name for name in names if name not in left_out]
-    return tuple(_only(sample, kept) for sample in samples), left_out
+                    left_out.setdefault(name, f"{found} ({heads.name})" if len(source.makers) > 1 else found)
+            tokens, kv_heads, _ = heads.keys.shape
+            sample = Sample(
+                name=heads.name,
+                about=heads.about,
+                tokens=tokens,
+                heads=kv_heads,
+                queries=kv_heads * heads.queries.shape[1],
+                generated=heads.generated,
+                concentration=concentration_of(truth),
+                formats=tuple(rows),
+            )
+            samples.append(sample)
+    kept = (tuple(row for row in sample.formats if row.name not in left_out) for sample in samples)
+    return tuple(replace(sample, formats=rows) for sample, rows in zip(samples, kept, strict=True)), left_out
 
 
 def _errors(truth: Truth, name: str) -> tuple[str, FormatErrors | str]:
@@ -246,24 +249,6 @@ def _errors(truth: Truth, name: str) -> tuple[str, FormatErrors | str]:
     except NotKept as reason:
         return name, str(reason)
     return name, FormatErrors(name=name, waiting_tokens=waiting, sums=sums_of(truth, keys, values))
-
-
-def _sample(heads: Heads, truth: Truth, rows: Sequence[FormatErrors]) -> Sample:
-    tokens, kv_heads, _ = heads.keys.shape
-    return Sample(
-        name=heads.name,
-        about=heads.about,
-        tokens=tokens,
-        heads=kv_heads,
-        queries=kv_heads * heads.queries.shape[1],
-        generated=heads.generated,
-        concentration=concentration_of(truth),
-        formats=tuple(rows),
-    )
-
-
-def _only(sample: Sample, names: Sequence[str]) -> Sample:
-    return replace(sample, formats=tuple(row for row in sample.formats if row.name in names))
 
 
 @contextmanager

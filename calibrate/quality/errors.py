@@ -1,30 +1,32 @@
 """What keeping K and V in a format does to attention: sums of errors of a set of heads, against float64.
 
 Truth is attention in float64 over the tensors as they were given. A format is held against it by what comes out of its
-planes: appended, unpacked, brought back to the model's basis, and attended to in float64 as well, so that nothing but
-the format's own rounding is seen.
+planes: appended, dequantised, brought back to the model's basis, and attended to in float64 as well, so that nothing
+but the format's own rounding is seen.
 
 Beside the formats stands the plain 4-bit cache that everybody knows, `absmax_int4`: for each token, head and plane
 x = code x scale with scale = absmax / 7 in float32 and code = round(x / scale) in -7 .. 7, nothing rotated or shifted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.synthetic_heads import SINKS, Heads
+from calibrate.quality.heads import SINKS, Heads
 
 if TYPE_CHECKING:
     import torch
 
+Array = npt.NDArray[np.float64]
+
 ABSMAX_INT4 = "absmax_int4"
 
 CHUNK_TOKENS = 512
-"""Tokens that are appended or unpacked at once, whole tiles of every format: temporary tensors stay in the caches."""
+"""Tokens that are appended or dequantised at once, whole tiles of every format: what is temporary stays in the caches."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,18 +62,22 @@ class Concentration:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sums:
-    """Errors of one format, such that those of several layers can be put together."""
+    """Errors of one format, such that those of several heads or layers can be put together.
 
-    key: tuple[float, float]
-    """Sums of squares: of the errors, of the truth."""
-    value: tuple[float, float]
-    output: tuple[float, float]
-    score: tuple[float, int]
-    """Sum of squared errors; number of scores."""
-    score_max: float
-    divergence: npt.NDArray[np.float64]
+    The first four hold two numbers: the sum of squared errors, and what they are relative to.
+    """
+
+    key: Array
+    """To the sum of squares of the truth, as `value` and `output`."""
+    value: Array
+    output: Array
+    score: Array
+    """To the number of scores."""
+    score_max: Array
+    """Of each head."""
+    divergence: Array
     """Of each query: Kullback and Leibler's, in nats, of attention over the cache from the true one."""
-    cosine: npt.NDArray[np.float64]
+    cosine: Array
     """Of each query's output and the true one."""
 
 
@@ -161,25 +167,25 @@ def _through_planes(name: str, truth: Truth) -> tuple["torch.Tensor", "torch.Ten
 
 def sums_of(truth: Truth, keys: "torch.Tensor", values: "torch.Tensor") -> Sums:
     """Errors of K and V [tokens, kv_heads, head_dim] and of attention over them."""
-    parts = [_sums_of_head(truth, head, keys[:, head], values[:, head]) for head in range(keys.shape[1])]
-    return together(parts)
+    return together([_sums_of_head(truth, head, keys[:, head], values[:, head]) for head in range(keys.shape[1])])
 
 
 def _sums_of_head(truth: Truth, head: int, keys: "torch.Tensor", values: "torch.Tensor") -> Sums:
     scores, true_output = _scores(truth.queries[head], keys, truth.hidden), truth.output[head]
     logs, true_logs = scores.log_softmax(-1), truth.logs[head]
-    apart, further = scores - truth.scores[head], true_logs - logs
+    apart, further, count = scores - truth.scores[head], true_logs - logs, scores.numel()
     if truth.hidden is not None:
         apart, further = apart.masked_fill(truth.hidden, 0.0), further.masked_fill(truth.hidden, 0.0)
+        count = int((~truth.hidden).sum())
     output = logs.exp() @ values.double()
     return Sums(
         key=_squares(keys, truth.keys[:, head]),
         value=_squares(values, truth.values[:, head]),
         output=_squares(output, true_output),
-        score=(float((apart**2).sum()), _count(truth, apart)),
-        score_max=float(apart.abs().max()),
-        divergence=_numpy((true_logs.exp() * further).sum(-1).clamp(min=0.0)),
-        cosine=_numpy(_cosine(output, true_output)),
+        score=np.array([float((apart**2).sum()), count]),
+        score_max=np.array([float(apart.abs().max())]),
+        divergence=(true_logs.exp() * further).sum(-1).clamp(min=0.0).cpu().numpy(),
+        cosine=_cosine(output, true_output).cpu().numpy(),
     )
 
 
@@ -190,35 +196,16 @@ def _cosine(rows: "torch.Tensor", true_rows: "torch.Tensor") -> "torch.Tensor":
     return ((rows * true_rows).sum(-1) / lengths).where(lengths > 0, same).clamp(-1.0, 1.0)
 
 
-def _squares(rows: "torch.Tensor", true_rows: "torch.Tensor") -> tuple[float, float]:
+def _squares(rows: "torch.Tensor", true_rows: "torch.Tensor") -> Array:
     true_rows = true_rows.double()
-    return float(((rows.double() - true_rows) ** 2).sum()), float((true_rows**2).sum())
-
-
-def _count(truth: Truth, scores: "torch.Tensor") -> int:
-    return int(scores.numel()) if truth.hidden is None else int((~truth.hidden).sum())
-
-
-def _numpy(tensor: "torch.Tensor") -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = tensor.cpu().numpy()
-    return array
+    return np.array([float(((rows.double() - true_rows) ** 2).sum()), float((true_rows**2).sum())])
 
 
 def together(parts: Sequence[Sums]) -> Sums:
     """Those of several heads or layers as of one."""
-
-    def added(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        return sum(first for first, _ in pairs), sum(second for _, second in pairs)
-
-    return Sums(
-        key=added([part.key for part in parts]),
-        value=added([part.value for part in parts]),
-        output=added([part.output for part in parts]),
-        score=(sum(part.score[0] for part in parts), sum(part.score[1] for part in parts)),
-        score_max=max(part.score_max for part in parts),
-        divergence=np.concatenate([part.divergence for part in parts]),
-        cosine=np.concatenate([part.cosine for part in parts]),
-    )
+    of = {each.name: [getattr(part, each.name) for part in parts] for each in fields(Sums)}
+    added = {name: np.sum(of.pop(name), axis=0) for name in ("key", "value", "output", "score")}
+    return Sums(**added, **{name: np.concatenate(arrays) for name, arrays in of.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,20 +224,16 @@ class Errors:
 
 
 def errors_of(sums: Sums) -> Errors:
-    """The figures that the sums amount to."""
+    """The figures that the sums amount to. Tensors that are zero everywhere are refused before."""
+    key, value, output, score = (sqrt(error / base) for error, base in (sums.key, sums.value, sums.output, sums.score))
     return Errors(
-        key_relative_rms=_relative(*sums.key),
-        value_relative_rms=_relative(*sums.value),
-        score_rms=sqrt(sums.score[0] / sums.score[1]),
-        score_max=sums.score_max,
+        key_relative_rms=key,
+        value_relative_rms=value,
+        score_rms=score,
+        score_max=float(sums.score_max.max()),
         kl_mean=float(sums.divergence.mean()),
         kl_p99=float(np.percentile(sums.divergence, 99)),
-        output_relative_rms=_relative(*sums.output),
+        output_relative_rms=output,
         output_cosine_mean=float(sums.cosine.mean()),
         output_cosine_min=float(sums.cosine.min()),
     )
-
-
-def _relative(error: float, truth: float) -> float:
-    """Tensors that are zero everywhere are refused before."""
-    return sqrt(error / truth)

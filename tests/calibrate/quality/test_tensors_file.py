@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate.tensors_file import LONGEST_HEADER, read_layers
-from tests.calibrate.dumped import header_of, packed, some, stored, whole, write
+from calibrate.quality.tensors_file import LONGEST_HEADER, read_layers
+from tests.calibrate.quality.dumped import header_of, packed, some, stored, whole, write
 from twin.errors import BadFile
 
 K, V = some(seed=1), some(seed=2)
@@ -178,7 +178,7 @@ def test_what_is_no_number_is_refused_by_tensor_and_place(path: Path, dtype: str
 def test_the_place_counts_from_the_first_row_however_many_are_checked_at_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("calibrate.tensors_file.CHECKED_AT_ONCE", 24)
+    monkeypatch.setattr("calibrate.quality.tensors_file.CHECKED_AT_ONCE", 24)
     with pytest.raises(BadFile, match=r"holds nan at \[17, 1, 2\]"):
         read_layers(write(path, k=spoilt(K, (17, 1, 2), float("nan")), v=V))
 
