@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 ABSMAX_INT4 = "absmax_int4"
 
 CHUNK_TOKENS = 512
-"""Tokens that are appended or dequantised at once, whole tiles of every format: what is temporary stays in the caches."""
+"""Tokens that are appended or dequantised at once, whole tiles of every format: so few that the caches hold them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from calibrate.probes.machine import check_device, cpu_name
+from calibrate.machine.description import check_device, cpu_name
 from calibrate.quality.errors import (
     ABSMAX_INT4,
     Concentration,

@@ -1,18 +1,40 @@
-"""Host memory for probes: a registered slab that a GPU reads in place, or a mapped file where the device is the CPU."""
+"""What the probes of a machine share: one timed and verified call, and host memory to work on."""
 
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from calibrate.probes.probe import Context
+from calibrate.probes.probe import Context, Sample, check
 
 FILL_BYTES = 2**26
+
+
+def timed(
+    context: Context,
+    name: str,
+    work: Callable[[], object],
+    *,
+    at: Mapping[str, int | float | str],
+    right: Callable[[], object],
+    how: str,
+    seconds: Callable[[Callable[[], object]], tuple[float, ...]] | None = None,
+    before: Callable[[int], object] | None = None,
+    per: int = 1,
+    moved_bytes: float = 0,
+    flops: float = 0,
+) -> Sample:
+    """Time `work` (by `seconds`; None: the device's clock), then ask whether its result is `right`.
+
+    `per`, `before`: see `Context.seconds`; `how` says what was compared. Raises WrongData.
+    """
+    took = seconds(work) if seconds is not None else context.seconds(work, before=before, per=per)
+    return Sample(at=at, seconds=took, moved_bytes=moved_bytes, flops=flops, checked=check(name, right(), how))
 
 
 class Region(NamedTuple):
@@ -24,7 +46,10 @@ class Region(NamedTuple):
 
 @contextmanager
 def host_region(context: Context, nbytes: int, *, huge_pages: bool = True) -> Iterator[Region]:
-    """`nbytes` of the host tier, filled with a random pattern that repeats every 64 MiB; released on every path."""
+    """`nbytes` of host memory, filled with a random pattern that repeats every 64 MiB; released on every path.
+
+    A registered slab that a GPU reads in place, or a mapped file where the device is the CPU.
+    """
     if context.cuda:
         from realkernels.host_slab import host_slab  # noqa: PLC0415
 
@@ -35,8 +60,9 @@ def host_region(context: Context, nbytes: int, *, huge_pages: bool = True) -> It
             yield region
             del region, slab
         return
-    with mapped_file(context.folder, nbytes) as mapping:
-        tensor = torch.frombuffer(mapping, dtype=torch.uint8)
+    with scratch_file(context.folder, nbytes) as handle:
+        mapping = mmap.mmap(handle, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        tensor = torch.frombuffer(mapping, dtype=torch.uint8)  # the last reference to the map unmaps it
         fill(tensor)
         yield Region(tensor, tensor)
         del tensor
@@ -55,10 +81,3 @@ def scratch_file(folder: Path, nbytes: int) -> Iterator[int]:
     with tempfile.TemporaryFile(dir=folder) as file:  # no path out, not even a kill, leaves it behind
         os.posix_fallocate(file.fileno(), 0, nbytes)  # a hole would turn a full disk into a bus error later
         yield file.fileno()
-
-
-@contextmanager
-def mapped_file(folder: Path, nbytes: int) -> Iterator[mmap.mmap]:
-    """A shared map of a nameless file; the last reference to it unmaps it."""
-    with scratch_file(folder, nbytes) as handle:
-        yield mmap.mmap(handle, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Chains of 32-bit logic operations in registers: as many operations as can be counted, next to no memory."""
+"""Triton kernels of the probes: memory read from end to end or in random runs, and chains of logic in registers."""
 
 from typing import Any
 
@@ -7,10 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
+LANES = 1024
+"""int32 elements that a thread block reads at once."""
+
 CHAINS = (4, 8, 16)
 """Independent chains of a thread."""
 
-WARPS, LANES = 8, 32
+WARPS, WARP_LANES = 8, 32
 PROGRAMS_PER_SM = 8
 STEPS = 2048
 ROUNDS, OPERATIONS_A_ROUND = 8, 2
@@ -18,6 +21,28 @@ ROUNDS, OPERATIONS_A_ROUND = 8, 2
 
 _ROUND = "lop3.b32 $0, $0, $2, $3, 0x6a; shf.l.wrap.b32 $0, $0, $0, 7;"
 _ASSEMBLY = "mov.b32 $0, $1; " + " ".join([_ROUND] * ROUNDS)
+
+
+@triton.jit
+def _sum(data, partial, count, LANES: tl.constexpr, UNROLL: tl.constexpr):  # noqa: N803
+    total = tl.zeros([LANES], dtype=tl.int32)
+    lane = tl.arange(0, LANES)
+    stride = tl.num_programs(0) * LANES * UNROLL
+    for start in range(tl.program_id(0) * LANES * UNROLL, count, stride):
+        for step in tl.static_range(UNROLL):
+            at = start + step * LANES + lane
+            total += tl.load(data + at, mask=at < count, other=0)
+    tl.store(partial + tl.program_id(0), tl.sum(total, axis=0))
+
+
+@triton.jit
+def _sum_runs(data, starts, partial, RUN: tl.constexpr, LANES: tl.constexpr):  # noqa: N803
+    first = tl.load(starts + tl.program_id(0)) * RUN
+    lane = tl.arange(0, LANES)
+    total = tl.zeros([LANES], dtype=tl.int32)
+    for step in range(0, RUN, LANES):
+        total += tl.load(data + first + step + lane)
+    tl.store(partial + tl.program_id(0), tl.sum(total, axis=0))
 
 
 @triton.jit
@@ -31,11 +56,46 @@ def _chains(data, masks, out, steps, ELEMENTS: tl.constexpr, ASSEMBLY: tl.conste
     tl.store(out + at, x)
 
 
+class Sum:
+    """Sum of int32 `data` [n], n below 2^31, a multiple of 8192; wraps modulo 2^32 in each program only."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        processors = torch.cuda.get_device_properties(data.device).multi_processor_count
+        self.programs = processors * 8
+        self.partial = torch.zeros(self.programs, dtype=torch.int32, device=data.device)
+
+    def run(self) -> None:
+        """Read everything once."""
+        _sum[(self.programs,)](self.data, self.partial, self.data.numel(), LANES=LANES, UNROLL=4, num_warps=8)
+
+    def value(self) -> int:
+        """The sum, waited for."""
+        return int(self.partial.long().sum())
+
+
+class RunSums:
+    """Sums of runs of `run_bytes` bytes of int32 `data` that begin at run numbers `starts` (int64 [runs])."""
+
+    def __init__(self, data: Any, *, run_bytes: int, runs: int) -> None:
+        self.data, self.run_elements = data, run_bytes // 4
+        self.starts = torch.zeros(runs, dtype=torch.int64, device=data.device)
+        self.partial = torch.zeros(runs, dtype=torch.int32, device=data.device)
+
+    def run(self) -> None:
+        """Read every run once."""
+        lanes = min(self.run_elements, LANES)
+        warps = max(1, min(4, lanes // 128))
+        _sum_runs[(self.starts.numel(),)](
+            self.data, self.starts, self.partial, RUN=self.run_elements, LANES=lanes, num_warps=warps
+        )
+
+
 class Chains:
     """x = rotate((x & a) ^ b, 7), again and again, over every lane of the device."""
 
     def __init__(self, *, chains: int, device: Any, steps: int = STEPS, programs: int | None = None) -> None:
-        self.elements = chains * WARPS * LANES
+        self.elements = chains * WARPS * WARP_LANES
         if programs is None:
             programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
         self.programs, self.steps = programs, steps

@@ -196,7 +196,7 @@ def code_hash() -> str:
     """Short hash of the kernels and probes: figures made by other code are not to be mixed."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for folder in ("realkernels", "calibrate/probes"):
+    for folder in ("realkernels", "calibrate/machine", "calibrate/probes"):
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

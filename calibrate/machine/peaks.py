@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 
 HEADROOM = 1.05
 """Where no data sheet is known, the peak is the measured rate and this much: a bound to compare with, not a fact."""
