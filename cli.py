@@ -174,8 +174,7 @@ def validate(
       twin validate --hw my-machine.json --device cpu --quick
       twin validate --hw my-machine.json         what was recorded of it
     """
-    from calibrate.report import validation_text  # noqa: PLC0415
-    from calibrate.validation import to_json  # noqa: PLC0415
+    from calibrate.validation import to_json, validation_text  # noqa: PLC0415
 
     check_outputs(output)
     if device is None:
@@ -214,8 +213,8 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
       twin quality --kv-dtype int4_per_token_head,fp8 --explain
       twin quality --tensors dumped.safetensors --model qwen3.8-27b --device cuda
     """
-    from calibrate.quality import measure_quality  # noqa: PLC0415
-    from calibrate.quality_report import quality_json, quality_text  # noqa: PLC0415
+    from calibrate.quality.measure import measure_quality  # noqa: PLC0415
+    from calibrate.quality.report import quality_json, quality_text  # noqa: PLC0415
 
     check_outputs(output, read={"--tensors": asked["tensors"]})
     with progress_bar("measuring") as progress:

@@ -11,8 +11,8 @@ from calibrate.fits import Line, queue_fit
 from calibrate.format_fits import format_rates
 from calibrate.kernel_fits import kernel_rates
 from calibrate.library_fits import library_rates
-from calibrate.peaks import peak
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
+from calibrate.machine.peaks import peak
 from calibrate.probes.probe import ProbeRecord, Sample
 from calibrate.rounds import between_calibrations, moment_spread, typical_spread
 from hwprofiles.errors import TwinError

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
 from twin.units import GIB, format_bytes
 

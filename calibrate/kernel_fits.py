@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from calibrate.fits import AttendSample, Shape, attend_fit, latency_and_efficiency, latency_and_rate
 from calibrate.kernel_cases import KernelCase, program_of
 from calibrate.kernel_entry import kernel_entry, residual_rows
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 from calibrate.probes.probe import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile
 from twin.cost.roofline import ATTENTION_OPS, Roofs

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from calibrate.compare import Comparison
 from calibrate.kernel_cases import KernelCase, program_of
 from calibrate.measurements import MeasuredRow, Measurements
-from calibrate.validation import Validation, validation_of
+from calibrate.validation import Comparison, Validation, validation_of
 from hwprofiles import HardwareProfile
 from hwprofiles.profile import CPU_CAPABILITY
 from twin.cost.breakdown import Breakdown

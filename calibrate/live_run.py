@@ -13,6 +13,7 @@ from calibrate.format_grid import format_grid
 from calibrate.grid import long_curve, validation_grid
 from calibrate.kernel_cases import KernelCase, missing_rate
 from calibrate.live import compare_rows
+from calibrate.machine.description import check_device, code_hash, commit, cpu_name
 from calibrate.measure import LeftOut, WrongResult, measure
 from calibrate.measure_formats import measure_formats
 from calibrate.measurements import (
@@ -28,7 +29,6 @@ from calibrate.measurements import (
     to_text,
 )
 from calibrate.prefill_grid import prefill_grid
-from calibrate.probes.machine import check_device, code_hash, commit, cpu_name
 from calibrate.records_grid import records_grid
 from calibrate.rounds import measured_in_rounds
 from calibrate.validation import Skipped, Validation, validation_of

@@ -1,9 +1,9 @@
 """Everything that was ever recorded, against today's predictions: published figures and own measurements."""
 
-from calibrate.cases import recorded_machines
 from calibrate.live import validate_measured
 from calibrate.measurements import measured_machines, measurements_path, read_measurements, shipped_measurements
-from calibrate.recorded import validate_recorded
+from calibrate.published.cases import recorded_machines
+from calibrate.published.recorded import validate_recorded
 from calibrate.validation import Validation, joined
 from hwprofiles import load_profile
 from hwprofiles.errors import find

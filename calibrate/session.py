@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
+from calibrate.machine.description import check_device, describe
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
-from calibrate.probes.machine import check_device, describe
 from calibrate.rounds import in_order, joined_rounds, round_name
 from twin.cli.outputs import check_outputs, write_atomic
 from twin.errors import CannotWrite

@@ -5,18 +5,18 @@ The probes themselves need torch and are loaded by `all_probes` only; what they 
 
 from importlib import import_module
 
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 from calibrate.probes.probe import CannotRun, Context, Probe, ProbeRecord, Sample, WrongData
 
 __all__ = ["CannotRun", "Context", "Machine", "Probe", "ProbeRecord", "Sample", "WrongData", "all_probes"]
 
 _MODULES = (
-    "memory", "link", "mapped", "launches", "products", "host", "decode", "records", "prefill", "library",
-    "instructions", "formats", "format_prefill",
+    "machine.copies", "machine.mapped", "machine.launches", "probes.products", "machine.host", "probes.decode",
+    "probes.records", "probes.prefill", "probes.library", "probes.formats", "probes.format_prefill",
 )  # fmt: skip
 """In the order of measuring: what is cheap and what later sizes depend on comes first."""
 
 
 def all_probes() -> tuple[Probe, ...]:
     """Every probe in the order in which they run. Needs torch."""
-    return tuple(probe for name in _MODULES for probe in import_module(f"calibrate.probes.{name}").PROBES)
+    return tuple(probe for name in _MODULES for probe in import_module(f"calibrate.{name}").PROBES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 from calibrate.probes.planes import MIB_TOKENS, SHAPE, WORST_ERROR, Tier, decode_plan, element_bytes
 from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
 from realkernels.shape import QsaShape

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check, cuda_only
 from realkernels.chunk import PIECE_TOKENS
 from realkernels.format_append import FormatAppend

@@ -6,8 +6,7 @@ timed; and its results are poisoned again, so that what the timing leaves behind
 
 from typing import Any, NamedTuple, Protocol
 
-from calibrate.probes.machine import Machine
-from calibrate.probes.memory import MIB
+from calibrate.machine.description import Machine
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check
 from calibrate.probes.products import DTYPES, TOLERANCE
 from realkernels.library import LibraryAttention, LibraryProducts, flash_missing, random_weights
@@ -15,6 +14,7 @@ from realkernels.library_elementwise import LibraryAppend, LibraryElementwise
 from realkernels.library_layer import LibraryLayers
 from realkernels.library_sampling import LibrarySampling
 from realkernels.shape import DenseShape
+from twin.units import MIB
 
 GPU_SHAPE = DenseShape()
 CPU_SHAPE = DenseShape(hidden=1024, query_heads=8, kv_heads=2, intermediate=3584)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 
 if TYPE_CHECKING:
     from realkernels.backend import Backend

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from calibrate.probes.machine import Machine
-from calibrate.probes.memory import MIB
+from calibrate.machine.description import Machine
 from calibrate.probes.probe import Context, Probe, Sample, check
+from twin.units import MIB
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TOLERANCE = {"fp16": 5e-3, "bf16": 2e-2, "fp32": 1e-3}

@@ -6,7 +6,7 @@ result is checked against float64 attention over the unpacked selection.
 
 from functools import partial
 
-from calibrate.probes.machine import Machine
+from calibrate.machine.description import Machine
 from calibrate.probes.planes import MIB_TOKENS, SHAPE, WORST_ERROR, decode_plan
 from calibrate.probes.probe import Context, Probe, Sample, check
 from realkernels.format_gather import HostGather, RecordCache, record_cache

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from calibrate.machine.description import describe
 from calibrate.probes import Context, Probe, all_probes
-from calibrate.probes.machine import describe
 
 
 def probe_of(name: str) -> Probe:

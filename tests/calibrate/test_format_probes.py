@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from calibrate.format_grid import CPU_DESIGN, DESIGN
+from calibrate.machine.description import describe
 from calibrate.probes import CannotRun, Context, ProbeRecord, WrongData, all_probes
-from calibrate.probes.machine import describe
 from tests.calibrate import probe_worlds as worlds
 from tests.calibrate.cpu_probes import context, probe_of
 from twin.engines.twin import INLINE, QUANTISED
@@ -139,7 +139,7 @@ def test_what_the_probes_measure_makes_a_profile(tmp_path: Path) -> None:
 
 def test_a_chain_is_what_the_instructions_say() -> None:
     pytest.importorskip("triton")
-    from calibrate.probes.instruction_kernels import chained
+    from calibrate.machine.kernels import chained
 
     assert chained(0b1011, (0b0110, 0b1000), 1) == ((0b1011 & 0b0110) ^ 0b1000) << 7
     assert chained(0xFFFFFFFF, (0xFFFFFFFF, 0), 5) == 0xFFFFFFFF
@@ -149,7 +149,7 @@ def test_a_chain_is_what_the_instructions_say() -> None:
 def test_every_operation_of_a_run_is_counted() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from calibrate.probes.instruction_kernels import _ASSEMBLY, Chains
+    from calibrate.machine.kernels import _ASSEMBLY, Chains
 
     timed = Chains(chains=4, device=torch.device("cpu"), steps=3, programs=2)
     assert timed.operations == 2 * 4 * 256 * 3 * 16
@@ -159,7 +159,7 @@ def test_every_operation_of_a_run_is_counted() -> None:
 def test_wrong_chains_are_noticed() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from calibrate.probes.instruction_kernels import ROUNDS, Chains, chained
+    from calibrate.machine.kernels import ROUNDS, Chains, chained
 
     timed = Chains(chains=4, device=torch.device("cpu"), steps=2, programs=1)
     first, second = (int(mask) & 0xFFFFFFFF for mask in timed.masks.tolist())

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from calibrate.build import build, checked
 from calibrate.library_fits import library_key
+from calibrate.machine.description import describe
 from calibrate.probes import CannotRun, Context, Probe, ProbeRecord, Sample, WrongData, all_probes
-from calibrate.probes.machine import describe
 from tests.calibrate import probe_worlds as worlds
 
 pytest.importorskip("torch")

@@ -9,13 +9,12 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from calibrate.compare import Comparison
 from calibrate.grid import long_curve, validation_grid
 from calibrate.kernel_cases import KernelCase
 from calibrate.live import TOLERANCES, compare_rows, predict_case, validate_measured
 from calibrate.measure import WORST_ERROR
 from calibrate.measurements import MeasuredRow, Measurements, shipped_measurements
-from calibrate.validation import Validation
+from calibrate.validation import Comparison, Validation
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import CPU_CAPABILITY, Kernel
 from hwprofiles.rates import Provenance, Rate
@@ -206,9 +205,9 @@ def test_a_prediction_lies_in_its_interval_and_not_below_the_floor(
     measured: Measurements, profile: HardwareProfile
 ) -> None:
     for row in measured.rows:
-        tally, seconds, low, high = predict_case(row.case, profile, kv_dtype=measured.kv_dtype)
-        assert tally.floor_s() <= low <= seconds <= high
-        assert tally.bound() in WALLS.values()
+        breakdown, seconds, low, high = predict_case(row.case, profile, kv_dtype=measured.kv_dtype)
+        assert breakdown.floor_s() <= low <= seconds <= high
+        assert breakdown.bound() in WALLS.values()
 
 
 @pytest.mark.parametrize("tier", ["vram", "host"])

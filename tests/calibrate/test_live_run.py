@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from calibrate import live_run
 from calibrate.kernel_cases import KernelCase
 from calibrate.live_run import check_record, check_same_machine, record, validate_live
+from calibrate.machine.description import cpu_name
 from calibrate.measurements import SCHEMA, MeasuredRow, Measurements, read_measurements, to_text
-from calibrate.probes.machine import cpu_name
 from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
 from tests.calibrate.measure_worlds import FakeBackend

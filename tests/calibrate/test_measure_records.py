@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from calibrate.build import build, checked
 from calibrate.kernel_cases import KernelCase
 from calibrate.live import predict_case
+from calibrate.machine.description import describe
 from calibrate.measure import LeftOut, Measurement, WrongResult
 from calibrate.measure_formats import measure_formats
 from calibrate.probes import Context, Probe, ProbeRecord, WrongData, all_probes
-from calibrate.probes.machine import describe
 from tests.calibrate import probe_worlds as worlds
 from twin.engines.twin import INTERLEAVED
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from calibrate.machine.description import describe, host_memory
 from calibrate.probes import Context, Sample, WrongData, all_probes
-from calibrate.probes.machine import describe, host_memory
 from calibrate.probes.probe import check
 from tests.calibrate import probe_worlds as worlds
 

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from calibrate import fit_published, fit_vllm
 from calibrate.build import build
-from calibrate.cases import load_recorded
 from calibrate.probes import ProbeRecord
 from calibrate.refit import PROFILE, Records, main, refitted
 from hwprofiles.store import DATA, read_json
@@ -112,27 +110,6 @@ def test_the_same_holds_where_nothing_is_known_of_programs(seed: int) -> None:
         for samples in (records, disturbed(seed)(records))
     )
     assert list(differences(rates_of(other), rates_of(one))) == []
-
-
-def test_the_same_holds_of_published_rows_of_one_machine() -> None:
-    chance = random.Random(0)  # noqa: S311
-    recorded = load_recorded(fit_vllm.MACHINE)
-    setting = {row for parameter in fit_vllm.PARAMETERS for row in parameter.rows}
-    rows = tuple(
-        replace(row, value=row.middle * (1 + JITTER * chance.uniform(-1, 1))) if row.id in setting else row
-        for row in recorded.rows
-    )
-    assert fit_vllm.fit(replace(recorded, rows=rows)) == pytest.approx(fit_vllm.fit(), rel=EQUAL)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_holds_of_published_rows_of_the_other(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311
-    targets = [
-        replace(target, published=target.published * (1 + JITTER * chance.uniform(-1, 1)))
-        for target in fit_published.TARGETS
-    ]
-    assert fit_published.fit(targets) == pytest.approx(fit_published.fit(), rel=EQUAL)
 
 
 def test_the_comparison_finds_what_moved(again: dict[str, dict[str, Any]]) -> None:

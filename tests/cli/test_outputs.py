@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from calibrate import quality, records, session
+from calibrate import records, session
+from calibrate.quality import measure as quality
 from tests.cli.command import (
     ANSWERED,
     CANNOT_WRITE,

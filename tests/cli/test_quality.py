@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.synthetic_heads import KINDS
-from tests.calibrate.dumped import some, whole, write
+from calibrate.quality.heads import KINDS
+from tests.calibrate.quality.dumped import some, whole, write
 from tests.cli.command import ANSWERED, CANNOT_WRITE, CHILD, INTERRUPTED, WRONG_INPUT, assert_one_line, child, run
 from tests.cli.test_answers import assert_holds
 
@@ -189,7 +189,7 @@ def test_the_answer_does_not_go_over_the_tensors(capsys: Capture, tmp_path: Path
 def test_more_elements_than_can_be_measured_are_refused(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("calibrate.quality_heads.MOST_ELEMENTS", 2**16)
+    monkeypatch.setattr("calibrate.quality.heads.MOST_ELEMENTS", 2**16)
     assert_one_line(
         run(capsys, "quality"), WRONG_INPUT, "K of 4,096 tokens with 2 heads of 256", "(--tokens takes fewer)"
     )
@@ -224,7 +224,7 @@ def test_too_little_memory_is_one_line(capsys: Capture, monkeypatch: pytest.Monk
     def full(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("calibrate.quality.kept_in", full)
+    monkeypatch.setattr("calibrate.quality.measure.kept_in", full)
     assert_one_line(run(capsys, "quality", *QUICK), WRONG_INPUT, "cpu has too little memory for this", "--tokens")
 
 
@@ -235,7 +235,7 @@ def test_a_bug_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch
     def wrong(*_: Any) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr("calibrate.quality.kept_in", wrong)
+    monkeypatch.setattr("calibrate.quality.measure.kept_in", wrong)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         cli.main(["quality", *QUICK])
 

@@ -76,10 +76,11 @@ def main() -> None:
     asked = parser.parse_args()
     raw = read_json(DATA / asked.hw / "profile.json")
     if asked.again is None:
-        from calibrate.probes import format_prefill, formats, instructions  # need torch
+        from calibrate.machine import launches  # need torch
+        from calibrate.probes import format_prefill, formats
         from calibrate.probes import records as of_records
 
-        parts = (instructions, formats, format_prefill, of_records)
+        parts = (launches, formats, format_prefill, of_records)
         probes = [probe for part in parts for probe in part.PROBES]
         machine, records = probed(probes, asked.device, quick=asked.quick)
         date = datetime.now(UTC).date().isoformat()

@@ -20,9 +20,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from calibrate.probes.device_kernels import Sum
+from calibrate.machine.description import describe
+from calibrate.machine.kernels import Sum
 from calibrate.probes.formats import KEPT, TOLERANCE
-from calibrate.probes.machine import describe
 from realkernels.backend import open_backend
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode

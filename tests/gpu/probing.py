@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from calibrate.machine.description import describe
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord
-from calibrate.probes.machine import describe
 
 DTYPES = {"torch.float16": "fp16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
 PATIENCE = 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.published import Row, read_published
+from calibrate.published.cases import Row, read_published
 from twin.formats import format_names
 from twin.models import load_model, model_names
 from twin.models.speculation import ACCEPTANCE, Accepted

@@ -1,0 +1,219 @@
+"""What the measurements are made on: the device, its driver and clocks, the host and its limits. Reads, never sets."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from hwprofiles.profile import CPU_CAPABILITY
+from twin.errors import BadValue
+
+DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+_SMI_FIELDS = (
+    "driver_version", "memory.used", "utilization.gpu", "temperature.gpu", "power.limit",
+    "clocks.sm", "clocks.max.sm", "clocks.mem",
+    "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
+)  # fmt: skip
+_UNLIMITED = -1
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """One device and its host, as they were before the first probe."""
+
+    device: str
+    """"cpu" or "cuda:0"."""
+    name: str
+    compute_capability: str
+    sm_count: int
+    """Multiprocessors, or logical cores."""
+    device_bytes: int
+    device_free_bytes: int
+    host_bytes: int
+    host_free_bytes: int
+    dtype: str = ""
+    """Of the cache planes that this device's kernels work on: fp16, bf16 or fp32."""
+    device_id: str = ""
+    """The GPU's UUID."""
+    driver: str = ""
+    versions: dict[str, str] = {}
+    huge_pages: str = ""
+    """The kernel's mode: always, madvise, never, or empty where it has none."""
+    memlock_bytes: int = _UNLIMITED
+    cpu: str = ""
+    cpu_count: int = 1
+    governor: str = ""
+    code: str = ""
+    """Hash of the sources of kernels and probes: a change of what is timed is another measurement."""
+    commit: str = ""
+    smi: dict[str, str] = {}
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device != "cpu"
+
+    @property
+    def smi_name(self) -> str:
+        """What nvidia-smi calls the device."""
+        return _smi_name(self.device, self.device_id)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for two measurements to belong to one calibration."""
+        return {
+            "device": self.name,
+            "device_id": self.device_id,
+            "cpu": f"{self.cpu} x{self.cpu_count}",
+            "driver": self.driver,
+            "versions": dict(sorted(self.versions.items())),
+            "code": self.code,
+        }
+
+
+def check_device(device: str) -> None:
+    """Raise BadValue for what names no device, before torch is loaded to say so."""
+    if DEVICES.fullmatch(device) is None:
+        raise BadValue(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")
+
+
+def describe(device: str, *, dtype: str = "") -> Machine:
+    """The machine as it is now. A CUDA device must be usable (see `open_backend`)."""
+    host_bytes, host_free = host_memory()
+    common: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "host_bytes": host_bytes,
+        "host_free_bytes": host_free,
+        "versions": _versions(),
+        "huge_pages": _huge_pages(),
+        "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        "cpu": cpu_name(),
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "code": code_hash(),
+        "commit": commit(),
+    }
+    return Machine(**common, **(_cpu(common) if device == "cpu" else _gpu(device)))
+
+
+def _cpu(common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": common["cpu"],
+        "compute_capability": CPU_CAPABILITY,
+        "sm_count": common["cpu_count"],
+        "device_bytes": common["host_bytes"],
+        "device_free_bytes": common["host_free_bytes"],
+    }
+
+
+def _gpu(device: str) -> dict[str, Any]:
+    import torch  # noqa: PLC0415
+
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    free, total = torch.cuda.mem_get_info(torch.device(device))
+    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
+    smi = query_smi(_smi_name(device, uuid))
+    return {
+        "name": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "sm_count": properties.multi_processor_count,
+        "device_bytes": total,
+        "device_free_bytes": free,
+        "device_id": uuid,
+        "driver": smi.get("driver_version", ""),
+        "smi": smi,
+    }
+
+
+def _smi_name(device: str, uuid: str) -> str:
+    """The UUID, because CUDA may number devices otherwise than nvidia-smi."""
+    return f"GPU-{uuid}" if uuid else device.rpartition(":")[2] or "0"
+
+
+def query_smi(gpu: str) -> dict[str, str]:
+    """What nvidia-smi says about one GPU (UUID or index); empty where it is missing or does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    command = [program, "-i", gpu, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        line = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()  # noqa: S603
+        values = [value.strip() for value in line.splitlines()[0].split(",")] if line else []
+        if len(values) == len(_SMI_FIELDS):
+            return dict(zip(_SMI_FIELDS, values, strict=True))
+    return {}
+
+
+def host_memory() -> tuple[int, int]:
+    """(installed, available) bytes of host memory, or of the control group that this process may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total // 2
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.isdigit() and int(limit) < total:
+        total = int(limit)
+        reclaimable = 0
+        for line in _read("/sys/fs/cgroup/memory.stat").splitlines():
+            if line.startswith("inactive_file "):
+                reclaimable = int(line.split()[1])
+        free = min(free, total - int(used or 0) + reclaimable)
+    return total, free
+
+
+def _huge_pages() -> str:
+    modes = _read("/sys/kernel/mm/transparent_hugepage/enabled")
+    return modes.partition("[")[2].partition("]")[0]
+
+
+def cpu_name() -> str:
+    """The processor as the operating system calls it: a CPU profile's gpu.name."""
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "kernel": platform.release().split("-")[0]}
+    for package in ("torch", "triton", "kv-twin"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def code_hash() -> str:
+    """Short hash of the kernels and probes: figures made by other code are not to be mixed."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for folder in ("realkernels", "calibrate/machine", "calibrate/probes"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def commit() -> str:
+    """Revision that the figures were made by; empty where there is no repository."""
+    program = shutil.which("git")
+    if program is None:
+        return ""
+    command = [program, "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()  # noqa: S603
+    return ""
+
+
+def _read(path: str) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return Path(path).read_text(encoding="utf-8").strip()
+    return ""

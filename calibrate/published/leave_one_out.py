@@ -1,0 +1,147 @@
+"""Each speed row predicted from all the others: rates refitted without the row, and without rows that repeat it.
+
+Run `python -m calibrate.published.leave_one_out [machine ...]`. All speed rows of a machine are fitted together by
+least squares on relative errors; a row is left out by one Gauss-Newton step from there, and predicted with the rates so
+found. A row is not predictable so where the others leave a rate that it hangs on free, or set it only loosely: it is
+listed with that rate and with how loosely.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from calibrate.published.cases import RecordedCase, load_recorded
+from calibrate.published.fit import PARAMETERS, Rows, Values, shipped
+from hwprofiles import load_profile
+
+SPEED = {
+    "decode", "decode_step", "decode_drop", "prefill", "ttft", "time_to_context", "time_per_token", "total_time",
+    "throughput", "inter_token", "attention_per_layer",
+}  # fmt: skip
+"""Figures that hang on kernels' rates."""
+
+STEP = 1e-3
+"""Change of a parameter's logarithm by which its effect is measured."""
+ITERATIONS = 8
+SETTLED = 1e-7**0.5
+"""Largest change of a parameter's logarithm in the last step."""
+HANGS_ON = 0.05
+"""Effect of a parameter on a row, in per cent a per cent, from which on the row hangs on it."""
+LOOSE = 0.1
+"""Standard deviation of a prediction, given how well rows agree, from which on the others do not set it."""
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """One speed row, predicted without itself."""
+
+    id: str
+    measured: float
+    predicted: float | None
+    """None where the other rows do not set what it hangs on."""
+    reason: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Relative to the measurement."""
+        return None if self.predicted is None else self.predicted / self.measured - 1
+
+
+class _Fitted:
+    """All speed rows of a machine at the parameters that fit them best: their errors, and how each row answers."""
+
+    def __init__(self, machine: str) -> None:
+        profile, recorded = load_profile(machine), load_recorded(machine)
+        self.names = [str(parameter) for parameter in PARAMETERS[machine]]
+        self.cases = [case for case in recorded.cases if case.figure in SPEED]
+        self.rows = Rows(recorded, profile, self.cases)
+        self.touches = np.ones((len(self.cases), len(self.names)), dtype=bool)
+        self.values = shipped(profile)
+        self.errors = self.rows.errors(self.values)
+        self._settle()
+        self.jacobian = self._jacobian()
+
+    def _settle(self) -> None:
+        """Least squares over all rows. Efficiencies stay at most 1."""
+        for _ in range(ITERATIONS):
+            step = np.linalg.lstsq(self._jacobian(), -self.errors, rcond=1e-6)[0]
+            self.values = np.minimum(self.values + np.clip(step, -0.5, 0.5), 0.0)
+            self.errors = self.rows.errors(self.values)
+            if np.abs(step).max() < SETTLED:
+                return
+
+    def _jacobian(self) -> Values:
+        """Change of each row's logarithm with each parameter's; what had no effect once is not tried again."""
+        table = np.zeros(self.touches.shape)
+        for column in range(len(self.values)):
+            rows = np.flatnonzero(self.touches[:, column])
+            moved = self.values.copy()
+            moved[column] -= STEP
+            table[rows, column] = (self.errors[rows] - self.rows.errors(moved, rows.tolist())) / STEP
+        self.touches &= table != 0
+        return table
+
+
+def leave_one_out(machine: str) -> list[LeftOut]:
+    """Every speed row of `machine`, predicted from the others."""
+    fitted = _Fitted(machine)
+    return [_left_out(at, fitted) for at in range(len(fitted.cases))]
+
+
+def _left_out(at: int, fitted: _Fitted) -> LeftOut:
+    """The row by the rates that the others set, or why they do not."""
+    case, measured, jacobian = fitted.cases[at], float(fitted.rows.measured[at]), fitted.jacobian
+
+    def listed(reason: str) -> LeftOut:
+        return LeftOut(id=case.id, measured=measured, predicted=None, reason=reason)
+
+    if case.sets:
+        return listed(f"alone sets {case.sets}")
+    kept = [index for index, other in enumerate(fitted.cases) if not _same(case, other)]
+    hangs_on = np.flatnonzero(np.abs(jacobian[at]) > HANGS_ON)
+    free = [fitted.names[column] for column in hangs_on if not np.abs(jacobian[kept, column]).max() > HANGS_ON]
+    if free:
+        return listed(f"alone sets {', '.join(free)}")
+    noise = float(np.sqrt(np.mean(fitted.errors**2)))
+    covariance = np.linalg.pinv(jacobian[kept].T @ jacobian[kept], rcond=1e-9) * noise**2
+    spread = float(np.sqrt(jacobian[at] @ covariance @ jacobian[at]))
+    if spread > LOOSE:
+        loosest = max(hangs_on, key=lambda column: abs(jacobian[at, column]) * np.sqrt(covariance[column, column]))
+        name = fitted.names[loosest]
+        return listed(f"the others set {name} only so that this row is known within {100 * spread:.0f} %")
+    step = np.linalg.lstsq(jacobian[kept], -fitted.errors[kept], rcond=1e-6)[0]
+    error = fitted.rows.errors(np.minimum(fitted.values + step, 0.0), [at])[0]
+    return LeftOut(id=case.id, measured=measured, predicted=measured * float(np.exp(error)))
+
+
+def _same(case: RecordedCase, other: RecordedCase) -> bool:
+    """Whether the two say the same: one of them is left out with the other."""
+    first, second = {case.id, *case.same_as}, {other.id, *other.same_as}
+    return bool(first & second)
+
+
+def text(machine: str, rows: Sequence[LeftOut]) -> str:
+    """A line a row, and what they add up to."""
+    lines = [f"{machine}: each speed row predicted from all the others"]
+    for row in rows:
+        if row.predicted is None or row.error is None:
+            lines.append(f"  {row.id:52s} not predictable so: {row.reason}")
+        else:
+            told = f"{row.predicted:10.4g} against {row.measured:10.4g}  {100 * row.error:+6.1f} %"
+            lines.append(f"  {row.id:52s} {told}")
+    errors = sorted(abs(row.error) for row in rows if row.error is not None)
+    listed = sum(row.predicted is None for row in rows)
+    median, worst = float(np.median(errors)), errors[-1]
+    lines.append(f"  {len(errors)} rows: median {100 * median:.1f} %, worst {100 * worst:.1f} %; {listed} listed")
+    return "\n".join(lines) + "\n"
+
+
+def main(machines: Sequence[str]) -> None:
+    """Print the table of each machine named, or of all that rates were fitted for."""
+    for machine in machines or PARAMETERS:
+        sys.stdout.write(text(machine, leave_one_out(machine)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,355 @@
+"""Figures of memory and time by hand arithmetic: values, intervals, naive estimates, and where there is no answer."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from calibrate.published.estimates import Asked, Estimate, Load, NoAnswer, answer, count, drop, of_part, within_spread
+from calibrate.published.figures import FIGURES
+from calibrate.published.staging import StagingStatistics, staging_statistics
+from hwprofiles import HardwareProfile, load_profile
+from hwprofiles.rates import Curve, Rate
+from tests.laws.drawn import with_memory
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.errors import BadValue
+from twin.prediction import Z90
+from twin.units import GIB, KIB, MINUTE, MS, TIB
+
+BLOG = load_profile("3x-rtx3090")
+VLLM = with_memory(load_profile("rtx3090"), TIB)
+INT8_BYTES, LAYERS, QUERY_WIDTH = 4 * 2 * (256 + 4), 16, 24 * 256
+TRITON = "attend_decode/triton/int8_per_token_head"
+DRAFTED: dict[str, Any] = {"model": "qwen3.8-27b-fast", "kv_dtype": "int8_per_token_head", "pool_bytes": 12 * 2**30}
+"""Qwen3.8-27B with drafters, and a pool that holds any context asked of here."""
+
+
+def drafted(ctx_tokens: int, **fields: Any) -> Question:
+    return Question(ctx_tokens=ctx_tokens, **(DRAFTED | fields))
+
+
+def figure(name: str, about: Question, *, profile: HardwareProfile | None = None) -> Estimate:
+    """On the machine of a model with drafters, or on the other."""
+    own = VLLM if about.model == DRAFTED["model"] else BLOG
+    return FIGURES[name].estimate(Asked(question=about, profile=profile or own))
+
+
+def ends(estimate: Estimate) -> tuple[float, float, float]:
+    return estimate.value, estimate.low, estimate.high
+
+
+# The shape of an estimate.
+
+
+def test_a_count_claims_no_interval_and_a_spread_is_a_factor_to_either_side() -> None:
+    counted, spread = count(7), within_spread(10.0, 0.1)
+    assert ends(counted) == (7, 7, 7)
+    assert counted.naive is None
+    assert spread.high / spread.value == pytest.approx(spread.value / spread.low) == pytest.approx(math.exp(0.1 * Z90))
+
+
+def test_a_unit_changes_every_number_of_an_estimate() -> None:
+    percent = Estimate(value=0.1, low=0.05, high=0.2, naive=0.3).converted(lambda share: 100 * share)
+    assert (*ends(percent), percent.naive) == pytest.approx((10, 5, 20, 30))
+
+
+def test_a_part_hangs_on_its_own_rates_and_one_that_is_not_there_is_no_answer() -> None:
+    found = answer(Question(ctx_tokens=1_000_000), BLOG)
+    gather = of_part(found.decode, "kv_gather", found.prediction.sources, unit=MS, naive=1.0)
+    assert gather.high / gather.value == pytest.approx(math.exp(Z90 * BLOG.gpu.h2d.rate.spread))
+    with pytest.raises(NoAnswer, match="no part 'pooled'"):
+        of_part(found.decode, "pooled", found.prediction.sources, unit=MS, naive=1.0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "lacking"), [("attend_sparse/", ("prefill", "ttft_s")), ("linear/", ("decode", "prefill", "ttft_s"))]
+)
+def test_a_phase_without_a_rate_is_no_answer_and_the_other_still_is_one(
+    operation: str, lacking: tuple[str, ...]
+) -> None:
+    kernels = {key: kernel for key, kernel in BLOG.kernels.items() if not key.startswith(operation)}
+    found = answer(Question(ctx_tokens=4096), replace(BLOG, kernels=kernels))
+    for phase in lacking:
+        with pytest.raises(NoAnswer, match=f"no rate for {operation}"):
+            getattr(found, phase)
+    assert "decode" in lacking or found.decode.seconds.value > 0
+
+
+def test_what_two_steps_share_cancels_in_their_drop() -> None:
+    short, long = (answer(Question(ctx_tokens=ctx), BLOG) for ctx in (2048, 1_048_320))
+    lost, nothing = drop(long, short), drop(short, short)
+    assert lost.low < lost.value < lost.high
+    assert (1 - lost.low) / (1 - lost.value) < long.decode.seconds.high / long.decode.seconds.value
+    assert (*ends(nothing), nothing.naive) == (0, 0, 0, 0)
+    with pytest.raises(NoAnswer, match="against"):
+        figure("decode_drop", Question(ctx_tokens=2048))
+
+
+# Memory.
+
+
+def test_naive_estimates_are_bytes_over_the_datasheet_of_the_memory_that_holds_them() -> None:
+    asked = Question(ctx_tokens=1_048_320)
+    tokens = 2048 + 1  # the budget and an open block of one token
+    assert figure("decode_gather", asked).naive == pytest.approx(tokens * 2 * 2 * 256 * 2 * 12 / 31.5e9 / MS)
+    scanned, asked = 250_000 * 128 * 2 * 12, Question(ctx_tokens=1_000_000)
+    assert figure("pooled_scan", asked).naive == pytest.approx(scanned / 936.2e9 / MS)
+    assert figure("pooled_scan", replace(asked, pooled="host")).naive == pytest.approx(scanned / 31.5e9 / MS)
+
+
+def test_the_naive_context_is_what_weights_leave() -> None:
+    asked = Question(ctx_tokens=1, layout="vram")
+    weights = sum(pool.fixed["weights"] for pool in Asked(question=asked, profile=BLOG).memory.devices())
+    expected = (3 * BLOG.gpu.vram.value - weights) / (27.75 * KIB)
+    longest = figure("max_context", asked)
+    assert longest.naive == pytest.approx(expected)
+    assert longest.low < longest.value < longest.high < expected
+
+
+def test_what_does_not_fit_is_answered_by_the_longest_context_and_by_no_staging() -> None:
+    large = Question(ctx_tokens=5_000_000)
+    assert figure("context_that_fits", large).value == figure("max_context", Question(ctx_tokens=1)).value
+    assert figure("staging_that_fits", large).value == 0
+
+
+def test_what_vram_is_left_is_told_in_bytes_and_in_tokens() -> None:
+    left, tokens = (figure(name, Question(ctx_tokens=3_145_728)) for name in ("vram_left", "tokens_of_vram_left"))
+    assert [end * 0.75 * KIB for end in ends(tokens)] == pytest.approx([end * GIB for end in ends(left)])
+
+
+# The engine's statistic of a staged prefill.
+
+
+def statistics(prompt_tokens: int = 60_000, **question: Any) -> StagingStatistics:
+    case = resolve(Question(ctx_tokens=prompt_tokens, **question))
+    return staging_statistics(case, prompt_tokens=prompt_tokens, cache_tokens=262_144)
+
+
+PUBLISHED = (pytest.approx(103.04, abs=0.005), pytest.approx(127.02, abs=0.005))
+
+
+@pytest.mark.parametrize(
+    ("question", "ratios"),
+    [
+        ({}, PUBLISHED),
+        ({"staging_bytes": 2**25}, PUBLISHED),
+        ({"staging_bytes": 2**27}, PUBLISHED),
+        ({"chunk_tokens": 4096}, (pytest.approx(177, abs=0.5), pytest.approx(254.6, abs=0.1))),
+    ],
+)
+def test_the_published_prompt_gives_the_published_ratio(question: dict[str, Any], ratios: tuple[float, float]) -> None:
+    found = statistics(**question)
+    assert (found.ratio, found.ratio_without_probe) == ratios
+    if ratios is PUBLISHED:
+        assert (found.rows, found.pages, found.probe_rows, found.probe_pages) == (57_951, 3_707, 2_048, 1_024)
+
+
+def test_one_staged_chunk_by_hand() -> None:
+    found = statistics(prompt_tokens=4097)  # 4096 tokens: 2048 dense, then 2048 rows over 16 pages of 256
+    assert (found.rows, found.pages) == (2_048, 16)
+    assert found.ratio_without_probe == pytest.approx(2_048 * 2_080 / (16 * 256))
+
+
+@pytest.mark.parametrize("question", [{"layout": "vram"}, {"prefill": "naive"}, {"prompt_tokens": 2_048}])
+def test_no_ratio_where_nothing_is_staged(question: dict[str, Any]) -> None:
+    with pytest.raises(BadValue, match="is staged"):
+        statistics(**question)
+
+
+# Times of one question.
+
+
+def test_the_time_to_the_first_token_is_the_prediction_s() -> None:
+    about = drafted(16_000)
+    found, ttft, minutes = answer(about, VLLM), figure("ttft", about), figure("time_to_context", about)
+    assert ends(ttft) == found.ttft_s
+    assert ttft.naive == found.prefill.naive_s
+    assert ends(minutes) == pytest.approx([end / MINUTE for end in ends(ttft)])
+    logits_s = ttft.value - found.prefill.seconds.value  # prefill covers the prompt
+    assert 0 < logits_s < 0.2 * found.decode.seconds.value
+
+
+def test_it_is_prefill_and_a_step_where_prefill_stops_short() -> None:
+    found = answer(Question(ctx_tokens=16_000), BLOG)
+    ttft = figure("ttft", Question(ctx_tokens=16_000)).value
+    assert ttft == pytest.approx(found.prefill.seconds.value + found.decode.seconds.value)
+
+
+def test_what_the_prefix_cache_holds_is_not_computed_again() -> None:
+    cold, half, all_ = (
+        figure("ttft", drafted(50_000, prefix_caching=True, **cached)).value
+        for cached in ({}, {"cached_tokens": 25_000}, {"cached_tokens": 50_000})
+    )
+    assert 0 < all_ < 0.05 * cold
+    assert all_ < half < cold
+
+
+@pytest.mark.parametrize("accepted", [None, 1.0, 2.5, 4.0])
+def test_a_time_a_token_is_a_step_over_what_that_yields(accepted: float | None) -> None:
+    about = drafted(16_000, **({"speculation": "mtp:3", "accepted": accepted} if accepted else {}))
+    time, speed, step = (figure(name, about) for name in ("time_per_token", "decode", "decode_step"))
+    assert ends(time) == pytest.approx([end / (accepted or 1) for end in ends(step)])
+    assert (time.value * speed.value, time.low * speed.high, time.high * speed.low) == pytest.approx([1 / MS] * 3)
+    assert time.low < time.value < time.high
+    assert time.naive is None
+
+
+def attention(rows: int) -> tuple[Estimate, float, Rate, Curve]:
+    """The figure for `rows` query tokens on Triton's kernel, seconds of its slower roof, that roof, the efficiency."""
+    drafts: dict[str, Any] = {"speculation": f"mtp:{rows - 1}", "accepted": 1.0} if rows > 1 else {}
+    found = figure("attention_per_layer", drafted(131_072, backend="triton", **drafts))
+    tokens, gpu = 131_072 + rows, VLLM.gpu
+    roofs = [
+        (tokens * INT8_BYTES / gpu.vram_read.rate.value, gpu.vram_read.rate),
+        (4 * QUERY_WIDTH * rows * tokens / gpu.tensor["bf16"].rate.value, gpu.tensor["bf16"].rate),
+    ]
+    curve = VLLM.kernels[TRITON].efficiency
+    assert curve is not None
+    return found, *max(roofs, key=lambda roof: roof[0]), curve
+
+
+@pytest.mark.parametrize(("rows", "unit"), [(1, "B/s"), (2, "B/s"), (8, "FLOP/s")])
+def test_attention_of_a_layer_is_its_slower_roof_at_the_kernel_s_share(rows: int, unit: str) -> None:
+    found, seconds, roof, curve = attention(rows)
+    assert roof.unit == unit
+    assert found.value == pytest.approx(seconds / curve(rows) / MS)
+    assert found.naive == pytest.approx(131_072 * INT8_BYTES / VLLM.gpu.vram_read.datasheet.value / MS)
+    factor = math.exp(Z90 * math.hypot(curve.spread, roof.spread))
+    assert found.high / found.value == pytest.approx(factor) == pytest.approx(found.value / found.low)
+
+
+def test_whose_drafts_are_verified_makes_no_difference() -> None:
+    about = drafted(131_072, backend="triton", speculation="dflash2:7", accepted=1.0)
+    assert figure("attention_per_layer", about) == attention(8)[0]
+
+
+def test_attention_of_all_layers_is_the_step_s_part_without_the_drafter_s_own() -> None:
+    """A prediction layer reads the whole context too, and a window some of it; neither is in the model's part."""
+    parts = {part.name: part.seconds for part in answer(drafted(60_000), VLLM).decode.parts}
+    assert figure("attention_per_layer", drafted(60_000)).value * LAYERS * MS == pytest.approx(parts["attention"])
+    plain, one = (
+        figure("attention_per_layer", drafted(60_000, backend="triton", **drafts)).value
+        for drafts in ({}, {"speculation": "mtp:1", "accepted": 1.0})
+    )
+    rates = VLLM.kernels[TRITON].efficiency
+    assert rates is not None
+    assert one == pytest.approx(plain * 60_002 / 60_001 * rates(1) / rates(2))
+
+
+def test_a_model_that_selects_has_no_such_attention() -> None:
+    with pytest.raises(NoAnswer, match="attention"):
+        figure("attention_per_layer", Question(ctx_tokens=100_000))
+
+
+@pytest.mark.parametrize("name", ["ttft", "time_per_token", "decode", "prefill"])
+def test_a_context_that_does_not_fit_has_no_time(name: str) -> None:
+    for about, tokens in (
+        (drafted(200_000, pool_bytes=2**30), "200,000"),
+        (Question(ctx_tokens=300_000, layout="vram"), "300,000"),
+    ):
+        with pytest.raises(NoAnswer, match=rf"{tokens} tokens do not fit: needs .* of VRAM"):
+            figure(name, about)
+
+
+# Many requests at once: one alone is a prediction's prefill and steps; more share the pool.
+
+SERVED = ("total_time", "throughput", "inter_token", "residents")
+INT8_MLP: dict[str, Any] = {"model": "qwen3.8-27b-int8-mlp", "kv_dtype": "fp8"}
+ONE = load_profile("rtx3090")
+BLOCK_BYTES = 800 * 2048 * 16
+"""A block of 800 tokens in 16 layers, 2,048 bytes each."""
+BLOCKS = 2 + 3
+"""Of a request of 801 to 1,600 tokens: two of attention, three of recurrent state."""
+
+
+def load(output: int = 11, *, prompt: int = 1000, requests: int = 1) -> Load:
+    return Load(requests=requests, prompt_tokens=prompt, output_tokens=output)
+
+
+def served(
+    name: str, workload: Load | None, *, intervals: bool = True, ctx_tokens: int = 1000, **fields: Any
+) -> Estimate:
+    about = Question(ctx_tokens=ctx_tokens, **(INT8_MLP | fields))
+    return FIGURES[name].estimate(Asked(question=about, profile=ONE, workload=workload, intervals=intervals))
+
+
+def steps_s(first: int, steps: int, **fields: Any) -> list[float]:
+    """Seconds of decode steps from `first` cached tokens on."""
+    questions = [Question(ctx_tokens=ctx, **(INT8_MLP | fields)) for ctx in range(first, first + steps)]
+    return [answer(question, ONE).decode.seconds.value for question in questions]
+
+
+@pytest.mark.parametrize("requests", [0, 10**6 + 1])
+def test_a_load_is_of_some_requests(requests: int) -> None:
+    with pytest.raises(msgspec.ValidationError, match="requests"):
+        msgspec.convert({"requests": requests, "prompt_tokens": 1, "output_tokens": 1}, Load)
+
+
+def test_one_token_takes_the_time_to_the_first_and_every_further_one_a_decode_step() -> None:
+    first, all_ = (served("total_time", load(output)).value for output in (1, 11))
+    assert first == pytest.approx(answer(Question(ctx_tokens=1000, **INT8_MLP), ONE).ttft_s.value, rel=1e-9)
+    assert all_ - first == pytest.approx(sum(steps_s(1000, 10)), rel=1e-9)
+    assert served("throughput", load(11)).value == pytest.approx(11 / all_)
+    between = served("inter_token", load(11)).value
+    assert between == pytest.approx(steps_s(1005, 1)[0] / MS, rel=0.005)  # a quantile is within half a per cent
+
+
+def test_a_step_that_yields_several_tokens_delivers_them_together() -> None:
+    drafts = {"model": "qwen3.8-27b-fast", "speculation": "mtp:3", "accepted": 2.0}
+    whole = served("total_time", load(21), **drafts).value - served("total_time", load(1), **drafts).value
+    assert whole == pytest.approx(10 * steps_s(1010, 1, **drafts)[0], rel=0.01)
+    assert served("inter_token", load(21), **drafts).value == pytest.approx(whole / 10 / MS, rel=0.01)
+
+
+@pytest.mark.parametrize(("blocks", "requests", "at_once"), [(2, 4, 2), (3, 4, 3), (9, 4, 4), (9, 1, 1)])
+def test_as_many_stay_as_their_blocks_leave_room(blocks: int, requests: int, at_once: int) -> None:
+    room = (1 + blocks * BLOCKS) * BLOCK_BYTES
+    found = served("residents", load(100, requests=requests), pool_bytes=room)
+    assert ends(found) == (at_once,) * 3
+    assert found.naive is None
+    if at_once == blocks > 1:  # a block less is a request less
+        assert served("residents", load(100, requests=requests), pool_bytes=room - 1).value == at_once - 1
+
+
+def test_what_runs_beside_others_is_slower_and_all_of_it_is_faster() -> None:
+    many = load(100, requests=8)
+    alone, together = ({name: served(name, many, max_sequences=slots).value for name in SERVED} for slots in (1, 8))
+    assert (alone["residents"], served("residents", many, max_sequences=3).value) == (1, 3)
+    assert together["throughput"] > 2 * alone["throughput"]
+    assert together["inter_token"] > alone["inter_token"]
+    assert alone["total_time"] == pytest.approx(8 * served("total_time", load(100)).value)
+
+
+@pytest.mark.parametrize("name", SERVED[:3])
+def test_a_time_has_an_interval_only_where_one_is_wanted(name: str) -> None:
+    found, plain = (served(name, load(11, requests=2), intervals=wanted) for wanted in (True, False))
+    assert found.low < found.value < found.high
+    assert ends(plain) == (found.value,) * 3
+
+
+def test_a_longer_time_is_a_lower_throughput() -> None:
+    total, rate = (served(name, load(11, requests=2)) for name in ("total_time", "throughput"))
+    assert total.low * rate.high == pytest.approx(total.high * rate.low) == pytest.approx(22)
+
+
+def test_the_workload_says_how_long_prompts_are_and_the_question_does_not() -> None:
+    one, other = (served("total_time", load(), intervals=False, ctx_tokens=tokens) for tokens in (77, 1000))
+    assert one == other
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_no_workload_and_a_request_that_can_never_run_are_no_answer(name: str) -> None:
+    with pytest.raises(NoAnswer, match="needs a workload"):
+        served(name, None)
+    with pytest.raises(NoAnswer, match=rf"needs {BLOCKS} blocks, the pool has {BLOCKS - 1}"):
+        served(name, load(100), pool_bytes=BLOCKS * BLOCK_BYTES)
+    with pytest.raises(NoAnswer, match=r"1,100|1100"):
+        served(name, load(100), max_model_tokens=1050)
+
+
+def test_a_single_token_has_no_time_between_tokens() -> None:
+    with pytest.raises(NoAnswer, match="one token"):
+        served("inter_token", load(1))

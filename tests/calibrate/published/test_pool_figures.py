@@ -1,0 +1,205 @@
+"""Figures of a block pool, by hand: Qwen3.8-27B has 16 attention layers of 4 x 256 and 48 recurrent ones."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from calibrate.published.estimates import Asked, Estimate, NoAnswer
+from calibrate.published.figures import FIGURES
+from hwprofiles import HardwareProfile, load_profile
+from twin.ask.question import Question
+from twin.errors import Impossible
+from twin.units import GIB, MIB
+
+PROFILE = load_profile("rtx3090")
+LAYERS = 16
+STATE_BYTES = 48 * 128 * 128 * 2 + 3 * 10_240 * 2
+"""48 value heads of 128 x 128 in 16 bits, and three inputs of a convolution over 10,240 channels."""
+
+FP8_BYTES, INT8_BYTES, KVARN_BYTES = 4 * 2 * 256, 4 * 2 * (256 + 4), 840
+FP8_BLOCK = 800
+"""16 x ceil(state / (16 x 2,048)) tokens, so that a page of attention covers a state."""
+
+FP8_BLOCK_BYTES = FP8_BLOCK * FP8_BYTES * LAYERS
+STATES = 3
+"""48 recurrent layers in groups of 16, a block each, whatever the context."""
+
+HUNDRED = 100 * FP8_BLOCK_BYTES
+DFLASH: dict[str, Any] = {
+    "model": "qwen3.8-27b-fast", "kv_dtype": "int8_per_token_head", "speculation": "dflash2:7", "accepted": 2.0,
+    "pool_bytes": 10 * GIB,
+}  # fmt: skip
+PAGE = 864 * INT8_BYTES
+"""Int8: 864 tokens cover a state whose convolution keeps 7 inputs more."""
+
+WINDOW_BYTES = 8 * 2 * (128 + 4)
+"""The drafter's 8 heads of 128, with their scales."""
+
+
+def asked(ctx_tokens: int = 1, *, profile: HardwareProfile = PROFILE, **fields: Any) -> Asked:
+    named = {"model": "qwen3.8-27b", "kv_dtype": "fp8"}
+    return Asked(question=Question(ctx_tokens=ctx_tokens, **(named | fields)), against=None, profile=profile)
+
+
+def figure(name: str, ctx_tokens: int = 1, **fields: Any) -> Estimate:
+    return FIGURES[name].estimate(asked(ctx_tokens, **fields))
+
+
+def is_count(estimate: Estimate) -> bool:
+    return estimate.low == estimate.value == estimate.high and estimate.naive is None
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "size"),
+    [("bf16", 4 * 2 * 256 * 2), ("fp8", FP8_BYTES), ("int8_per_token_head", INT8_BYTES),
+     ("int4_per_token_head", 4 * 2 * (128 + 4)), ("kvarn_k4v2_g128", KVARN_BYTES)],
+)  # fmt: skip
+def test_bytes_of_a_token_are_those_of_its_heads_and_scales(kv_dtype: str, size: int) -> None:
+    layer, whole = (figure(f"kv_bytes_{of}", kv_dtype=kv_dtype) for of in ("per_token_per_layer", "of_token"))
+    assert (layer.value, whole.value) == (size, LAYERS * size)
+    assert is_count(layer)
+    assert is_count(whole)
+
+
+@pytest.mark.parametrize(("kv_dtype", "token_bytes", "step"), [("fp8", FP8_BYTES, 16), ("kvarn_k4v2_g128", 840, 128)])
+def test_a_block_is_as_long_as_a_state_needs(kv_dtype: str, token_bytes: int, step: int) -> None:
+    tokens = step * -(-STATE_BYTES // (step * token_bytes))
+    block, page = figure("block_tokens", kv_dtype=kv_dtype), figure("page", kv_dtype=kv_dtype)
+    assert block.value == tokens
+    assert page.value == tokens * token_bytes / MIB
+    assert is_count(block)
+    assert is_count(page)
+
+
+def test_a_block_of_fp8_has_800_tokens() -> None:
+    assert figure("block_tokens").value == FP8_BLOCK
+    assert STATE_BYTES <= FP8_BLOCK * FP8_BYTES < STATE_BYTES + 16 * FP8_BYTES
+
+
+def test_a_request_takes_whole_blocks_and_those_of_its_states() -> None:
+    for tokens, blocks in ((1, 1), (FP8_BLOCK, 1), (FP8_BLOCK + 1, 2), (80_000, 100)):
+        assert figure("kv_memory", tokens).value == pytest.approx((blocks + STATES) * FP8_BLOCK_BYTES / GIB)
+    assert is_count(figure("kv_memory"))
+
+
+def test_a_pinned_pool_prints_its_share_of_the_longest_request() -> None:
+    pool = figure("kv_pool", 80_000, pool_bytes=HUNDRED + FP8_BLOCK_BYTES - 1)
+    assert pool.value == 100 * 80_000 // (100 + STATES)
+    assert pool.low == pool.value == pool.high
+    assert pool.naive == pytest.approx((HUNDRED + FP8_BLOCK_BYTES - 1) / (LAYERS * FP8_BYTES))
+
+
+def test_what_a_pool_prints_hangs_on_the_longest_request_and_not_on_the_context() -> None:
+    printed = figure("kv_pool", 80_000, pool_bytes=HUNDRED).value
+    assert figure("kv_pool", 10, pool_bytes=HUNDRED, max_model_tokens=80_000).value == printed
+    assert figure("kv_pool", 10, pool_bytes=HUNDRED, max_model_tokens=160_000).value > printed
+
+
+def test_concurrency_is_the_pool_over_the_longest_request() -> None:
+    found = figure("concurrency", 10, pool_bytes=2 * HUNDRED, max_model_tokens=80_000)
+    assert found.value == pytest.approx(200 / (100 + STATES), rel=1e-4)  # printed tokens are whole ones
+    assert found.low == found.value == found.high
+    loose = figure("concurrency", 80_000)
+    assert loose.low < loose.value < loose.high
+
+
+def test_a_pool_that_utilisation_leaves_has_an_interval_of_whole_blocks() -> None:
+    question = asked(80_000, utilisation=0.9)
+    pool = FIGURES["kv_pool"].estimate(question)
+    plan = question.memory
+    assert plan.kv_pool is not None
+    assert pool.value == plan.kv_pool.printed_tokens
+    assert pool.low < pool.value < pool.high
+    per_block = 80_000 / (100 + STATES)
+    for end in (pool.low, pool.value, pool.high):
+        assert 0 <= end / per_block - round(end / per_block - 0.5) <= 1
+        assert abs(end / per_block - round(end / per_block)) < 1 / per_block
+
+
+def test_the_naive_pool_is_what_weights_leave_of_the_engine_s_share() -> None:
+    question = asked(80_000, utilisation=0.9)
+    device = question.memory.devices()[0]
+    weights = device.fixed["weights"] + device.fixed["embedding"]
+    expected = (0.9 * PROFILE.gpu.vram.value - weights) / (LAYERS * FP8_BYTES)
+    pool = FIGURES["kv_pool"].estimate(question)
+    assert pool.naive == pytest.approx(expected)
+    assert expected > pool.high
+
+
+def test_a_machine_too_small_has_a_pool_of_nothing() -> None:
+    vram = replace(PROFILE.gpu.vram, value=PROFILE.gpu.vram.value / 2)
+    small = replace(PROFILE, gpu=replace(PROFILE.gpu, vram=vram))
+    for name in ("kv_pool", "concurrency"):
+        found = figure(name, 80_000, profile=small)
+        assert (found.low, found.value, found.high) == (0, 0, 0)
+    assert figure("runs_out_of_memory", 80_000, profile=small).value == 1
+
+
+def test_windows_take_blocks_of_16_tokens_of_what_steps_in_flight_may_reach() -> None:
+    """2,047 tokens back and the tokens of a step; of two, where one is scheduled while the other runs."""
+    for overlapped, steps in ((True, 2), (False, 1)):
+        plain = DFLASH | {"promotes_windows": False, "async_scheduling": overlapped}
+        reach = 2047 + steps * 2048
+        found = figure("window_blocks", 32_768, **plain)
+        assert found.value == -(-reach // 16) + 1  # a window begins amid a block
+        assert is_count(found)
+    assert figure("window_blocks", 1000, **DFLASH | {"promotes_windows": False}).value == -(-1000 // 16) + 1
+
+
+def test_a_window_s_block_fills_little_of_a_page_unless_promoted() -> None:
+    plain = DFLASH | {"promotes_windows": False}
+    assert figure("page", 32_768, **plain).value == PAGE / MIB
+    assert figure("window_block_tokens", 32_768, **plain).value == 16
+    assert figure("window_page_use", 32_768, **plain).value == pytest.approx(100 * 16 * WINDOW_BYTES / PAGE)
+    grown = 16 * -(-PAGE // (16 * WINDOW_BYTES))
+    assert figure("window_block_tokens", 32_768, **DFLASH).value == grown == 864
+    assert figure("window_page_use", 32_768, **DFLASH).value == 100
+    assert figure("page", 32_768, **DFLASH).value == grown * WINDOW_BYTES / MIB
+
+
+def test_promoted_windows_take_fewer_blocks_and_less_memory() -> None:
+    plain = DFLASH | {"promotes_windows": False}
+    assert figure("window_blocks", 32_768, **DFLASH).value == -(-(2047 + 2 * 2048) // 864) + 1
+    assert figure("kv_memory", 32_768, **DFLASH).value < figure("kv_memory", 32_768, **plain).value / 3
+
+
+def test_without_windows_there_is_nothing_to_say_of_their_blocks() -> None:
+    assert figure("window_blocks").value == 0
+    for name in ("window_page_use", "window_block_tokens"):
+        with pytest.raises(NoAnswer, match="sliding window"):
+            figure(name)
+
+
+@pytest.mark.parametrize(("ctx_tokens", "short"), [(79_200, 0), (80_000, 0), (80_001, 1)])
+def test_out_of_memory_is_where_a_request_s_blocks_end(ctx_tokens: int, short: int) -> None:
+    room = HUNDRED + (STATES + 1) * FP8_BLOCK_BYTES  # and the null block
+    found = figure("runs_out_of_memory", ctx_tokens, pool_bytes=room)
+    assert found.value == short
+    assert is_count(found)
+
+
+def test_scratch_that_grows_with_the_context_runs_out_where_the_pool_does_not() -> None:
+    """TurboQuant decodes the whole prefix outside the engine's share; at a smaller share there is more room for it."""
+    turbo = {"kv_dtype": "turboquant_4bit_nc", "max_model_tokens": 131_072}
+    assert figure("runs_out_of_memory", 2048, utilisation=0.9, **turbo).value == 0
+    assert figure("runs_out_of_memory", 32_768, utilisation=0.972, **turbo).value == 1
+    assert figure("runs_out_of_memory", 32_768, utilisation=0.8, **turbo).value == 0
+    assert figure("runs_out_of_memory", 32_768, utilisation=0.972, max_model_tokens=131_072).value == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "kv_dtype", "does"),
+    [("rtx3090", "fp8_per_token_head", 0), ("rtx3090", "fp8", 1), ("h200", "fp8_per_token_head", 1)],
+)
+def test_a_format_starts_where_its_kernels_do(machine: str, kv_dtype: str, does: int) -> None:
+    found = figure("starts", kv_dtype=kv_dtype, profile=load_profile(machine))
+    assert found.value == does
+    assert is_count(found)
+
+
+@pytest.mark.parametrize("name", ["kv_pool", "block_tokens", "page", "kv_memory", "concurrency"])
+def test_an_engine_without_a_pool_has_none_of_its_figures(name: str) -> None:
+    question = Question(ctx_tokens=1)
+    with pytest.raises(Impossible, match="no pool of blocks"):
+        FIGURES[name].estimate(Asked(question=question, against=None, profile=load_profile("3x-rtx3090")))

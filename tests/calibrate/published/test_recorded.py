@@ -1,0 +1,373 @@
+"""Every published row is predicted or listed with a reason, as near as was asked; what sets a rate is no evidence."""
+
+import json
+from collections import Counter
+from functools import cache
+from itertools import combinations, product
+from statistics import median
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from calibrate.published.cases import Row, load_recorded, read_published, recorded_machines
+from calibrate.published.fit import BLOG, VLLM
+from calibrate.published.recorded import role_reasons, validate, validate_recorded
+from calibrate.validation import Comparison, Validation, to_json
+from hwprofiles import HardwareProfile, load_profile
+from twin.engines import engine_names, load_engine
+from twin.errors import BadFile, UnknownName
+from twin.units import GIB
+
+KEYS = [
+    "id", "machine", "metric", "unit", "predicted", "low", "high", "measured", "error", "naive_error", "role",
+    "tolerance", "within",
+]  # fmt: skip
+
+SAME_MEASUREMENT = {"blog.ttft_1M", "blog.vram_left"}
+INPUTS = {"blog.link", "blog.vram_bw", "blog.vram_total"}
+
+EXACT = 0.0
+HALF_A_DIGIT = 0.003
+"""Of a number published to three figures."""
+
+ASKED = {
+    "prefill": 0.03, "ttft": 0.05, "tpot": 0.05,
+    "total_time": 0.03, "itl": 0.10, "resident_requests": EXACT, "throughput": 0.08,
+    "decode": 0.10, "time_per_token": 0.10, "ttft_cold": 0.10, "ttft_prefix_cached": 0.10, "step": 0.10,
+    "verify_attention_per_layer": 0.10, "decode_slowdown_vs_fp8": 0.05,
+    "kv_pool": 0.015, "max_context": EXACT, "max_context_shipped": EXACT, "max_context_ceiling": 0.015,
+    "max_concurrency_at_262144": 0.015, "block_size": EXACT, "promoted_block": EXACT, "drafter_blocks": EXACT,
+    "kv_bytes_per_token": EXACT, "kv_bytes_per_token_per_layer": EXACT, "out_of_memory": EXACT, "starts": EXACT,
+    "kv_memory_for_32768_tokens": HALF_A_DIGIT, "drafter_page_use": HALF_A_DIGIT, "primary_page": HALF_A_DIGIT,
+}  # fmt: skip
+"""Largest relative error by metric of vLLM's rows; where a range was published, the prediction must lie in it."""
+
+SPECULATION = {"decode", "time_per_token", "ttft_cold", "ttft_prefix_cached", "step"}
+"""Metrics of speed that are published under speculation only."""
+
+CARRIED = {"perplexity", "accepted_tokens_per_step"}
+ROWS = read_published("published_rtx3090.json").rows
+machines = pytest.mark.parametrize("machine", recorded_machines())
+
+
+@cache
+def validation(machine: str) -> Validation:
+    return validate_recorded(machine)
+
+
+def by_id(machine: str) -> dict[str, Comparison]:
+    return {case.id: case for case in validation(machine).cases}
+
+
+def with_shares(machine: str, **shares: float) -> Validation:
+    """Of the machine with a share of its VRAM (`vram`), its read rate, its link or its tensor cores."""
+    profile = load_profile(machine)
+    gpu = profile.gpu
+
+    def at(rated: Any, share: float) -> Any:
+        return replace(rated, rate=replace(rated.rate, value=rated.rate.value * share))
+
+    changed = replace(
+        gpu,
+        vram=replace(gpu.vram, value=gpu.vram.value * shares.get("vram", 1.0)),
+        vram_read=at(gpu.vram_read, shares.get("read", 1.0)),
+        h2d=at(gpu.h2d, shares.get("link", 1.0)),
+        tensor={name: at(roof, shares.get("tensor", 1.0)) for name, roof in gpu.tensor.items()},
+    )
+    return validate_recorded(profile=replace(profile, gpu=changed))
+
+
+def named_in_fitted_on(plain: object) -> set[str]:
+    """Every id in a profile or rulebook, whatever it sets."""
+    if isinstance(plain, dict):
+        own = set(plain.get("fitted_on", ()))
+        return own.union(*(named_in_fitted_on(value) for value in plain.values()))
+    return set().union(*map(named_in_fitted_on, plain)) if isinstance(plain, (list, tuple)) else set()
+
+
+def fitted_on(part: Any) -> set[str]:
+    return named_in_fitted_on(msgspec.to_builtins(part))
+
+
+# Every row ends once.
+
+
+def test_every_published_row_ends_exactly_once_over_all_machines() -> None:
+    assert len(ROWS) == 160
+    ends: Counter[str] = Counter()
+    for machine in recorded_machines():
+        found = validation(machine)
+        own = [case.id for case in found.cases] + [row.id for row in found.skipped]
+        assert sorted(own) == sorted(row.id for row in load_recorded(machine).rows)
+        ends.update(own)
+        counts = found.counts
+        assert (counts.predicted, counts.carried + counts.not_predicted) == (len(found.cases), len(found.skipped))
+        assert sum(counts.reasons.values()) == len(found.skipped)
+        assert found.summary.fit.n + found.summary.held_out.n == counts.predicted
+    assert ends == Counter({row.id: 1 for row in ROWS})
+    systems = [{row.system for row in load_recorded(name).rows} for name in recorded_machines()]
+    assert Counter(name for own in systems for name in own) == Counter({row.system for row in ROWS})
+
+
+@machines
+def test_every_case_is_within_its_tolerance_and_says_why(machine: str) -> None:
+    found = validation(machine)
+    assert [(case.id, case.error) for case in found.outside] == []
+    assert found.within
+    assert all(case.tolerance_reason for case in found.cases)
+    assert all(row.reason for row in found.skipped)
+
+
+def test_every_row_of_the_blog_is_compared() -> None:
+    assert len(by_id(BLOG)) == 30
+    assert validation(BLOG).skipped == ()
+
+
+def test_what_is_not_predicted_is_a_fact_of_quality_or_an_input() -> None:
+    carried = [row for row in validation(VLLM).skipped if row.status == "carried"]
+    assert {row.metric for row in carried} == CARRIED
+    assert all(row.reason.startswith("carried: ") for row in carried)
+    assert {case.metric for case in validation(VLLM).cases} == ASKED.keys()
+    assert not ASKED.keys() & CARRIED
+
+
+# Roles.
+
+
+@machines
+def test_a_row_that_sets_a_rate_is_never_held_out(machine: str) -> None:
+    fitted = fitted_on(load_profile(machine)).union(*(fitted_on(load_engine(engine)) for engine in engine_names()))
+    assert fitted <= {row.id for row in ROWS}
+    assert all(by_id(machine)[row].role == "fit" for row in fitted & by_id(machine).keys())
+    assert all(bool(case.role_reason) is (case.role == "fit") for case in validation(machine).cases)
+
+
+def test_only_rows_that_set_are_or_repeat_a_rate_are_fit() -> None:
+    fit = {case.id for case in validation(BLOG).cases if case.role == "fit"}
+    setting = (fitted_on(load_profile(BLOG)) | fitted_on(load_engine("exllamav3"))) & by_id(BLOG).keys()
+    assert {"blog.decode_1M", "blog.decode_fixed", "blog.prefill_32k", "blog.prefill_1M", "blog.vram_model"} <= setting
+    assert fit == setting | SAME_MEASUREMENT | INPUTS
+
+
+def test_an_input_that_was_measured_anew_is_evidence_again() -> None:
+    profile = load_profile(BLOG)
+    rate = replace(profile.gpu.h2d.rate, source="measured")
+    measured = replace(profile, gpu=replace(profile.gpu, h2d=replace(profile.gpu.h2d, rate=rate)))
+    assert "blog.link" not in role_reasons(load_recorded(BLOG), measured)
+
+
+def test_a_repeat_of_what_sets_a_rate_is_no_evidence() -> None:
+    """In whichever direction the two are said to be the same."""
+    for case in load_recorded(VLLM).cases:
+        if case.same_as:
+            assert len({by_id(VLLM)[id_].role for id_ in (case.id, *case.same_as)}) == 1, case.id
+
+
+def test_what_is_measured_and_predicted_alike_is_said_to_be_the_same() -> None:
+    groups = [{case.id, *case.same_as} for case in load_recorded(VLLM).cases if case.same_as]
+    said = {frozenset(pair) for one, other in product(groups, groups) if one & other for pair in product(one, other)}
+    timed = [case for case in validation(VLLM).cases if case.has_interval]
+    for one, other in combinations(timed, 2):
+        if (one.metric, one.predicted, one.measured) == (other.metric, other.predicted, other.measured):
+            assert frozenset((one.id, other.id)) in said, (one.id, other.id)
+
+
+def test_fit_and_held_out_are_told_apart() -> None:
+    cases, summary = validation(VLLM).cases, validation(VLLM).summary
+    roles = Counter(case.role for case in cases)
+    assert (summary.fit.n, summary.held_out.n) == (roles["fit"], roles["held_out"])
+    assert roles["held_out"] > 1.5 * roles["fit"]
+    for role, found in (("fit", summary.fit), ("held_out", summary.held_out)):
+        worst = max(abs(case.error) for case in cases if case.role == role and case.error is not None)
+        assert found.worst is not None
+        assert abs(by_id(VLLM)[found.worst].error or 0) == worst
+
+
+# How near.
+
+
+@pytest.mark.parametrize("metric", ASKED)
+def test_rows_come_as_near_as_was_asked(metric: str) -> None:
+    cases = [case for case in validation(VLLM).cases if case.metric == metric]
+    assert len(cases) == sum(row.metric == metric for row in load_recorded(VLLM).rows)
+    for case in cases:
+        assert case.predicted is not None, case.id
+        assert case.error is not None, case.id
+        if case.measured_low < case.measured_high:
+            assert case.measured_low <= case.predicted <= case.measured_high, case.id
+        else:
+            assert abs(case.error) <= case.tolerance + 1e-9 <= ASKED[metric] + 2e-9, case.id
+
+
+def test_a_pinned_pool_is_exact() -> None:
+    pinned = [c for c in load_recorded(VLLM).cases if c.figure == "kv_pool" and c.ask.pool_bytes is not None]
+    assert len(pinned) >= 7
+    for case in pinned:
+        assert case.tolerance == 0, case.id
+        assert by_id(VLLM)[case.id].predicted == by_id(VLLM)[case.id].measured, case.id
+
+
+@pytest.mark.parametrize("roles", [{"fit"}, {"held_out"}, {"fit", "held_out"}], ids=str)
+def test_half_of_the_speculation_rows_come_within_five_per_cent(roles: set[str]) -> None:
+    cases = [case for case in validation(VLLM).cases if case.metric in SPECULATION and case.role in roles]
+    errors = [abs(case.error) for case in cases if case.error is not None]
+    assert len(errors) >= 5
+    assert median(errors) <= 0.05
+
+
+def test_predictions_are_nearer_than_the_usual_estimate() -> None:
+    summary = validation(VLLM).summary.held_out
+    assert summary.naive.n == summary.beside_naive.n >= 40
+    assert (summary.beside_naive.median_abs_error or 1) < (summary.naive.median_abs_error or 0) / 10
+    assert (summary.coverage_90 or 0) >= 0.85
+
+
+def test_the_misfit_that_nothing_explains_is_shown_and_not_bent() -> None:
+    chunk = by_id(BLOG)["blog.naive_chunk"]
+    assert chunk.predicted == pytest.approx(192.14, abs=0.01)
+    assert chunk.error == pytest.approx(-0.058, abs=0.001)
+    assert chunk.tolerance_reason.startswith("not explained:")
+    assert "not explained" in by_id(BLOG)["blog.staging"].note
+
+
+def test_a_range_is_compared_with_its_middle_and_judged_by_its_ends() -> None:
+    step = by_id(BLOG)["blog.decode_base_ms"]
+    assert (step.measured_low, step.measured, step.measured_high) == (15, 17.5, 20)
+    assert step.tolerance * step.measured == pytest.approx(2.5)
+
+
+def test_what_else_the_twin_says_stands_beside() -> None:
+    drop, claim = by_id(BLOG)["blog.decode_drop"], by_id(BLOG)["blog.maxctx_offload"]
+    assert drop.also["drop_from_a_step_that_selects_percent"] < (drop.predicted or 0)
+    assert by_id(BLOG)["blog.decode_fixed"].also == {}
+    assert claim.predicted == claim.measured == 3_145_728
+    assert claim.also["max_ctx_tokens"] > claim.also["ngram_in_ram_max_ctx_tokens"] > claim.measured
+    assert claim.also["ngram_in_ram_host_used_bytes"] < claim.also["host_capacity_bytes"]
+    left = [by_id(BLOG)["blog.staging"].also[f"staging_{size}_mib_vram_left_bytes"] for size in (32, 64, 128)]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] > 0
+
+
+# A question is the one that was measured.
+
+
+def test_a_workload_is_the_one_that_was_served() -> None:
+    recorded = load_recorded(VLLM)
+    served = conditions("requests")
+    assert {row.id for row, _ in served} == {case.id for case in recorded.cases if case.workload is not None}
+    for row, requests in served:
+        case = recorded.case_of[row.id]
+        load = case.workload
+        assert load is not None
+        assert (load.prompt_tokens, load.output_tokens) == (row.conditions["prompt"], row.conditions["output"])
+        assert (case.ask.max_sequences if load.requests != requests else load.requests) == requests, row.id
+
+
+def conditions(key: str) -> list[tuple[Row, object]]:
+    """Rows with a case whose conditions name `key`, and what they say."""
+    recorded = load_recorded(VLLM)
+    rows = [recorded.row_of[case.id] for case in recorded.cases]
+    return [(row, row.conditions[key]) for row in rows if key in row.conditions]
+
+
+def test_a_verify_step_has_the_query_tokens_that_were_timed_and_a_pool_is_the_one_named() -> None:
+    recorded = load_recorded(VLLM)
+    timed = conditions("query_tokens")
+    assert len(timed) == 3
+    for row, rows in timed:
+        assert int((recorded.case_of[row.id].ask.speculation or "").partition(":")[2]) + 1 == rows
+    for row, gib in conditions("pool_gib"):
+        assert isinstance(gib, float)
+        assert recorded.case_of[row.id].ask.pool_bytes == int(gib * GIB)
+
+
+def test_an_acceptance_is_the_one_published_beside_the_speed() -> None:
+    recorded = load_recorded(VLLM)
+    accepted = {row.id.removesuffix("accept"): row.middle for row in recorded.rows if row.id.endswith(".accept")}
+    beside = [case for case in recorded.cases if case.id.rpartition(".")[2] in ("decode", "ms", "both")]
+    compared = [case for case in beside if f"{case.id.rpartition('.')[0]}." in accepted]
+    assert len(compared) >= 18
+    for case in compared:
+        assert case.ask.accepted == accepted[f"{case.id.rpartition('.')[0]}."], case.id
+
+
+# Other machines.
+
+
+@pytest.mark.parametrize(
+    ("machine", "shares", "moved", "kept"),
+    [
+        (
+            BLOG,
+            {"link": 0.5},
+            {"blog.link", "blog.decode_transfer", "blog.pooled_scan_host_ms_1M", "blog.naive_1M", "blog.decode_fixed",
+             "blog.decode_1M"},
+            {"blog.kv_all", "blog.decode_bytes", "blog.staged_ratio", "blog.maxctx_vram"},
+        ),
+        (
+            VLLM,
+            {"read": 0.5},
+            {"tpot", "decode", "step", "verify_attention_per_layer", "throughput"},
+            {"kv_pool", "max_context", "block_size", "resident_requests", "out_of_memory", "primary_page"},
+        ),
+        (
+            VLLM,
+            {"tensor": 0.8},
+            {"prefill", "ttft", "total_time", "ttft_cold"},
+            {"tpot", "kv_pool", "max_context", "block_size"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_slower_roof_moves_what_hangs_on_it_and_nothing_else(
+    machine: str, shares: dict[str, float], moved: set[str], kept: set[str]
+) -> None:
+    outside = with_shares(machine, **shares).outside
+    named = {case.id for case in outside} | {case.metric for case in outside}
+    assert moved <= named
+    assert not kept & named
+
+
+@pytest.mark.parametrize(("machine", "share"), [(BLOG, 0.5), (VLLM, 0.9), (VLLM, 0.75), (VLLM, 0.5)])
+def test_what_does_not_fit_is_a_row_outside_with_no_number(machine: str, share: float) -> None:
+    """Among them workloads of which no request, or not every one, finds its blocks."""
+    found = with_shares(machine, vram=share)
+    unanswered = {case.id: case for case in found.cases if case.predicted is None}
+    assert unanswered
+    assert not any(case.within for case in unanswered.values())
+    assert all("do not fit" in case.note or "block" in case.note for case in unanswered.values())
+    json.dumps(to_json(found), allow_nan=False)
+    if (machine, share) == (VLLM, 0.5):  # no room for weights: no request is served
+        served = [case.id for case in load_recorded(VLLM).cases if case.workload is not None]
+        assert len(served) >= 10
+        assert all(unanswered[id_].note.endswith("the pool has 0") for id_ in served)
+
+
+@pytest.mark.parametrize("machine", ["3x-rtx3091", "h200"])
+def test_a_machine_without_recorded_rows_is_refused_by_name(machine: str) -> None:
+    with pytest.raises(UnknownName) as refusal:
+        validate_recorded(machine)
+    assert machine in refusal.value.message
+    assert BLOG in refusal.value.hint
+
+
+def test_cases_of_another_machine_are_refused() -> None:
+    profile: HardwareProfile = load_profile(VLLM)
+    with pytest.raises(BadFile, match="rtx3090"):
+        validate(load_recorded(BLOG), profile)
+
+
+# As JSON.
+
+
+@machines
+def test_json_has_the_keys_that_scripts_rely_on_and_is_deterministic(machine: str) -> None:
+    plain = json.loads(json.dumps(to_json(validation(machine)), allow_nan=False))
+    assert plain["schema"] == "twin.validation/1"
+    assert all(list(case)[: len(KEYS)] == KEYS for case in plain["cases"])
+    assert {case["role"] for case in plain["cases"]} == plain["summary"].keys() == {"fit", "held_out"}
+    for summary in plain["summary"].values():
+        assert summary.keys() >= {"n", "median_abs_error", "p95_abs_error", "worst", "coverage_90"}
+    assert plain["counts"].keys() >= {"predicted", "carried", "not_predicted"}
+    assert to_json(validate_recorded(machine)) == to_json(validation(machine))

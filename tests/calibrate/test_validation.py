@@ -1,0 +1,190 @@
+"""Errors are signed and relative, tolerances inclusive, counts claim no interval; text tells roles apart."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from calibrate.published.cases import Ask, RecordedCase, Row
+from calibrate.published.estimates import Estimate, count
+from calibrate.published.recorded import compare
+from calibrate.records import validate_records
+from calibrate.validation import TITLES, Comparison, Skipped, summarise, validation_of, validation_text
+from twin.cost.roofline import WALLS
+
+
+def compared(
+    answer: Estimate | str | float,
+    *,
+    measured: float | tuple[float, float] = 100.0,
+    tolerance: float | None = 0.1,
+    absolute: float | None = None,
+    name: str = "row",
+) -> Comparison:
+    case = RecordedCase(
+        id=name, figure="decode", ask=Ask(ctx_tokens=1), tolerance=None if absolute else tolerance,
+        tolerance_absolute=absolute, reason="for a test",
+    )  # fmt: skip
+    row = Row(id=name, system="s", metric="decode", value=measured, unit="tok/s", source="nowhere", conditions={})
+    told = estimate(answer) if isinstance(answer, float) else answer
+    return compare(case, row, told, machine="paper", role="held_out", role_reason="")
+
+
+def estimate(value: float, *, low: float = 0.0, high: float = 0.0, naive: float | None = None) -> Estimate:
+    return Estimate(value=value, low=low or value, high=high or value, naive=naive)
+
+
+@pytest.mark.parametrize(("predicted", "error"), [(90.0, -0.1), (100.0, 0.0), (150.0, 0.5)])
+def test_error_is_signed_and_relative_to_the_measurement(predicted: float, error: float) -> None:
+    found = compared(estimate(predicted, naive=300.0))
+    assert found.error == pytest.approx(error)
+    assert found.naive_error == pytest.approx(2.0)
+    assert compared(predicted).naive_error is None
+
+
+@pytest.mark.parametrize(
+    ("predicted", "asked", "within"),
+    [
+        (89.9, {}, False), (90.0, {}, True), (110.0, {}, True), (110.1, {}, False),
+        (6.8, {"measured": 6.2, "absolute": 0.6}, True), (6.81, {"measured": 6.2, "absolute": 0.6}, False),
+        (100.0, {"tolerance": 0.0}, True), (100.0001, {"tolerance": 0.0}, False),
+        *((value, {"measured": (15.0, 20.0), "absolute": 2.5}, value not in (14.9, 20.1))
+          for value in (14.9, 15.0, 16.0, 20.0, 20.1)),
+    ],
+)  # fmt: skip
+def test_the_edge_of_a_tolerance_or_range_is_within(predicted: float, asked: dict[str, Any], within: bool) -> None:
+    assert compared(predicted, **asked).within is within
+
+
+def test_an_absolute_tolerance_is_told_as_a_share_of_the_measurement() -> None:
+    assert compared(6.8, measured=6.2, absolute=0.6).tolerance == pytest.approx(0.6 / 6.2)
+
+
+def test_no_answer_is_outside_and_says_why() -> None:
+    case = compared("does not fit")
+    assert (case.predicted, case.low, case.high, case.error, case.within) == (None, None, None, None, False)
+    assert case.note == "does not fit"
+
+
+def test_coverage_counts_only_cases_with_an_interval() -> None:
+    meets, misses = (estimate(95.0, low=low, high=high) for low, high in ((90.0, 101.0), (94.0, 96.0)))
+    summary = summarise([compared(meets), compared(misses), compared(count(100.0))])
+    assert (summary.n, summary.with_interval.n, summary.coverage_90) == (3, 2, 0.5)
+    assert summary.with_interval.median_abs_error == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("high", "covered"), [(15.5, True), (14.5, False)])
+def test_coverage_of_a_range_is_to_meet_it(high: float, covered: bool) -> None:
+    assert compared(estimate(14.0, low=13.0, high=high), measured=(15.0, 20.0)).covered is covered
+
+
+def test_a_summary_names_median_tail_and_worst() -> None:
+    summary = summarise([compared(100.0 + off, name=f"off by {off}") for off in (0.0, 10.0, -40.0)])
+    assert summary.median_abs_error == pytest.approx(0.10)
+    assert summary.p95_abs_error == pytest.approx(0.10 + 0.9 * 0.30)
+    assert (summary.worst, summary.outside) == ("off by -40.0", 1)
+
+
+def test_the_worst_of_all_is_no_answer() -> None:
+    summary = summarise([compared(500.0, name="far"), compared("none", name="mute")])
+    assert (summary.n, summary.unanswered, summary.outside, summary.worst) == (2, 1, 2, "mute")
+    assert summary.median_abs_error == pytest.approx(4.0)
+
+
+def test_naive_and_twin_are_set_beside_each_other_over_the_same_cases() -> None:
+    summary = summarise([compared(estimate(101.0, naive=200.0)), compared(150.0)])
+    assert summary.naive.n == summary.beside_naive.n == 1
+    assert summary.naive.median_abs_error == pytest.approx(1.0)
+    assert summary.beside_naive.median_abs_error == pytest.approx(0.01)
+
+
+def test_a_summary_of_nothing_is_empty() -> None:
+    summary = msgspec.to_builtins(summarise([]))
+    assert summary["n"] == 0
+    assert summary["median_abs_error"] is summary["worst"] is summary["coverage_90"] is None
+
+
+# As text.
+
+
+def case(id_: str, **changes: Any) -> Comparison:
+    """Predicted 1.1 s, measured 1 s."""
+    values: dict[str, Any] = {
+        "machine": "toy", "metric": "decode_step", "unit": "s", "predicted": 1.1, "low": 1.0, "high": 1.2,
+        "measured": 1.0, "error": 0.1, "naive_error": -0.5, "role": "held_out", "tolerance": 0.2, "within": True,
+        "measured_low": 1.0, "measured_high": 1.0, "tolerance_reason": "because", "wall": "host link (H2D)",
+    }  # fmt: skip
+    return Comparison(id=id_, **values | changes)
+
+
+NONE = {"predicted": None, "low": None, "high": None, "error": None, "naive_error": None, "wall": "", "within": False}
+
+
+def text_of(*cases: Comparison, skipped: tuple[Skipped, ...] = ()) -> str:
+    return validation_text(validation_of("toy", cases, skipped))
+
+
+def line_of(text: str, id_: str) -> str:
+    return next(line for line in text.splitlines() if id_ in line)
+
+
+def test_rows_that_set_a_rate_stand_apart_from_the_evidence() -> None:
+    held_out, title, fit = text_of(case("one"), case("two", role="fit"), case("three")).partition(TITLES["fit"])
+    assert TITLES["held_out"] in held_out
+    assert title
+    assert all(id_ in held_out for id_ in ("one", "three", "2 rows, 0 outside"))
+    assert "two" not in held_out
+    assert all(said in fit for said in ("two", "1 rows, 0 outside"))
+    assert TITLES["fit"] not in text_of(case("one"))
+    assert TITLES["held_out"] not in text_of(case("one", role="fit"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, ("+10.0 %", "-50.0 %", "20 %", "1 to 1.2", "host link (H2D)")),
+        ({"wall": "tensor cores"}, ("tensor cores",)),
+        ({"measured_low": 0.8, "measured_high": 1.2, "low": 1.1, "high": 1.1}, ("0.8 to 1.2", " - ")),
+        (NONE, ("OUTSIDE", " - ")),
+    ],
+)
+def test_a_line_has_what_is_known_of_its_case(changes: dict[str, Any], shown: tuple[str, ...]) -> None:
+    line = line_of(text_of(case("one", **changes), case("other")), "one")
+    assert all(said in line for said in shown)
+    assert "None" not in line
+
+
+def test_only_what_is_outside_is_marked_and_the_end_says_why() -> None:
+    bad, mute = (
+        case("bad", error=0.5, within=False, tolerance_reason="twice the spread"),
+        case("mute", note="no", **NONE),
+    )
+    text = text_of(case("good"), bad, mute)
+    assert text.count("OUTSIDE") == 2
+    assert "OUTSIDE" not in line_of(text, "good")
+    assert "3 rows, 2 outside" in text
+    assert "notes\n  mute: no\n" in text
+    assert text.endswith("outside their tolerance:\n  bad: twice the spread\n  mute: no\n")
+
+
+def test_what_is_not_predicted_is_counted_by_reason_and_what_was_not_measured_is_listed() -> None:
+    row = Skipped(id="x", system="me", metric="m", status="not_predicted", reason="no rulebook")
+    busy = [msgspec.structs.replace(row, id=id_, status="not_measured", reason="too busy") for id_ in ("y", "z")]
+    text = text_of(case("one"), skipped=(row, row, *busy))
+    assert "1 rows predicted, 0 carried, 2 not predicted, 2 not measured\n  2 x no rulebook\n" in text
+    assert "  not measured: y: too busy\n  not measured: z: too busy\n" in text
+    assert text.endswith("every case is within its tolerance\n")  # of those that could be judged
+
+
+def test_everything_recorded_has_both_roles_walls_totals_and_a_line_a_case() -> None:
+    recorded = validation_text(validate_records())
+    assert all(title in recorded for title in TITLES.values())
+    assert {"VRAM bandwidth", "host link (H2D)", "tensor cores"} <= {
+        wall for wall in WALLS.values() if wall in recorded
+    }
+    assert "the 90 % interval covers" in recorded
+    assert "OUTSIDE" not in recorded
+    lines = {line.split()[0]: line for line in recorded.splitlines() if line.split()}
+    for shown in validate_records("h200").cases:
+        assert shown.wall
+        assert shown.wall in lines[shown.id]
