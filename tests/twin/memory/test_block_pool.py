@@ -248,9 +248,9 @@ def test_groups_are_as_long_as_the_fewest_layers_of_a_type_unless_padding_window
 
 def test_layers_that_cannot_share_a_pool_are_refused() -> None:
     odd = spec("sliding", 5, token_bytes=2112, takes_padding=False)
+    hybrid = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
     with pytest.raises(Impossible, match="sliding layers neither divides 1,664,000 B"):
-        specs = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
-        plan_blocks(specs, replace(SETTINGS, promotes_sliding=False))
+        plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
     for specs in ([spec("recurrent", 48)], [spec("attention", 16), spec("attention", 16, token_bytes=2048)]):
         with pytest.raises(Impossible, match="exactly 1"):
             plan_blocks(specs, SETTINGS)
