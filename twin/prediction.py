@@ -120,8 +120,7 @@ def predict(question: Question, profile: HardwareProfile | None = None, *, parti
     decode, prefill, missing = _breakdowns(case, roofs) if plan.fits else (None, None, ())
     if missing and decode is None and prefill is None and not partial:
         raise missing[0]
-    sampled = prefill is not None and (decode is not None or not case.rules.unprefilled_tokens)
-    ttft = Breakdown().add(first_token_breakdown(case, roofs, decode)).add(prefill) if prefill and sampled else None
+    ttft = _first_token(case, roofs, decode, prefill) if prefill else None
     used = sorted({rate for breakdown in (decode, prefill) if breakdown for rate in breakdown.sensitivity()})
     return Prediction(
         case=case,
@@ -164,16 +163,15 @@ def decode_breakdown(case: Case, roofs: Roofs) -> Breakdown:
     return decode_breakdown_of(case, roofs, case.question.ctx_tokens, case.question.batch)
 
 
-def decode_breakdown_of(case: Case, roofs: Roofs, past: int, batch: int) -> Breakdown:
-    """The same for `batch` sequences of `past` cached tokens each."""
+def decode_breakdown_of(case: Case, roofs: Roofs, kv_tokens: int, batch: int) -> Breakdown:
+    """The same for `batch` sequences of `kv_tokens` cached tokens each."""
     speculation, devices = case.speculation, roofs.profile.gpu_count
+    step = Step(kv_tokens=kv_tokens, q_tokens=1, batch=batch)
     if speculation is None:
-        return Breakdown().run(decode_program(case, Step(kv_tokens=past, q_tokens=1, batch=batch), devices), roofs)
-    whole = Breakdown().run(
-        draft_program(case, speculation, Step(kv_tokens=past, q_tokens=1, batch=batch), devices - 1), roofs
-    )
+        return Breakdown().run(decode_program(case, step, devices), roofs)
+    whole = Breakdown().run(draft_program(case, speculation, step, devices - 1), roofs)
     for kind in speculation.steps:
-        verify = Step(kv_tokens=past, q_tokens=kind.query_tokens, batch=batch)
+        verify = replace(step, q_tokens=kind.query_tokens)
         whole.add(Breakdown().run(decode_program(case, verify, devices), roofs), times=kind.share)
     return whole
 
@@ -183,19 +181,18 @@ def tokens_per_step(case: Case) -> float:
     return case.question.batch * (case.speculation.accepted if case.speculation else 1.0)
 
 
-def first_token_breakdown(case: Case, roofs: Roofs, decode: Breakdown | None) -> Breakdown:
-    """What follows prefill until the first token: a decode step, or logits where prefill covers the whole prompt."""
-    if case.rules.unprefilled_tokens and decode is not None:
-        return decode
-    devices = roofs.profile.gpu_count
-    return Breakdown().run(head_program(case, case.question.batch, devices), roofs)
+def _first_token(case: Case, roofs: Roofs, decode: Breakdown | None, prefill: Breakdown) -> Breakdown | None:
+    """A prefill and the first decode step, or the last token's logits where prefill covers the whole prompt."""
+    if not case.rules.unprefilled_tokens:
+        decode = Breakdown().run(head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
+    return Breakdown().add(decode).add(prefill) if decode is not None else None
 
 
 def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
     """A prefill of `ctx_tokens` prompt tokens, from the chunks that its shape needs."""
     prompt = case.question.ctx_tokens
     chunks: dict[int, Breakdown] = {}
-    fetches: dict[int, Breakdown] = {}  # by rows: what is fetched does not depend on the position
+    fetches: dict[int, Breakdown] = {}  # by new tokens: what is fetched does not depend on the position
 
     def seconds(index: int) -> float:
         if index not in chunks:

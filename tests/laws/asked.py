@@ -32,3 +32,12 @@ def decode_s(question: Question, machine: HardwareProfile) -> float:
 
 def prefill_s(question: Question, machine: HardwareProfile) -> float:
     return phases(answered(question, machine))[1].seconds.value
+
+
+ROUNDING = 1e-9
+SAMPLING = 1e-3
+"""A prefill is summed from few of its chunks, to within this share."""
+
+
+def no_less(after: float, before: float, *, within: float = ROUNDING) -> bool:
+    return after >= before * (1 - within)

@@ -169,6 +169,8 @@ def slower(machine: HardwareProfile, path: tuple[str, ...], share: float) -> Har
     leaf = dict(_leaves(document))[path]
     if "efficiency" in leaf:
         leaf["efficiency"] = [each * share for each in leaf["efficiency"]]
+    elif "counts" in leaf:
+        leaf["counts"] = [each / share for each in leaf["counts"]]
     else:
         leaf["value"] *= 1 / share if leaf["unit"] == "s" else share
     return msgspec.convert(document, HardwareProfile)

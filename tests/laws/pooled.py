@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hwprofiles import load_profile
-from tests.laws.drawn import flattened, log_uniform, with_memory
+from hwprofiles import HardwareProfile, load_profile
+from tests.laws.drawn import flattened, log_uniform, machines, questions, with_memory
 from twin.ask.question import Question
 from twin.models import ModelSpec
 from twin.models.speculation import Speculation
@@ -68,6 +68,15 @@ def dense_questions(draw: st.DrawFn, /, **fixed: Any) -> Question:
     if question.prefix_caching:
         question = replace(question, cached_tokens=draw(st.integers(0, question.ctx_tokens)))
     return question
+
+
+@st.composite
+def anywhere(draw: st.DrawFn) -> tuple[Question, HardwareProfile]:
+    """A question of any model and engine, with a machine on which nearly everything fits."""
+    kind = draw(st.sampled_from(("sparse", "hybrid", "dense")))
+    if kind == "sparse":
+        return draw(questions()), draw(machines(roomy=True))
+    return (draw(hybrid_questions()), RTX3090) if kind == "hybrid" else (draw(dense_questions()), H200)
 
 
 class Shape:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile
-from tests.laws.asked import answered, phases
+from tests.laws.asked import ROUNDING, SAMPLING, answered, phases
 from tests.laws.drawn import LONG_TOKENS, PAGE, SHIPPED, THRESHOLD, machines, questions, with_memory
 from tests.laws.floors import KEPT_ON_HOST, PLANES
 from tests.worlds import LAWS
@@ -17,10 +17,6 @@ from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
 from twin.prediction import Prediction, chunk_breakdown, predict
 from twin.units import MIB, TIB
-
-ROUNDING = 1e-9
-SAMPLING = 1e-3
-"""What a prefill summed from few of its chunks may be off."""
 
 MOST_CHUNKS = 400
 
@@ -70,13 +66,6 @@ def test_every_token_of_a_prompt_is_written_to_the_host_once(question: Question,
     assert decode.link_write_bytes == KEPT_ON_HOST * question.batch
     written = (question.ctx_tokens - 1) * KEPT_ON_HOST * question.batch
     assert prefill.link_write_bytes == pytest.approx(written, rel=ROUNDING)
-
-
-@LAWS
-@given(questions(longest=LONG_TOKENS, layouts=("vram",)), machines(roomy=True))
-def test_a_cache_in_vram_never_crosses_the_link(question: Question, machine: HardwareProfile) -> None:
-    for phase in phases(answered(question, machine)):
-        assert phase.link_bytes == phase.link_write_bytes == 0
 
 
 @settings(LAWS, max_examples=40)

@@ -139,24 +139,6 @@ def test_at_break_even_drafting_is_as_fast_as_not_drafting(speculation: str, ctx
         assert at_even.tokens_per_s.value < plain.tokens_per_s.value
 
 
-def test_break_even_is_a_step_with_drafts_over_one_without(toy: str) -> None:
-    drafting = toy_answer(toy, speculation="toy-mtp:2", accepted=1.5)
-    assert drafting.break_even == pytest.approx(seconds(drafting)[0] / seconds(toy_answer(toy))[0])
-
-
-@pytest.mark.parametrize("speculation", [None, "mtp:3"])
-def test_a_longer_cached_prefix_never_makes_the_first_token_later(speculation: str | None) -> None:
-    asked = POOLED | {"prefix_caching": True, "speculation": speculation, "accepted": 2.0 if speculation else None}
-    first = []
-    for cached in (0, 800, 20_000, 60_000, 99_000, 100_000):
-        answer = predict(Question(ctx_tokens=100_000, cached_tokens=cached, **asked), RTX3090)
-        assert answer.ttft_s is not None
-        first.append(answer.ttft_s.value)
-        assert seconds(answer)[0] == pytest.approx(seconds(predict(answer.case.question, RTX3090))[0])
-    assert first == sorted(first, reverse=True)
-    assert first[-1] < first[0] / 20
-
-
 def test_a_cached_turn_takes_the_published_seconds() -> None:
     """1,167 of 112,655 tokens again: 2.4 s against 151.9; int8 with DFlash2 1,263: 6.1 s against 316.8."""
     for asked, published in (
@@ -167,15 +149,6 @@ def test_a_cached_turn_takes_the_published_seconds() -> None:
         found = predict(question, RTX3090).ttft_s
         assert found is not None
         assert found.value == pytest.approx(published, rel=0.1)
-
-
-def test_what_decodes_does_not_hang_on_what_was_cached() -> None:
-    """A decode step reads every cached token, whoever computed it."""
-    asked = POOLED | {"prefix_caching": True}
-    cold, warm = (
-        predict(Question(ctx_tokens=50_000, cached_tokens=cached, **asked), RTX3090) for cached in (0, 50_000)
-    )
-    assert cold.decode == warm.decode
 
 
 def test_a_rate_that_one_phase_lacks_leaves_only_that_phase_out() -> None:

@@ -15,7 +15,7 @@ from twin.operations.attention import (
     sparse_attention,
 )
 from twin.operations.counts import block_run_bytes, is_sparse, selected_tokens
-from twin.operations.ops import Engine, Op, OpGraph, Step
+from twin.operations.ops import Op, OpGraph, Step
 
 
 class Vram:
@@ -50,7 +50,6 @@ class Vram:
         selection = decode_selection(case, step, device, first=first) if sparse else ()
         read = Op(
             part="kv_gather",
-            engine=Engine.SM,
             device=device,
             kernel=case.kernel("gather_vram"),
             vram_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,

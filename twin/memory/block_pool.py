@@ -10,7 +10,6 @@ what is taken off, and two patches of syv-ai/qwen38-27b-rtx3090.
 """
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from math import gcd
@@ -77,11 +76,6 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     async_scheduling: bool
     """Whether a step is scheduled while the one before it runs."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("speculative_tokens", 0), ("batched_tokens", 1)):
-            if getattr(self, name) < least:
-                raise BadValue(f"{name} is {getattr(self, name)}, it must be at least {least}")
-
 
 class Group(Struct, frozen=True, kw_only=True):
     """Layers that share a block table: a block of theirs holds one page of each."""
@@ -109,7 +103,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class BlockPlan(Struct, frozen=True, kw_only=True):
-    """How a pool is cut, whatever its size."""
+    """How a pool is divided into blocks, whatever its size."""
 
     block_tokens: int
     """Tokens in a block of attention."""
@@ -150,10 +144,6 @@ class BlockPlan(Struct, frozen=True, kw_only=True):
     def printed_tokens(self, blocks: int, max_tokens: int) -> int:
         """The "GPU KV cache size" that vLLM prints, concurrency x `max_model_len`: it depends on what was asked."""
         return blocks * max_tokens // self.blocks_per_request(max_tokens)
-
-    def longest_request(self, blocks: int) -> int:
-        """Most tokens of one request that so many blocks hold, 0 if none (`estimate_max_model_len`, unbounded)."""
-        return bisect_right(range(1, blocks * self.block_tokens + 1), blocks, key=self.blocks_per_request)
 
 
 _Blocks = dict[CacheSpec, int]  # tokens in a block of each type, 0 for states
@@ -297,8 +287,16 @@ class KVPool(Struct, frozen=True, kw_only=True):
 
 def block_plan(case: Case) -> BlockPlan:
     """How the case's layers share blocks."""
-    pool = pool_rules(case)
-    return plan_blocks(_specs(case), _sharing(case, pool))
+    question, rules = case.question, pool_rules(case)
+    settings = PoolSettings(
+        promotes_sliding=question.patched and question.promotes_windows,
+        balances_groups=question.patched,
+        speculative_tokens=case.speculation.tokens if case.speculation else 0,
+        prefix_caching=question.prefix_caching,
+        batched_tokens=rules.batched_tokens,
+        async_scheduling=question.async_scheduling,
+    )
+    return plan_blocks(_specs(case), settings)
 
 
 def pool_rules(case: Case) -> BlockPoolRules:
@@ -306,18 +304,6 @@ def pool_rules(case: Case) -> BlockPoolRules:
     if case.rules.block_pool is None:
         raise Impossible(f"{case.rules.name} shares no pool of blocks among requests")
     return case.rules.block_pool
-
-
-def _sharing(case: Case, pool: BlockPoolRules) -> PoolSettings:
-    question = case.question
-    return PoolSettings(
-        promotes_sliding=question.patched and question.promotes_windows,
-        balances_groups=question.patched,
-        speculative_tokens=case.speculation.tokens if case.speculation else 0,
-        prefix_caching=question.prefix_caching,
-        batched_tokens=pool.batched_tokens,
-        async_scheduling=question.async_scheduling,
-    )
 
 
 def with_prefix_cache(case: Case) -> Case:
@@ -363,16 +349,14 @@ def _specs(case: Case) -> list[CacheSpec]:
         state = model.recurrent.state_elements * case.state_element_bytes
         specs.append(CacheSpec(kind="recurrent", layers=model.recurrent_layers, state_bytes=state + tail))
     if drafter and drafter.window:
-        token_bytes = draft_token_bytes(case, drafter)
-        specs.append(
-            CacheSpec(
-                kind="sliding",
-                layers=drafter.layers,
-                token_bytes=token_bytes,
-                window=drafter.window,
-                kernel_block=kernel_block,
-            )
+        window = CacheSpec(
+            kind="sliding",
+            layers=drafter.layers,
+            token_bytes=draft_token_bytes(case, drafter),
+            window=drafter.window,
+            kernel_block=kernel_block,
         )
+        specs.append(window)
     return specs
 
 
@@ -387,16 +371,16 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
     parts = fixed_parts(case, rules)
     given = case.question.pool_bytes
     pool_bytes = int(share_bytes(case, profile) - sum(parts.values())) if given is None else given
-    there = given is None or sum(parts.values()) + given <= profile.gpu.vram.value
+    held = given is None or sum(parts.values()) + given <= profile.gpu.vram.value
     plan = block_plan(case)
     pool = KVPool(
         plan=plan,
         pool_bytes=max(0, pool_bytes),
-        blocks=max(0, plan.blocks_in(pool_bytes)) if there else 0,
+        blocks=max(0, plan.blocks_in(pool_bytes)) if held else 0,
         max_model_tokens=case.question.max_model_tokens or case.question.ctx_tokens,
     )
-    spread = 0.0 if given is not None else _spread(case, rules, profile)
-    return pool, parts, spread
+    uncertain = (*_taken(case, rules).values(), profile.gpu.vram) if given is None else ()
+    return pool, parts, math.hypot(*(rate.value * rate.spread for rate in uncertain))
 
 
 def share_bytes(case: Case, profile: HardwareProfile) -> float:
@@ -418,67 +402,44 @@ def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
         "weights": weight_bytes(model, weights) + head_bytes(model),
         "embedding": float(embedding_bytes(model)),
         "drafter": draft_weight_bytes(case.speculation),
-        "activations": _activations(case, rules).value,
-        "graphs": _graphs(case, rules).value,
-        "backend workspace": rules.backend_workspace[case.backend].value
-        if case.backend in rules.backend_workspace
-        else 0.0,
+        **{name: rate.value for name, rate in _taken(case, rules).items()},
     }
+    longest = question.max_model_tokens or max(question.ctx_tokens, model.native_ctx_tokens)
     if case.fmt.sidecar_bytes:
         sequences = question.max_sequences or max(rules.max_sequences, question.batch)
-        parts |= {
-            "unquantised tiles": float(_sidecar_bytes(case, sequences, rules.batched_tokens)),
-            "prefill scratch": float(_rebuilt_bytes(case, sequences)),
-        }
+        rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
+        parts["unquantised tiles"] = float(_sidecar_bytes(case, sequences, rules.batched_tokens))
+        parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))
     if case.backend in rules.dequantises_prefix:
-        parts["prefill scratch"] = float(_longest(case) * _decoded_bytes(case))
+        parts["prefill scratch"] = float(longest * _half_token_bytes(case))
     return {name: size for name, size in parts.items() if size}
 
 
-def scratch_token_bytes(case: Case) -> float:
-    """Bytes that prefill takes outside the profile for every token of context; 0 where scratch is bounded."""
-    copies = pool_rules(case).dequantises_prefix.get(case.backend)
-    return copies.value * _decoded_bytes(case) if copies else 0.0
-
-
-def _longest(case: Case) -> int:
-    """Longest request that buffers are sized for: what the engine is told, or else what the model takes."""
-    return case.question.max_model_tokens or max(case.question.ctx_tokens, case.model.native_ctx_tokens)
-
-
-def _decoded_bytes(case: Case) -> int:
-    """K and V of one token and layer in 16 bits."""
-    return 2 * case.model.attention.kv_heads * case.model.attention.head_dim * HALF_BYTES
+def _taken(case: Case, rules: BlockPoolRules) -> dict[str, Rate]:
+    """What the engine itself takes, by part. A block drafter's runner captures more graphs, the longer its drafts."""
+    graphs, speculation = rules.graphs, case.speculation
+    if speculation is not None and speculation.drafter.kind == "block":
+        long = speculation.tokens >= speculation.drafter.block_tokens
+        graphs = rules.long_draft_graphs if long else rules.draft_graphs
+    taken = {"activations": rules.cold_activations if case.question.cold_start else rules.activations, "graphs": graphs}
+    if case.backend in rules.backend_workspace:
+        taken["backend workspace"] = rules.backend_workspace[case.backend]
+    return taken
 
 
 def _sidecar_bytes(case: Case, sequences: int, batched_tokens: int) -> int:
     """Tiles that wait for their last token, and every sequence's first: 2 a sequence, a step's tokens, 8 free."""
     tile = case.fmt.tile_tokens
     slots = 2 * sequences + -(-batched_tokens // tile) + KVARN_SLOTS_FREE
-    return slots * tile * _decoded_bytes(case) * case.model.attention_layers
+    return slots * tile * _half_token_bytes(case) * case.model.attention_layers
 
 
-def _rebuilt_bytes(case: Case, sequences: int) -> int:
-    """Scratch in which a prefill chunk finds its history in 16 bits, one for all layers."""
-    tokens = max(min(sequences * _longest(case), SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
-    return tokens * _decoded_bytes(case)
+def scratch_token_bytes(case: Case) -> float:
+    """Bytes that prefill takes outside the profile for every token of context; 0 where scratch is bounded."""
+    copies = pool_rules(case).dequantises_prefix.get(case.backend)
+    return copies.value * _half_token_bytes(case) if copies else 0.0
 
 
-def _activations(case: Case, rules: BlockPoolRules) -> Rate:
-    return rules.cold_activations if case.question.cold_start else rules.activations
-
-
-def _graphs(case: Case, rules: BlockPoolRules) -> Rate:
-    """Captured graphs: a block drafter's runner keeps far more of them, the more the longer its drafts."""
-    speculation = case.speculation
-    if speculation is None or speculation.drafter.kind == "sequential":
-        return rules.graphs
-    long = speculation.tokens >= speculation.drafter.block_tokens
-    return rules.long_draft_graphs if long else rules.draft_graphs
-
-
-def _spread(case: Case, rules: BlockPoolRules, profile: HardwareProfile) -> float:
-    rates = [_activations(case, rules), _graphs(case, rules), profile.gpu.vram]
-    if case.backend in rules.backend_workspace:
-        rates.append(rules.backend_workspace[case.backend])
-    return math.hypot(*(rate.value * rate.spread for rate in rates))
+def _half_token_bytes(case: Case) -> int:
+    """K and V of one token and layer in 16 bits."""
+    return 2 * case.model.attention.kv_heads * case.model.attention.head_dim * HALF_BYTES

@@ -34,7 +34,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     capacity_spread: float = 0.0
     """Standard deviation of capacity less fixed parts, in bytes."""
     held_bytes: float = 0.0
-    """Bytes that are taken at once, before any context: with a memory of given size all of it."""
+    """Bytes that are taken at once, before any context: with a pool of given size all of it."""
 
     def free_bytes(self) -> float:
         """What the cache may take; negative where even an empty cache does not fit."""
@@ -69,7 +69,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     pages: int
     page_tokens: int
     kv_pool: KVPool | None = None
-    """The memory of blocks, under an engine that shares one among requests."""
+    """The pool of blocks, under an engine that shares one among requests."""
 
     @property
     def fits(self) -> bool:
@@ -77,7 +77,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return not self.short()
 
     def short(self) -> list[Memory]:
-        """Pools that do not hold it."""
+        """Memories that do not hold it."""
         return [memory for memory in self.memories if memory.max_pages() < self.pages]
 
     def max_ctx_tokens(self, *, sigmas: float = 0.0) -> int:
@@ -133,17 +133,17 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return self.machine.gpu.shares_memory
 
     def tiers(self) -> list[tuple[str, list[Memory]]]:
-        """The memories of VRAM and that of the host by what people call them, or those of the one memory."""
+        """Memories by what people call them: of VRAM and of the host, or the one memory of both."""
         if self.unified:
             return [("memory", self.devices())]
         return [("VRAM", self.devices()), ("host memory", self.host())]
 
     def devices(self) -> list[Memory]:
-        """The memories of VRAM, or of a memory that is the host's too."""
+        """Those of VRAM, or of a memory that is the host's too."""
         return [memory for memory in self.memories if memory.name != "host"]
 
     def host(self) -> list[Memory]:
-        """The memory of host memory, as a list of one; empty where the device's is the host's."""
+        """That of the host, as a list of one; empty where the device's is the host's."""
         return [memory for memory in self.memories if memory.name == "host"]
 
     def vram_left_bytes(self) -> float:
@@ -162,18 +162,14 @@ def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
-    memories = _held_apart((*device_memories(case, profile), host_memory(case, profile)), profile)
+    memories = _memories(profile, *device_memories(case, profile), host_memory(case, profile))
     return MemoryPlan(case=case, machine=profile, memories=memories, pages=pages, page_tokens=page_tokens)
-
-
-def _held_apart(memories: tuple[Memory, ...], profile: HardwareProfile) -> tuple[Memory, ...]:
-    return _one_memory(memories) if profile.gpu.shares_memory else memories
 
 
 def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
 
-    A memory of given size takes the place of that share and is taken whole. A page is a block of attention in each of
+    A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
     its groups. A drafter's windows are counted full, whatever the context.
     """
     if profile.gpu_count > 1:
@@ -185,8 +181,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     plan, batch = kv_pool.plan, case.question.batch
     attention = sum(group.kind == "attention" for group in plan.groups)
     held = plan.blocks_per_request(MAX_TOKENS) - attention * -(-MAX_TOKENS // plan.block_tokens)
-    null_block = plan.block_bytes
-    fixed = parts | {"null block": float(null_block), "state and windows": float(held * plan.block_bytes * batch)}
+    fixed = parts | {"null block": float(plan.block_bytes), "state and windows": float(held * plan.block_bytes * batch)}
     capacity, taken = share_bytes(case, profile), 0.0
     if case.question.pool_bytes is not None:
         taken = sum(parts.values()) + kv_pool.pool_bytes
@@ -208,7 +203,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         capacity_spread=untracked.value * untracked.spread,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
-    memories = _held_apart((device, headroom, host_memory(case, profile)), profile)
+    memories = _memories(profile, device, headroom, host_memory(case, profile))
     if any(memory.free_bytes() < 0 for memory in memories[1:]):  # the engine does not start: there are no blocks
         kv_pool = replace(kv_pool, blocks=0)
     return MemoryPlan(
@@ -216,16 +211,22 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     )
 
 
-def _one_memory(memories: Sequence[Memory]) -> tuple[Memory, ...]:
-    """The same where the host's memory is the device's: its parts take from the last of the device's memories."""
+def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]:
+    """As they are; where the host's memory is the device's, its parts take from the last of the device's."""
+    if not profile.gpu.shares_memory:
+        return memories
     *others, last, host = memories
-    parts = {name: (getattr(last, name), getattr(host, name)) for name in ("fixed", "page_bytes")}
-    joined = {
-        name: {part: device.get(part, 0.0) + kept.get(part, 0.0) for part in device | kept}
-        for name, (device, kept) in parts.items()
-    }
-    spread = math.hypot(last.capacity_spread, host.capacity_spread)
-    return (*others, replace(last, **joined, capacity_spread=spread))
+
+    def joined(device: dict[str, float], kept: dict[str, float]) -> dict[str, float]:
+        return {part: device.get(part, 0.0) + kept.get(part, 0.0) for part in device | kept}
+
+    both = replace(
+        last,
+        fixed=joined(last.fixed, host.fixed),
+        page_bytes=joined(last.page_bytes, host.page_bytes),
+        capacity_spread=math.hypot(last.capacity_spread, host.capacity_spread),
+    )
+    return (*others, both)
 
 
 def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:

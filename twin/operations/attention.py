@@ -6,6 +6,8 @@ Everything is per attention layer. K and V may lie anywhere: what a layout moves
 import math
 from functools import cache
 
+from msgspec.structs import replace
+
 from twin.ask.case import Case
 from twin.operations.counts import HALF_BYTES, complete_blocks, padded_selection
 from twin.operations.occupancy import ACCUMULATOR_BYTES, STATISTICS, SplitKV, flash_grid
@@ -53,7 +55,6 @@ def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, .
     elements = step.end * step.batch * attention.kv_heads * attention.head_dim
     return Op(
         part="attention",
-        engine=Engine.SM,
         device=device,
         kernel=kernel,
         vram_bytes=step.end * case.plane_bytes * step.batch,
@@ -73,7 +74,6 @@ def append(case: Case, chunk: Step, device: int) -> Op:
     tokens = chunk.q_tokens * chunk.batch
     return Op(
         part="append",
-        engine=Engine.SM,
         device=device,
         kernel=case.attention_kernel("append"),
         vram_bytes=(computed + case.plane_bytes) * tokens,
@@ -87,7 +87,6 @@ def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes:
     write = (append(case, chunk, device),) if case.backend and case.model.indexer is None else ()
     attend = Op(
         part="attention",
-        engine=Engine.SM,
         device=device,
         kernel=case.attention_kernel("attend_dense"),
         flops=4 * attention.query_heads * attention.head_dim * chunk.pairs * chunk.batch,
@@ -108,70 +107,53 @@ def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes:
 def decode_selection(case: Case, step: Step, device: int, *, first: int) -> tuple[Op, Op]:
     """Scan of all pooled keys and top-k for one new token of each sequence; a chain after op `first` - 1."""
     blocks = complete_blocks(case.model, step.end) * step.batch
-    scan_bytes = blocks * case.index_key_bytes
-    on_host = case.pooled == "host"
-    scan = Op(
-        part="pooled_scan",
-        engine=Engine.H2D if on_host else Engine.SM,
-        device=device,
-        kernel=case.index_kernel("scan"),
-        vram_bytes=0 if on_host else scan_bytes,
-        link_bytes=scan_bytes if on_host else 0,
-        flops=blocks * _flops_per_score(case),
-        dtype=case.operand_dtype,
-        grain=step.end,
-        after=(first - 1,),
-    )
-    select = Op(
-        part="select",
-        engine=Engine.SM,
-        device=device,
-        kernel=case.index_kernel("select"),
-        vram_bytes=2 * case.rules.sparse.score_bytes * blocks,
-        grain=step.end,
-        after=(first,),
-    )
-    return scan, select
+    scan = _scoring(case, device, part="pooled_scan", operation="scan", blocks=blocks, scores=blocks, grain=step.end)
+    scores_bytes = case.rules.sparse.score_bytes * blocks
+    return _selection(case, scan, score_bytes=2 * scores_bytes, first=first)
 
 
 def prefill_selection(case: Case, chunk: Step, device: int, *, first: int) -> tuple[Op, Op]:
     """Scoring and top-k for all query tokens of a chunk, a slab of `score_rows` of them at a time."""
     slabs = -(-chunk.q_tokens // case.rules.sparse.score_rows) * chunk.batch
-    tokens = chunk.q_tokens * chunk.batch
-    pooled_bytes = complete_blocks(case.model, chunk.end) * case.index_key_bytes
-    scores = (
-        tokens * (chunk.kv_tokens + (chunk.q_tokens + 1) / 2) / case.model.indexer.ratio if case.model.indexer else 0
+    scores = chunk.batch * chunk.pairs / case.model.indexer.ratio if case.model.indexer else 0
+    blocks = complete_blocks(case.model, chunk.end)
+    score = _scoring(
+        case, device, part="score", operation="score", blocks=blocks, scores=scores / slabs, grain=chunk.end
     )
-    on_host = case.pooled == "host"
-    score = Op(
-        part="score",
+    score_bytes = case.rules.sparse.score_bytes * scores / slabs
+    score = replace(score, calls=slabs, vram_bytes=score.vram_bytes + score_bytes)
+    return _selection(case, score, score_bytes=score_bytes, first=first)
+
+
+def _scoring(case: Case, device: int, *, part: str, operation: str, blocks: int, scores: float, grain: float) -> Op:
+    """Each of `blocks` pooled keys read once, in VRAM or over the link; every score is a dot product of all heads."""
+    on_host, key_bytes = case.pooled == "host", blocks * case.index_key_bytes
+    indexer = case.model.indexer
+    return Op(
+        part=part,
         engine=Engine.H2D if on_host else Engine.SM,
         device=device,
-        kernel=case.index_kernel("score"),
-        calls=slabs,
-        vram_bytes=(0 if on_host else pooled_bytes) + case.rules.sparse.score_bytes * scores / slabs,
-        link_bytes=pooled_bytes if on_host else 0,
-        flops=scores * _flops_per_score(case) / slabs,
+        kernel=case.index_kernel(operation),
+        vram_bytes=0 if on_host else key_bytes,
+        link_bytes=key_bytes if on_host else 0,
+        flops=scores * 2 * indexer.query_heads * indexer.head_dim if indexer else 0,
         dtype=case.operand_dtype,
-        grain=chunk.end,
-        after=(first - 1,) if first else (),
+        grain=grain,
     )
+
+
+def _selection(case: Case, scoring: Op, *, score_bytes: float, first: int) -> tuple[Op, Op]:
+    """Scoring after op `first` - 1, and the top-k of its scores."""
     select = Op(
         part="select",
-        engine=Engine.SM,
-        device=device,
+        device=scoring.device,
         kernel=case.index_kernel("select"),
-        calls=slabs,
-        vram_bytes=case.rules.sparse.score_bytes * scores / slabs,
-        grain=chunk.end,
+        calls=scoring.calls,
+        vram_bytes=score_bytes,
+        grain=scoring.grain,
         after=(first,),
     )
-    return score, select
-
-
-def _flops_per_score(case: Case) -> int:
-    indexer = case.model.indexer
-    return 2 * indexer.query_heads * indexer.head_dim if indexer else 0
+    return replace(scoring, after=(first - 1,) if first else ()), select
 
 
 # Sparse prefill: every query token attends to its own selection, bucket by bucket where the history is staged
@@ -225,7 +207,6 @@ def sparse_attention(
     selection = padded_selection(case.model, case.rules.sparse.selection_alignment)
     return Op(
         part="attention",
-        engine=Engine.SM,
         device=device,
         kernel=case.kernel("attend_sparse"),
         flops=issued_flops(case, tokens, buckets),
@@ -243,7 +224,6 @@ def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, 
     elements = 2 * partials + 2 * attention.query_heads
     return Op(
         part="combine",
-        engine=Engine.SM,
         device=device,
         kernel=case.kernel("combine"),
         vram_bytes=chunk.q_tokens * elements * attention.head_dim * ACCUMULATOR_BYTES,
@@ -312,7 +292,6 @@ def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> 
     kv_tokens = min(chunk.end, size)
     dequantise = Op(
         part="dequantise",
-        engine=Engine.SM,
         device=device,
         kernel=case.attention_kernel("dequantise"),
         calls=calls,
@@ -322,7 +301,6 @@ def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> 
     )
     attend = Op(
         part="attention",
-        engine=Engine.SM,
         device=device,
         kernel=case.rules.kernel("attend_dense", case.operand_dtype),
         calls=attends,
@@ -340,7 +318,6 @@ def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> 
     )
     combine = Op(
         part="combine",
-        engine=Engine.SM,
         device=device,
         calls=attends,
         vram_bytes=combined_bytes(case, chunk) * chunk.batch / attends,

@@ -65,11 +65,6 @@ def layer_active_parameters(model: ModelSpec, kind: str) -> int:
     return mixer_parameters(model, kind) + feed_forward_active_parameters(model)
 
 
-def layer_read_parameters(model: ModelSpec, kind: str, tokens: int) -> float:
-    """Parameters of one layer that a step over `tokens` tokens reads, each once: expected distinct experts."""
-    return mixer_parameters(model, kind) + feed_forward_read_parameters(model, tokens)
-
-
 def mixer_parameters(model: ModelSpec, kind: str) -> int:
     """Parameters of the token mixer of one layer: attention or recurrence, with its projections."""
     counts = parameters(model)

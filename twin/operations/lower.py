@@ -132,7 +132,6 @@ def head_program(case: Case, tokens: int, device_count: int) -> Program:
     if case.rules.samples:
         sample = Op(
             part="sampling",
-            engine=Engine.SM,
             device=device,
             kernel=case.rules.kernel("sample", "fp32"),
             vram_bytes=tokens * case.model.vocab * LOGIT_BYTES,
@@ -176,7 +175,6 @@ def _weights(case: Case, group: LayerGroup, tokens: int) -> tuple[Op, ...]:
         return ops
     elementwise = Op(
         part="elementwise",
-        engine=Engine.SM,
         device=device,
         kernel=case.rules.kernel("elementwise", model.weights.format),
         vram_bytes=elementwise_elements(model, group.kind) * HALF_BYTES * tokens,
@@ -204,7 +202,6 @@ def _linear(
     tile = case.rules.row_tiles.get(case.model.weights.format, 1)
     return Op(
         part="weights",
-        engine=Engine.SM,
         device=device,
         kernel=case.linear_kernel,
         vram_bytes=read_bytes,
@@ -225,7 +222,6 @@ def _recurrence(case: Case, step: Step, device: int, *, after: int) -> Op:
     """Recurrent state of one layer: read once per sequence, written after each token that may turn out the last."""
     return Op(
         part="state",
-        engine=Engine.SM,
         device=device,
         kernel=case.rules.kernel("recurrent", "fp32" if case.state_element_bytes > HALF_BYTES else "fp16"),
         vram_bytes=(1 + step.q_tokens) * state_bytes(case.model, case.state_element_bytes) * step.batch,
@@ -310,7 +306,7 @@ def draft_program(case: Case, speculation: Speculation, step: Step, device: int)
     if case.backend in case.rules.backends.piecewise:
         overheads.append(case.rules.kernel("piecewise", "step"))
     launches = tuple(
-        Op(part="launches", engine=Engine.SM, device=device, kernel=kernel, after=(at - 1,) if at else ())
+        Op(part="launches", device=device, kernel=kernel, after=(at - 1,) if at else ())
         for at, kernel in enumerate(overheads)
     )
     head_parameters = drafter.head_bytes * 8 / (case.model.weights.head_bits or case.model.weights.bits)
@@ -335,7 +331,6 @@ def _draft_product(
 ) -> Op:
     return Op(
         part="draft",
-        engine=Engine.SM,
         device=device,
         kernel=case.linear_kernel,
         vram_bytes=read_bytes,
@@ -359,7 +354,6 @@ def _draft_attention(case: Case, drafter: Drafter, step: Step, device: int, *, d
     held = kv_tokens + step.q_tokens
     return Op(
         part="draft",
-        engine=Engine.SM,
         device=device,
         kernel=kernel,
         vram_bytes=drafter.layers * held * draft_token_bytes(case, drafter) * step.batch,

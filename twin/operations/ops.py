@@ -45,8 +45,8 @@ class Op(Struct, frozen=True, kw_only=True, gc=False):
 
     part: str
     """What it is called in a prediction: weights, kv_gather, pooled_scan, ..."""
-    engine: Engine
     device: int
+    engine: Engine = Engine.SM
     kernel: str = ""
     """Key of the kernel's rates: operation/implementation/format; empty for a plain copy."""
     calls: float = 1

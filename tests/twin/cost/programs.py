@@ -8,7 +8,7 @@ from twin.operations.ops import Op, Program
 
 def ops(program: Program, part: str) -> list[tuple[Op, int]]:
     """Ops of that part, each with how often it is done."""
-    return [(op, block.iterations * block.times) for block in program for op in block.ops if op.part == part]
+    return [(op, graph.iterations * graph.times) for graph in program for op in graph.ops if op.part == part]
 
 
 def same(one: Breakdown, other: Breakdown) -> bool:

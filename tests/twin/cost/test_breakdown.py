@@ -1,10 +1,12 @@
-"""What is booked along the critical path adds up to the time; bytes and floors follow the ops, critical or not."""
+"""What is summed along the critical path is the time; bytes and floors follow the ops, critical or not."""
 
 import math
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from hwprofiles import HardwareProfile
 from tests.worlds import LATENCY_S, LINEAR, PEAK, curve, kernel, machine
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
@@ -14,8 +16,12 @@ from twin.operations.ops import Carried, Engine, Op, OpGraph
 KEY = LINEAR[0]
 
 
-def op(part: str, engine: Engine = Engine.SM, *after: int, **counts: float | str) -> Op:
-    return Op(part=part, engine=engine, device=0, after=after, **counts)  # type: ignore[arg-type]
+def op(part: str, engine: Engine = Engine.SM, *after: int, **counts: Any) -> Op:
+    return Op(part=part, engine=engine, device=0, after=after, **counts)
+
+
+def ran(*ops: Op, profile: HardwareProfile | None = None, **repeated: Any) -> Breakdown:
+    return Breakdown().run((OpGraph(ops=ops, **repeated),), Roofs(profile or machine()))
 
 
 READ = op("read", kernel=KEY, vram_bytes=3e9)
@@ -23,18 +29,17 @@ COPY = op("copy", Engine.H2D, link_bytes=5e9)
 WRITE = op("write", Engine.D2H, link_bytes=1e9)
 
 
-def test_only_the_critical_path_is_booked() -> None:
-    breakdown = Breakdown().run((OpGraph(ops=(READ, COPY, WRITE)),), Roofs(machine()))
-    assert breakdown.seconds == pytest.approx(5 + LATENCY_S)
-    assert {part.name: part.seconds for part in breakdown.parts()} == pytest.approx(
-        {"copy": 5, "copy.latency": LATENCY_S}
-    )
-    assert breakdown.busy_s() == pytest.approx({Engine.SM: 3, Engine.H2D: 5 + LATENCY_S, Engine.D2H: 1 + LATENCY_S})
+def test_only_the_critical_path_is_summed_by_part_but_all_work_by_engine() -> None:
+    found = ran(READ, COPY, WRITE)
+    assert found.seconds == pytest.approx(5 + LATENCY_S)
+    assert {part.name: part.seconds for part in found.parts()} == pytest.approx({"copy": 5, "copy.latency": LATENCY_S})
+    assert found.busy_s() == pytest.approx({Engine.SM: 3, Engine.H2D: 5 + LATENCY_S, Engine.D2H: 1 + LATENCY_S})
+    assert (found.floor_s(), found.naive_s()) == (5 / PEAK, (3 + 5 + 1) / PEAK)
+    assert Breakdown().floor_s() == Breakdown().naive_s() == 0
 
 
 def test_parts_are_listed_longest_first_with_what_holds_them() -> None:
-    chain = (op("a", kernel=KEY, flops=1e12), replace(COPY, after=(0,)), replace(READ, after=(1,)))
-    parts = Breakdown().run((OpGraph(ops=chain),), Roofs(machine())).parts()
+    parts = ran(op("a", kernel=KEY, flops=1e12), replace(COPY, after=(0,)), replace(READ, after=(1,))).parts()
     assert [(part.name, part.wall) for part in parts] == [
         ("copy", "host link (H2D)"),
         ("read", "VRAM bandwidth"),
@@ -45,95 +50,75 @@ def test_parts_are_listed_longest_first_with_what_holds_them() -> None:
 
 
 def test_ops_of_one_part_are_one_line_held_by_the_longer() -> None:
-    chain = (op("a", kernel=KEY, flops=1e12), op("a", Engine.SM, 0, kernel=KEY, vram_bytes=2e9))
-    (part,) = Breakdown().run((OpGraph(ops=chain),), Roofs(machine())).parts()
+    (part,) = ran(op("a", kernel=KEY, flops=1e12), op("a", Engine.SM, 0, kernel=KEY, vram_bytes=2e9)).parts()
     assert (part.seconds, part.sol_s, part.wall) == (3, 3, "VRAM bandwidth")
     assert set(part.rates) == {"vram", "tensor.fp16", f"{KEY}#efficiency"}
 
 
 def test_the_bound_is_the_wall_with_the_largest_sum() -> None:
-    chain = (op("a", kernel=KEY, flops=2e12), op("b", Engine.SM, 0, kernel=KEY, flops=2e12), replace(READ, after=(1,)))
-    assert Breakdown().run((OpGraph(ops=chain),), Roofs(machine())).bound() == "tensor cores"
+    products = op("a", kernel=KEY, flops=2e12), op("b", Engine.SM, 0, kernel=KEY, flops=2e12)
+    assert ran(*products, replace(READ, after=(1,))).bound() == "tensor cores"
     assert Breakdown().bound() == "nothing"
 
 
 def test_speed_of_light_leaves_efficiency_and_latency_out() -> None:
     slow = machine(kernels={KEY: kernel(efficiency=curve(efficiency=(0.5,)), latency_s=1)})
-    parts = {part.name: part for part in Breakdown().run((OpGraph(ops=(READ,)),), Roofs(slow)).parts()}
-    assert (parts["read"].seconds, parts["read"].sol_s) == (6, 3)
-    assert (parts["read.latency"].seconds, parts["read.latency"].sol_s) == (1, 0)
+    parts = {part.name: (part.seconds, part.sol_s) for part in ran(READ, profile=slow).parts()}
+    assert parts == {"read": (6, 3), "read.latency": (1, 0)}
 
 
 def test_bytes_over_the_links_count_calls_iterations_and_times() -> None:
-    copy = replace(COPY, calls=2, link_bytes=10)
-    block = OpGraph(ops=(copy, replace(WRITE, link_bytes=7)), iterations=3, times=5)
-    breakdown = Breakdown().run((block,), Roofs(machine()))
-    assert (breakdown.link_bytes, breakdown.link_write_bytes) == (2 * 10 * 15, 7 * 15)
-    assert breakdown.busy_s() == pytest.approx(
+    found = ran(replace(COPY, calls=2, link_bytes=10), replace(WRITE, link_bytes=7), iterations=3, times=5)
+    assert (found.link_bytes, found.link_write_bytes) == (2 * 10 * 15, 7 * 15)
+    assert found.busy_s() == pytest.approx(
         {Engine.H2D: 15 * 2 * (LATENCY_S + 1e-8), Engine.D2H: 15 * (LATENCY_S + 7e-9)}
     )
+    assert ran(op("a", kernel=KEY, link_bytes=9)).link_bytes == 9  # a kernel that reads over the link
 
 
 @pytest.mark.parametrize("part", ["hop", "ngram"])
-def test_what_is_no_cache_crosses_the_link_unbooked_as_cache(part: str) -> None:
-    breakdown = Breakdown().run((OpGraph(ops=(replace(COPY, part=part), replace(WRITE, part=part))),), Roofs(machine()))
-    assert (breakdown.link_bytes, breakdown.link_write_bytes) == (0, 0)
-    assert breakdown.seconds > 5
-
-
-def test_a_kernel_that_reads_over_the_link_counts_as_link_bytes() -> None:
-    assert Breakdown().run((OpGraph(ops=(op("a", kernel=KEY, link_bytes=9),)),), Roofs(machine())).link_bytes == 9
-
-
-def test_the_floor_is_the_busiest_engine_and_the_naive_estimate_is_the_sum() -> None:
-    breakdown = Breakdown().run((OpGraph(ops=(READ, COPY, WRITE)),), Roofs(machine()))
-    assert breakdown.floor_s() == 5 / PEAK
-    assert breakdown.naive_s() == (3 + 5 + 1) / PEAK
-    assert Breakdown().floor_s() == Breakdown().naive_s() == 0
+def test_what_is_no_cache_crosses_the_link_uncounted_as_cache(part: str) -> None:
+    found = ran(replace(COPY, part=part), replace(WRITE, part=part))
+    assert (found.link_bytes, found.link_write_bytes) == (0, 0)
+    assert found.seconds > 5
 
 
 def test_adding_is_the_same_as_running_one_after_the_other() -> None:
     roofs = Roofs(machine())
     first, second = (OpGraph(ops=(READ, COPY)),), (OpGraph(ops=(WRITE, READ), times=2),)
-    ran = Breakdown().run(first, roofs).run(second, roofs).run(second, roofs)
+    run = Breakdown().run(first, roofs).run(second, roofs).run(second, roofs)
     added = Breakdown().add(Breakdown().run(first, roofs)).add(Breakdown().run(second, roofs), times=2)
-    assert added.seconds == pytest.approx(ran.seconds)
-    assert [part.name for part in added.parts()] == [part.name for part in ran.parts()]
-    assert [part.seconds for part in added.parts()] == pytest.approx([part.seconds for part in ran.parts()])
-    assert added.busy_s() == pytest.approx(ran.busy_s())
-    assert (added.link_bytes, added.link_write_bytes) == (ran.link_bytes, ran.link_write_bytes)
-    assert (added.floor_s(), added.naive_s()) == pytest.approx((ran.floor_s(), ran.naive_s()))
+    assert added.seconds == pytest.approx(run.seconds)
+    assert [part.name for part in added.parts()] == [part.name for part in run.parts()]
+    assert [part.seconds for part in added.parts()] == pytest.approx([part.seconds for part in run.parts()])
+    assert added.busy_s() == pytest.approx(run.busy_s())
+    assert (added.link_bytes, added.link_write_bytes) == (run.link_bytes, run.link_write_bytes)
+    assert (added.floor_s(), added.naive_s()) == pytest.approx((run.floor_s(), run.naive_s()))
 
 
 @pytest.mark.parametrize("iterations", [1, 5, 50])
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_parts_add_up_to_the_time_of_a_pipeline(iterations: int, buffers: int) -> None:
-    ops = (
-        COPY,
-        op("attend", Engine.SM, 0, kernel=KEY, vram_bytes=4e9),
-        op("fold", Engine.SM, 1, kernel=KEY, flops=7e11),
-    )
-    block = OpGraph(ops=ops, iterations=iterations, carried=(Carried(0, 2, buffers),), times=3)
-    breakdown = Breakdown().run((block,), Roofs(machine()))
-    assert sum(part.seconds for part in breakdown.parts()) == pytest.approx(breakdown.seconds)
-    assert breakdown.floor_s() <= breakdown.seconds
+    attend = op("attend", Engine.SM, 0, kernel=KEY, vram_bytes=4e9)
+    combine = op("combine", Engine.SM, 1, kernel=KEY, flops=7e11)
+    found = ran(COPY, attend, combine, iterations=iterations, carried=(Carried(0, 2, buffers),), times=3)
+    assert sum(part.seconds for part in found.parts()) == pytest.approx(found.seconds)
+    assert found.floor_s() <= found.seconds
 
 
 def test_independent_spreads_add_in_squares() -> None:
-    """3 s that hang on the memory's rate at 10 % and 5 s on the link's at 20 %: sqrt(0.3^2 + 1.0^2) s."""
-    base = machine()
-    gpu = base.gpu
+    """3 s that depend on the memory's rate at 10 % and 5 s on the link's at 20 %: sqrt(0.3^2 + 1.0^2) s."""
+    gpu = machine().gpu
     read = replace(gpu.vram_read, rate=replace(gpu.vram_read.rate, spread=0.1))
     h2d = replace(gpu.h2d, rate=replace(gpu.h2d.rate, spread=0.2))
-    roofs = Roofs(replace(base, gpu=replace(gpu, vram_read=read, h2d=h2d)))
-    breakdown = Breakdown().run((OpGraph(ops=(READ, replace(COPY, after=(0,)))),), roofs)
-    assert breakdown.sensitivity() == pytest.approx(
+    unsure = replace(machine(), gpu=replace(gpu, vram_read=read, h2d=h2d))
+    found = ran(READ, replace(COPY, after=(0,)), profile=unsure)
+    assert found.sensitivity() == pytest.approx(
         {"vram": 3, f"{KEY}#efficiency": 3, "h2d": 5, "h2d.latency": LATENCY_S}, rel=1e-12
     )
-    assert breakdown.spread_s(roofs) == pytest.approx(math.hypot(0.3, 1.0))
+    assert found.spread_s(Roofs(unsure)) == pytest.approx(math.hypot(0.3, 1.0))
 
 
 def test_all_kernels_without_a_rate_are_named_at_once() -> None:
-    ops = tuple(op(name, kernel=f"{name}/toy/fp16", vram_bytes=1) for name in "ab")
     with pytest.raises(MissingRate, match="has no rate for a/toy/fp16, b/toy/fp16"):
-        Breakdown().run((OpGraph(ops=ops),), Roofs(machine()))
+        ran(*(op(name, kernel=f"{name}/toy/fp16", vram_bytes=1) for name in "ab"))

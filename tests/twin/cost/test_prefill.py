@@ -1,5 +1,7 @@
 """Chunks of a prompt, and that a sample of them stands for all."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def every_chunk(asked: Case) -> Breakdown:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "prefilled", "count", "last_rows"),
+    ("prompt", "prefilled", "count", "last_tokens"),
     [
         (2, 1, 1, 1),
         (2049, 2048, 1, 2048),
@@ -35,13 +37,13 @@ def every_chunk(asked: Case) -> Breakdown:
     ],
 )
 def test_all_but_the_last_token_is_prefilled_chunk_by_chunk(
-    prompt: int, prefilled: int, count: int, last_rows: int
+    prompt: int, prefilled: int, count: int, last_tokens: int
 ) -> None:
     asked = flash_next(prompt)
     assert prefilled_tokens(asked, prompt) == prefilled
     assert chunk_count(asked, prompt) == count
     last = chunk_at(asked, prompt, count - 1)
-    assert (last.kv_tokens, last.q_tokens, last.end) == (2048 * (count - 1), last_rows, prefilled)
+    assert (last.kv_tokens, last.q_tokens, last.end) == (2048 * (count - 1), last_tokens, prefilled)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_prefill() -> None:
@@ -76,32 +78,24 @@ def test_what_is_linear_in_the_position_is_summed_exactly(prompt: int, options: 
     assert all(0 <= index < count and times > 0 for index, times in weights.items())
 
 
-@pytest.mark.parametrize("ctx_tokens", [262_144, 1_048_320, 3_145_728])
-@pytest.mark.parametrize("asked", [{"layout": "vram"}, {}, {"prefill": "naive"}, {"copies": "overlapped"}])
-def test_a_long_prompt_needs_few_chunks(ctx_tokens: int, asked: dict[str, str]) -> None:
-    of_case = flash_next(ctx_tokens, **asked)
+@pytest.mark.parametrize(
+    ("ctx_tokens", "chunk_tokens", "most"),
+    [(262_144, 2048, 60), (1_048_320, 2048, 128), (3_145_728, 2048, 384), (MAX_TOKENS, 256, 100)],
+)
+@pytest.mark.parametrize(
+    "asked", [{"layout": "vram"}, {}, {"staging_bytes": MIB // 2}, {"copies": "overlapped"}, {"prefill": "naive"}]
+)
+def test_a_long_prompt_needs_few_chunks(ctx_tokens: int, chunk_tokens: int, most: int, asked: dict[str, Any]) -> None:
+    of_case = flash_next(ctx_tokens, chunk_tokens=chunk_tokens, **asked)
     simulated: set[int] = set()
 
     def seconds(index: int) -> float:
         simulated.add(index)
         return chunk_breakdown(of_case, chunk_at(of_case, ctx_tokens, index), ROOFS).seconds
 
-    sample(of_case, ctx_tokens, seconds)
-    assert len(simulated) <= max(60, chunk_count(of_case, ctx_tokens) // 4)
-
-
-@pytest.mark.parametrize("asked", [{}, {"staging_bytes": MIB // 2}, {"layout": "vram"}, {"copies": "overlapped"}])
-def test_the_longest_prompt_in_the_smallest_chunks_needs_few_of_them(asked: dict[str, str]) -> None:
-    of_case = flash_next(MAX_TOKENS, chunk_tokens=256, **asked)
-    simulated: set[int] = set()
-
-    def seconds(index: int) -> float:
-        simulated.add(index)
-        return chunk_breakdown(of_case, chunk_at(of_case, MAX_TOKENS, index), ROOFS).seconds
-
-    weights = sample(of_case, MAX_TOKENS, seconds)
-    assert sum(weights.values()) == pytest.approx(chunk_count(of_case, MAX_TOKENS))
-    assert len(simulated | weights.keys()) <= 100
+    weights = sample(of_case, ctx_tokens, seconds)
+    assert sum(weights.values()) == pytest.approx(chunk_count(of_case, ctx_tokens))
+    assert len(simulated | weights.keys()) <= most
 
 
 OPTIONS = [

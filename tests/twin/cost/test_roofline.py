@@ -1,5 +1,7 @@
 """Seconds of single ops on a machine of 1 GB/s and 1 TFLOP/s with links of 1 ms latency."""
 
+from typing import Any
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -27,14 +29,15 @@ from twin.operations.occupancy import BEGUN_TILES, FlashGrid, SplitKV
 from twin.operations.ops import Engine, Op
 
 KEY = LINEAR[0]
+FLASH = "attend_dense/a/b"
 
 
-def op(engine: Engine = Engine.SM, **counts: float | str | SplitKV | FlashGrid) -> Op:
-    return Op(part="x", engine=engine, device=0, **counts)  # type: ignore[arg-type]
+def op(engine: Engine = Engine.SM, **counts: Any) -> Op:
+    return Op(part="x", engine=engine, device=0, **counts)
 
 
-def roofs(**changes: object) -> Roofs:
-    return Roofs(machine(**changes))  # type: ignore[arg-type]
+def roofs(**changes: Any) -> Roofs:
+    return Roofs(machine(**changes))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,7 @@ def roofs(**changes: object) -> Roofs:
 def test_a_kernel_takes_as_long_as_its_slowest_roof(counts: dict[str, float], seconds: float, wall: str) -> None:
     cost = roofs().cost(op(kernel=KEY, **counts))
     assert (cost.seconds, cost.latency_s, cost.bound_s, cost.wall) == (seconds, 0, seconds, wall)
-    assert cost.sol_s == seconds
-    assert cost.floor_s == seconds / PEAK
+    assert (cost.sol_s, cost.floor_s) == (seconds, seconds / PEAK)
 
 
 @pytest.mark.parametrize(
@@ -64,24 +66,18 @@ def test_a_kernel_takes_as_long_as_its_slowest_roof(counts: dict[str, float], se
         (Engine.DISK, {"host_bytes": 2e9}, "disk"),
     ],
 )
-def test_a_plain_copy_takes_the_latency_and_the_rate_of_its_link(
-    engine: Engine, counts: dict[str, float], wall: str
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_plain_copy_takes_the_latency_and_the_rate_of_its_link_a_call(
+    engine: Engine, counts: dict[str, float], wall: str, calls: int
 ) -> None:
-    cost = roofs().cost(op(engine, **counts))
-    assert cost.seconds == pytest.approx(2 + LATENCY_S)
-    assert (cost.bound_s, cost.latency_s, cost.wall) == (2, LATENCY_S, wall)
-    assert (cost.bound_rates, cost.latency_rates) == ((wall,), (f"{wall}.latency",))
-
-
-def test_every_call_pays_the_latency() -> None:
-    cost = roofs().cost(op(Engine.H2D, link_bytes=1e9, calls=3))
-    assert cost.seconds == pytest.approx(3 + 3 * LATENCY_S)
-    assert cost.floor_s == 3 / PEAK
+    cost = roofs().cost(op(engine, calls=calls, **counts))
+    assert cost.seconds == pytest.approx(calls * (2 + LATENCY_S))
+    assert (cost.bound_s, cost.latency_s, cost.floor_s) == (2 * calls, LATENCY_S * calls, 2 * calls / PEAK)
+    assert (cost.wall, cost.bound_rates, cost.latency_rates) == (wall, (wall,), (f"{wall}.latency",))
 
 
 def test_a_kernels_own_latency_stands_in_for_the_links() -> None:
-    own = kernel(latency_s=0.25)
-    cost = roofs(kernels={KEY: own}).cost(op(Engine.H2D, kernel=KEY, link_bytes=1e9))
+    cost = roofs(kernels={KEY: kernel(latency_s=0.25)}).cost(op(Engine.H2D, kernel=KEY, link_bytes=1e9))
     assert (cost.latency_s, cost.bound_s, cost.latency_rates) == (0.25, 1, (f"{KEY}#latency",))
 
 
@@ -92,74 +88,35 @@ def test_an_efficiency_stretches_the_roof_but_not_the_latency() -> None:
     assert cost.bound_rates == ("vram", f"{KEY}#efficiency")
 
 
-def test_an_efficiency_is_read_at_the_ops_grain() -> None:
-    own = kernel(efficiency=curve((1, 100), (0.1, 0.5)))
-    machine_roofs = roofs(kernels={KEY: own})
-    seconds = [machine_roofs.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain)).seconds for grain in (1, 10, 100)]
+def test_an_efficiency_is_read_at_the_ops_grain_and_told_where_it_is_extrapolated() -> None:
+    found = roofs(kernels={KEY: kernel(efficiency=curve((1, 100), (0.1, 0.5)))})
+    seconds = [found.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain)).seconds for grain in (1, 10, 100)]
     assert seconds == pytest.approx([10, 1 / 0.3, 2])
-
-
-def in_waves(held: tuple[float, ...], efficiency: tuple[float, ...], **rates: Rate) -> Roofs:
-    by_waves = kernel(efficiency=curve(over="resident_programs", at=held, efficiency=efficiency))
-    return roofs(kernels={"attend_dense/a/b": replace(by_waves, **rates)})
-
-
-@pytest.mark.parametrize(("programs", "seconds"), [(2, 1 / 0.5), (4, 1 / 0.5), (3, (2 / 0.5 + 1 / 0.25) / 3)])
-def test_waves_last_as_long_as_what_their_multiprocessors_hold(programs: int, seconds: float) -> None:
-    """1 multiprocessor of 2 places: of 3 programs the last is alone, with half of what two at a time reach."""
-    machine_of = in_waves((1, 2), (0.25, 0.5))
-    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, grain=512, flash_grid=FlashGrid(programs)))
-    assert cost.seconds == pytest.approx(seconds)
-    assert not machine_of.extrapolated
-
-
-def test_where_only_full_waves_were_calibrated_a_program_alone_is_as_efficient() -> None:
-    cost = in_waves((2,), (0.5,)).cost(op(kernel="attend_dense/a/b", flops=1e12, flash_grid=FlashGrid(3)))
-    assert cost.seconds == pytest.approx(2)
-
-
-def test_partial_results_of_divided_programs_are_latency() -> None:
-    """1 program over 2 tiles takes both places; 1 GB of each split's results is written and read at half the rate."""
-    machine_of = in_waves((1, 2), (0.25, 0.5), combine=rate(0.5, "1"))
-    cost = machine_of.cost(op(kernel="attend_dense/a/b", flops=1e12, flash_grid=FlashGrid(1, 2, partial_bytes=10**9)))
-    assert (cost.latency_s, cost.bound_s) == (pytest.approx(2 * 2 / 0.5), pytest.approx(2))
-
-
-def test_what_lies_outside_a_curve_is_reported_as_extrapolated() -> None:
-    machine_roofs = roofs(kernels={KEY: kernel(efficiency=curve((2, 100), (0.1, 0.5)))})
-    for grain in (2, 50, 100):
-        machine_roofs.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain))
-    assert not machine_roofs.extrapolated
-    machine_roofs.cost(op(kernel=KEY, vram_bytes=1e9, grain=101))
-    assert machine_roofs.extrapolated == {f"{KEY} at 101 tokens"}
+    assert not found.extrapolated
+    found.cost(op(kernel=KEY, vram_bytes=1e9, grain=101))
+    assert found.extrapolated == {f"{KEY} at 101 tokens"}
 
 
 def test_short_runs_slow_a_link_down() -> None:
-    slow = link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes"))
-    machine_roofs = roofs(h2d=slow)
-    cost = machine_roofs.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=100))
-    assert (cost.bound_s, cost.sol_s) == (4, 1)
-    assert cost.bound_rates == ("h2d", "h2d.run_length")
-    assert machine_roofs.cost(op(Engine.H2D, link_bytes=1e9)).bound_s == 1
-    assert machine_roofs.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=5000)).bound_s == 1
+    found = roofs(h2d=link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")))
+    cost = found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=100))
+    assert (cost.bound_s, cost.sol_s, cost.bound_rates) == (4, 1, ("h2d", "h2d.run_length"))
+    assert [found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=run)).bound_s for run in (0, 5000)] == [1, 1]
+    assert not found.extrapolated
+    found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=50))
+    assert found.extrapolated == {"h2d at runs of 50 B"}
 
 
 @pytest.mark.parametrize("key", KERNELS)
-def test_a_missing_kernel_is_named(key: str) -> None:
-    bare = machine()
-    del bare.kernels[key]
-    with pytest.raises(MissingRate, match=f"machine toy has no rate for {key}") as missing:
-        Roofs(bare).cost(op(kernel=key, vram_bytes=1))
+def test_a_missing_kernel_is_named_beside_those_of_the_same_operation(key: str) -> None:
     operation = key.split("/", maxsplit=1)[0]
-    assert f"none of {operation}" in missing.value.hint
-
-
-def test_a_missing_kernel_is_named_beside_those_of_the_same_operation() -> None:
-    bare = machine(kernels={"scan/other/fp16": at_its_roof("scan/other/fp16")})
-    del bare.kernels["scan/exllamav3/fp16"]
-    with pytest.raises(MissingRate) as missing:
-        Roofs(bare).cost(op(kernel="scan/exllamav3/fp16", vram_bytes=1))
-    assert missing.value.hint == "it has scan/other/fp16"
+    other = f"{operation}/other/fp16"
+    for kernels, hint in (({}, f"none of {operation}"), ({other: at_its_roof(other)}, f"it has {other}")):
+        bare = machine(kernels=kernels)
+        del bare.kernels[key]
+        with pytest.raises(MissingRate, match=f"machine toy has no rate for {key}") as missing:
+            Roofs(bare).cost(op(kernel=key, vram_bytes=1))
+        assert hint in missing.value.hint
 
 
 def test_a_missing_tensor_rate_is_named() -> None:
@@ -167,74 +124,112 @@ def test_a_missing_tensor_rate_is_named() -> None:
         roofs().cost(op(flops=1, dtype="fp8"))
 
 
-def cut(*, elements: float = 0, q_rows: int = 16, partial_bytes: int = 0) -> SplitKV:
-    """One program of one tile on the toy's one multiprocessor, whose beginning and end take two tiles' time more."""
+# Occupancy
+
+
+def in_waves(held: tuple[float, ...], efficiency: tuple[float, ...], **rates: Rate) -> Roofs:
+    by_waves = kernel(efficiency=curve(over="resident_programs", at=held, efficiency=efficiency))
+    return roofs(kernels={FLASH: replace(by_waves, **rates)})
+
+
+@pytest.mark.parametrize(
+    ("held", "efficiency", "thread_blocks", "seconds"),
+    [
+        ((1, 2), (0.25, 0.5), 2, 1 / 0.5),
+        ((1, 2), (0.25, 0.5), 4, 1 / 0.5),
+        ((1, 2), (0.25, 0.5), 3, (2 / 0.5 + 1 / 0.25) / 3),
+        ((2,), (0.5,), 3, 2),  # only full waves were calibrated: one alone is as efficient
+    ],
+)
+def test_waves_last_as_long_as_what_their_multiprocessors_hold(
+    held: tuple[float, ...], efficiency: tuple[float, ...], thread_blocks: int, seconds: float
+) -> None:
+    """1 multiprocessor of 2 places: of 3 thread blocks the last is alone, with half of what two at a time reach."""
+    work = op(kernel=FLASH, flops=1e12, grain=512, flash_grid=FlashGrid(thread_blocks))
+    assert in_waves(held, efficiency).cost(work).seconds == pytest.approx(seconds)
+
+
+def split_kv(*, elements: float = 0, q_rows: int = 16, partial_bytes: int = 0) -> SplitKV:
+    """One thread block of one tile on the toy's one multiprocessor; its beginning and end take two tiles' time more."""
     return SplitKV(
-        pairs=1, tiles=1, tile_elements=round(elements / (1 + BEGUN_TILES)), q_rows=q_rows, per_multiprocessor=1,
+        pairs=1,
+        tiles=1,
+        tile_elements=round(elements / (1 + BEGUN_TILES)),
+        q_rows=q_rows,
+        per_multiprocessor=1,
         partial_bytes=partial_bytes,
-    )  # fmt: skip
+    )
 
 
-def working(*counts: float, per_s: float = 1e9) -> Roofs:
-    """A machine of `per_s` operations a second whose kernel KEY takes so many an element at 16, 32, ... rows."""
-    coded = replace(at_its_roof(KEY), operations=operations(*counts))
-    bare = machine(kernels={KEY: coded})
-    roof = Roof(rate=rate(per_s, "op/s"), datasheet=rate(2 * per_s, "op/s"))
+def test_partial_results_are_combined_after_the_reads_which_is_latency() -> None:
+    """A flash grid of 1 over 2 tiles takes both places: 1 GB of each split written and read at half the rate."""
+    flash = in_waves((1, 2), (0.25, 0.5), combine=rate(0.5, "1"))
+    cost = flash.cost(op(kernel=FLASH, flops=1e12, flash_grid=FlashGrid(1, 2, partial_bytes=10**9)))
+    assert (cost.latency_s, cost.bound_s) == (pytest.approx(2 * 2 / 0.5), pytest.approx(2))
+    combine = replace(kernel(efficiency=curve(), latency_s=0.5), combine=rate(0.5, "1"))
+    decode = roofs(kernels={KEY: combine})
+    cost = decode.cost(op(kernel=KEY, vram_bytes=1e9, split_kv=split_kv(partial_bytes=500_000_000)))
+    assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.5, 1.0, 3.5)
+    assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#combine")
+
+
+def working(*counts: float) -> Roofs:
+    """A machine of 1e9 operations a second whose kernel KEY takes so many an element at 16, 32, ... query rows."""
+    bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=operations(*counts))})
+    roof = Roof(rate=rate(1e9, "op/s"), datasheet=rate(2e9, "op/s"))
     return Roofs(replace(bare, gpu=replace(bare.gpu, instructions=roof)))
 
 
-def test_operations_of_programs_are_a_roof_beside_the_bytes() -> None:
+def test_operations_of_thread_blocks_are_a_roof_beside_the_bytes() -> None:
     """1e9 bytes take 1 s; 9e8 elements of 4 operations take 3.6 s, of half an operation less than the bytes."""
-    work = op(kernel=KEY, vram_bytes=1e9, dequantised_elements=3e8, split_kv=cut(elements=9e8))
+    work = op(kernel=KEY, vram_bytes=1e9, dequantised_elements=3e8, split_kv=split_kv(elements=9e8))
     slow, fast = working(4).cost(work), working(0.5).cost(work)
     assert (slow.bound_s, slow.wall, slow.bound_rates) == (3.6, "decode", ("instructions", f"{KEY}#operations"))
     assert (fast.bound_s, fast.wall) == (1, "vram")
     assert slow.sol_s == slow.floor_s * PEAK == 1
 
 
-def test_what_more_rows_add_are_products() -> None:
-    """2 operations at 16 rows, 6 at 32: most of the latter, and all of a kernel that takes nothing apart."""
-    roofs_of, wide = working(2, 6), cut(elements=9e8, q_rows=32)
-    assert roofs_of.cost(op(kernel=KEY, dequantised_elements=1, split_kv=wide)).wall == "tensor"
-    assert roofs_of.cost(op(kernel=KEY, dequantised_elements=1, split_kv=cut(elements=9e8))).wall == "decode"
-    assert roofs_of.cost(op(kernel=KEY, split_kv=cut(elements=9e8))).wall == "tensor"
+@pytest.mark.parametrize(("dequantised", "q_rows", "wall"), [(1, 32, "tensor"), (1, 16, "decode"), (0, 16, "tensor")])
+def test_what_more_rows_add_are_products(dequantised: int, q_rows: int, wall: str) -> None:
+    """2 operations at 16 rows, 6 at 32: most of the latter, and all of a kernel that dequantises nothing."""
+    work = op(kernel=KEY, dequantised_elements=dequantised, split_kv=split_kv(elements=9e8, q_rows=q_rows))
+    assert working(2, 6).cost(work).wall == wall
 
 
 def test_rows_that_were_not_calibrated_are_told() -> None:
-    roofs_of = working(2, 4)
-    cost = roofs_of.cost(op(kernel=KEY, dequantised_elements=1, split_kv=cut(elements=9e8, q_rows=64)))
+    found = working(2, 4)
+    cost = found.cost(op(kernel=KEY, dequantised_elements=1, split_kv=split_kv(elements=9e8, q_rows=64)))
     assert cost.bound_s == pytest.approx(0.9 * 8)
-    assert roofs_of.extrapolated == {f"{KEY} at 64 program_rows"}
+    assert found.extrapolated == {f"{KEY} at 64 program_rows"}
 
 
 def test_a_last_round_that_is_not_full_takes_as_long_as_one_that_is() -> None:
-    """3 programs on one multiprocessor fill it three times; on two, at the same rate in all, one place stays idle."""
+    """3 thread blocks on one multiprocessor fill it thrice; on two, at the same rate in all, one place stays idle."""
     one = working(4).profile
     two = replace(one, gpu=replace(one.gpu, sm_count=2))
-    work = op(kernel=KEY, dequantised_elements=1, split_kv=replace(cut(elements=3e8), pairs=3))
+    work = op(kernel=KEY, dequantised_elements=1, split_kv=replace(split_kv(elements=3e8), pairs=3))
     assert Roofs(two).cost(work).bound_s == pytest.approx(4 / 3 * Roofs(one).cost(work).bound_s)
 
 
 def test_operations_without_a_rate_of_instructions_are_refused() -> None:
     bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=operations(4))})
     with pytest.raises(MissingRate, match="no rate of instructions"):
-        Roofs(bare).cost(op(kernel=KEY, vram_bytes=1, dequantised_elements=1, split_kv=cut(elements=9)))
+        Roofs(bare).cost(op(kernel=KEY, vram_bytes=1, dequantised_elements=1, split_kv=split_kv(elements=9)))
+
+
+# Any op
 
 
 def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
-    machine_roofs = working(4)
-    machine_roofs = Roofs(
-        replace(machine_roofs.profile, kernels=machine_roofs.profile.kernels | {
-            KEY: kernel(efficiency=curve(), latency_s=1),
-            LINEAR[1]: machine_roofs.profile.kernels[KEY],
-        })
-    )  # fmt: skip
+    base = working(4).profile
+    kernels = {KEY: kernel(efficiency=curve(), latency_s=1), LINEAR[1]: base.kernels[KEY]}
+    found = Roofs(replace(base, kernels=base.kernels | kernels))
     ops = [op(kernel=KEY, vram_bytes=1), op(kernel=KEY, flops=1)]
-    ops += [op(kernel=LINEAR[1], dequantised_elements=1, split_kv=cut(elements=9))]
+    ops += [op(kernel=LINEAR[1], dequantised_elements=1, split_kv=split_kv(elements=9))]
     ops += [op(engine, link_bytes=1, run_bytes=1) for engine in Engine if engine is not Engine.SM]
-    costs = [machine_roofs.cost(each) for each in ops]
+    costs = [found.cost(each) for each in ops]
     assert {cost.wall for cost in costs} | {"latency"} == set(WALLS)
-    assert {rate for cost in costs for rate in cost.bound_rates + cost.latency_rates} <= machine_roofs.rates.keys()
+    assert {rate for cost in costs for rate in cost.bound_rates + cost.latency_rates} <= found.rates.keys()
 
 
 COUNT = st.floats(min_value=0, max_value=1e12)
@@ -254,13 +249,7 @@ def test_nothing_is_faster_than_its_roofs(
     assert best.seconds <= cost.seconds * (1 + 1e-12)
 
 
-def test_partial_results_are_merged_after_the_reads() -> None:
-    """0.5 s, 500 MB written and read at half of 1 GB/s (2 s), beside 1 s of bytes."""
-    combine = replace(kernel(efficiency=curve(), latency_s=0.5), combine=rate(0.5, "1"))
-    work = op(kernel=KEY, vram_bytes=1e9, split_kv=cut(partial_bytes=500_000_000))
-    cost = Roofs(machine(kernels={KEY: combine})).cost(work)
-    assert (cost.latency_s, cost.bound_s, cost.seconds) == (2.5, 1.0, 3.5)
-    assert cost.latency_rates == (f"{KEY}#latency", f"{KEY}#combine")
+# Products with the same weights, in the order of their tokens
 
 
 def weights(tokens: float, *, tile: int = 1, full: float = 40.0) -> Op:
@@ -269,37 +258,35 @@ def weights(tokens: float, *, tile: int = 1, full: float = 40.0) -> Op:
     return op(kernel=KEY, vram_bytes=1e9, flops=issued / full * 1e12, grain=tokens, row_tile=tile)
 
 
-def weights_s(tokens: float, *, at: tuple[float, ...], efficiency: tuple[float, ...], **shape: float) -> float:
-    asked = roofs(kernels={KEY: kernel(efficiency=curve(at=at, efficiency=efficiency))})
-    return asked.cost(weights(tokens, **shape)).seconds  # type: ignore[arg-type]
+def weights_s(tokens: float, *, at: tuple[float, ...], efficiency: tuple[float, ...], **shape: Any) -> float:
+    found = roofs(kernels={KEY: kernel(efficiency=curve(at=at, efficiency=efficiency))})
+    return found.cost(weights(tokens, **shape)).seconds
 
 
-STEEP = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.4, 1.0)}
+STEEP: dict[str, Any] = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.4, 1.0)}
 """Between 16 and 64 tokens efficiency rises faster than any roof."""
 
 
-def test_products_take_what_was_calibrated_at_the_tokens_that_it_was_calibrated_at() -> None:
-    for tile in (1, 16):
-        expected = [1 / 0.5, 1 / 0.4, 64 / 40 / 1.0]
-        found = [weights_s(tokens, tile=tile, **STEEP) for tokens in STEEP["at"]]  # type: ignore[arg-type]
-        assert found == pytest.approx(expected)
+@pytest.mark.parametrize("tile", [1, 16])
+def test_products_take_what_was_calibrated_at_the_tokens_that_it_was_calibrated_at(tile: int) -> None:
+    found = [weights_s(tokens, tile=tile, **STEEP) for tokens in STEEP["at"]]
+    assert found == pytest.approx([1 / 0.5, 1 / 0.4, 64 / 40 / 1.0])
 
 
 def test_between_calibrated_sizes_products_are_neither_quicker_than_the_smaller_nor_slower_than_the_larger() -> None:
     """Bytes bound up to 40 tokens while efficiency rises: 32 would take 1.43 s, less than the 1.82 of 16."""
-    rising = {"at": (16.0, 64.0), "efficiency": (0.55, 0.8)}
+    rising: dict[str, Any] = {"at": (16.0, 64.0), "efficiency": (0.55, 0.8)}
     smaller, larger = 1 / 0.55, 64 / 40 / 0.8
     for tokens in range(16, 65):
-        assert smaller * (1 - 1e-12) <= weights_s(tokens, **rising) <= larger * (1 + 1e-12)  # type: ignore[arg-type]
-    assert weights_s(32, **rising) == pytest.approx(smaller)  # type: ignore[arg-type]
+        assert smaller * (1 - 1e-12) <= weights_s(tokens, **rising) <= larger * (1 + 1e-12)
+    assert weights_s(32, **rising) == pytest.approx(smaller)
 
 
 def test_every_token_of_a_tile_takes_as_long_as_its_first_unless_one_of_them_was_calibrated() -> None:
-    flat = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.5, 0.6)}
+    flat: dict[str, Any] = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.5, 0.6), "tile": 16, "full": 8}
     for first in (17, 33):
-        seconds = {weights_s(tokens, tile=16, full=8, **flat) for tokens in range(first, first + 16)}  # type: ignore[arg-type]
-        assert len(seconds) == 1
-    assert weights_s(49, tile=16, full=8, **flat) == pytest.approx(64 / 8 / 0.6)  # type: ignore[arg-type]
+        assert len({weights_s(tokens, **flat) for tokens in range(first, first + 16)}) == 1
+    assert weights_s(49, **flat) == pytest.approx(64 / 8 / 0.6)
 
 
 @LAWS
@@ -314,15 +301,14 @@ def test_more_tokens_take_no_less_time_where_calibrated_ones_do_not(
     efficiency: list[float], full: float, one: int, other: int, tile: int
 ) -> None:
     at = (1.0, 16.0, 64.0, 512.0, 2048.0)[: len(efficiency)]
-    shape = {"at": at, "efficiency": tuple(efficiency), "tile": tile, "full": full}
-    points = [weights_s(tokens, **shape) for tokens in at]  # type: ignore[arg-type]
+    shape: dict[str, Any] = {"at": at, "efficiency": tuple(efficiency), "tile": tile, "full": full}
+    points = [weights_s(tokens, **shape) for tokens in at]
     assume(points == sorted(points))
     few, many = sorted((one, other))
-    assert weights_s(many, **shape) >= weights_s(few, **shape) * (1 - 1e-9)  # type: ignore[arg-type]
+    assert weights_s(many, **shape) >= weights_s(few, **shape) * (1 - 1e-9)
 
 
 def test_products_whose_weights_go_with_their_tokens_are_left_as_they_are() -> None:
     """Each token chooses its experts: how many are read by other numbers of tokens, an op does not say."""
-    asked = roofs(kernels={KEY: kernel(efficiency=curve(**STEEP))})  # type: ignore[arg-type]
-    without = replace(weights(32), row_tile=0)
-    assert asked.cost(without).seconds == pytest.approx(1 / 0.7)
+    found = roofs(kernels={KEY: kernel(efficiency=curve(**STEEP))})
+    assert found.cost(replace(weights(32), row_tile=0)).seconds == pytest.approx(1 / 0.7)

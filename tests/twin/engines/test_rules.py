@@ -2,9 +2,9 @@
 
 import pytest
 
-from twin.engines import engine_names, load_engine
+from twin.engines import backend_names, engine_names, load_engine
 from twin.engines.rules import EngineRules
-from twin.errors import UnknownName
+from twin.errors import Impossible, UnknownName
 from twin.formats import kv_format
 from twin.layouts import load_layout
 
@@ -16,7 +16,18 @@ def test_a_rulebook_names_layouts_and_formats_that_exist(name: str) -> None:
     rules = load_engine(name)
     assert rules.name == name
     assert [load_layout(layout).name for layout in rules.layouts] == list(rules.layouts)
-    assert [kv_format(fmt).name for fmt in rules.formats] == list(rules.formats)
+    own = rules.own_kernels
+    assert {*own.decode_plans, *own.interleaved_formats} <= {kv_format(fmt).name for fmt in rules.formats}
+    assert {*own.interleaved_formats} <= {*rules.host_formats}
+    assert rules.all_backends() >= {*rules.backends.verify.values(), *rules.backends.piecewise}
+
+
+def test_backends_of_several_query_tokens_only_are_named_last() -> None:
+    rules = load_engine("vllm")
+    assert rules.backends_of("bf16") == ("flash_attention", "triton", "flashinfer", "split_kv")
+    assert {"split_kv", "split_kv_unpadded", "kvarn"} <= set(backend_names())
+    with pytest.raises(Impossible, match="vllm has no sparse attention"):
+        _ = rules.sparse
 
 
 @ENGINES

@@ -37,11 +37,6 @@ def test_a_long_step_scans_pooled_keys_selects_and_reads_the_selection() -> None
     assert {op.engine for op in (scan, select, read)} == {Engine.SM}
 
 
-def test_every_sequence_of_a_batch_reads_its_own_cache() -> None:
-    one, four = (LAYOUT.decode_ops(case(layout="vram"), step(100, batch=size), 0, first=1) for size in (1, 4))
-    assert [op.vram_bytes for op in four] == [4 * op.vram_bytes for op in one]
-
-
 def test_a_dense_chunk_multiplies_every_pair_once() -> None:
     """Rows 3 and 4 after 2 tokens see 3 + 4 tokens: 4 x 4 heads x 8 x 7 operations; 4 tokens of K and V are read."""
     (block,) = LAYOUT.prefill_graphs(case(layout="vram"), step(2, 2), 0, times=3)

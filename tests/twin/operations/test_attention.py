@@ -1,4 +1,4 @@
-"""What attention issues: dense reads and products by hand, and the sparse kernel's padded or split selection."""
+"""What attention issues, on paper: dense and sparse, selection, and prefill over a dequantised history."""
 
 import numpy as np
 import pytest
@@ -6,23 +6,173 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hwprofiles import load_profile
 from tests.twin.memory.pool_worlds import dense, pooled
 from tests.worlds import LAWS, case, flash_next, model, step, with_rules
 from twin.ask.case import Case
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
+from twin.cost.roofline import Roofs
 from twin.engines.rules import OwnKernelRules
-from twin.formats import kv_format
+from twin.errors import MissingRate
+from twin.layouts.vram import LAYOUT
+from twin.memory.plan import plan_memory
 from twin.operations.attention import (
     append,
+    attention_calls,
     combine_partials,
+    combined_bytes,
     decode_attention,
+    decode_selection,
     dense_graph,
+    dequantised_ops,
+    dequantises_history,
     expected_rounded,
     issued_flops,
     issued_tokens,
     padded_heads,
+    prefill_scratch_bytes,
+    prefill_selection,
     sparse_attention,
 )
+from twin.operations.format_ops import Heads, format_case, prefill_ops
 from twin.operations.occupancy import DecodePlan, ThreadBlock
+from twin.operations.ops import Engine
+
+# Decode, append and dense prefill
+
+
+@pytest.mark.parametrize(("name", "token_bytes", "dequantised"), [
+    ("bf16", 64, 0), ("fp8", 32, 32), ("int8_per_token_head", 48, 32), ("int4_per_token_head", 32, 32),
+])  # fmt: skip
+@pytest.mark.parametrize("q_tokens", [1, 4])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_step_reads_and_dequantises_every_cached_token_once_however_many_ask(
+    name: str, token_bytes: int, dequantised: int, q_tokens: int, batch: int
+) -> None:
+    """2 x 2 x 8 elements of K and V a token, read with the tokens before; 4 x 4 x 8 operations a pair."""
+    read = decode_attention(pooled(kv_dtype=name), step(100, q_tokens, batch), 2, after=(5,))
+    tokens = (100 + q_tokens) * batch
+    assert (read.vram_bytes, read.dequantised_elements) == (tokens * token_bytes, tokens * dequantised)
+    assert read.flops == 4 * 4 * 8 * q_tokens * tokens
+    assert (read.grain, read.device, read.after, read.part, read.dtype) == (q_tokens, 2, (5,), "attention", "bf16")
+    assert read.split_kv is None  # vLLM's plans are not known
+
+
+@pytest.mark.parametrize(
+    ("name", "q_tokens", "kernel"),
+    [
+        ("bf16", 1, "attend_decode/flash_attention/bf16"),
+        ("bf16", 2, "attend_decode/split_kv/bf16"),
+        ("fp8", 4, "attend_decode/flashinfer/fp8"),
+        ("int8_per_token_head", 8, "attend_decode/split_kv/int8_per_token_head"),
+    ],
+)
+def test_several_query_tokens_are_read_for_by_the_backend_that_verifies(name: str, q_tokens: int, kernel: str) -> None:
+    assert decode_attention(pooled(kv_dtype=name), step(10, q_tokens), 0, after=()).kernel == kernel
+
+
+@pytest.mark.parametrize("q_tokens", [1, 2, 4, 8])
+def test_more_query_rows_than_a_thread_block_holds_dequantise_the_cache_again(q_tokens: int) -> None:
+    """Groups of 2 query heads in thread blocks of 2 or 4 rows: rows are padded, partial results kept for each."""
+    plan = DecodePlan(thread_blocks=(ThreadBlock(64, 2, 1, 2), ThreadBlock(64, 4, 1, 2)))
+    rules = replace(pooled().rules, own_kernels=OwnKernelRules(decode_plans={"fp8": plan}))
+    of_case = replace(pooled(kv_dtype="fp8"), rules=rules)
+    read = decode_attention(of_case, step(100 - q_tokens, q_tokens), 0, after=())
+    count = -(-q_tokens * 2 // 4)
+    held = 2 if q_tokens == 1 else 4
+    elements = 100 * 2 * 8
+    assert (read.dequantised_elements, read.flops) == (2 * elements * count, 4 * elements * count * held)
+    assert read.vram_bytes == 100 * of_case.plane_bytes
+    assert read.split_kv is not None
+    assert (read.split_kv.pairs, read.split_kv.q_rows) == (2 * count, held)
+    assert read.split_kv.partial_bytes == q_tokens * 4 * (8 + 2) * 4
+
+
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 8), (1, 8), (4, 16), (8, 128)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_chunk_is_written_once_in_16_bits_and_once_in_its_format(kv_heads: int, head_dim: int, batch: int) -> None:
+    spec = dense()
+    shape = replace(spec.attention, query_heads=8, kv_heads=kv_heads, head_dim=head_dim)
+    write = append(pooled(spec=replace(spec, attention=shape), kv_dtype="fp8"), step(1000, 6, batch), 1)
+    assert write.vram_bytes == 2 * kv_heads * head_dim * (2 + 1) * 6 * batch
+    assert (write.grain, write.device, write.after, write.flops) == (6 * batch, 1, (), 0)
+    assert write.kernel == "append/flashinfer/fp8"
+
+
+@pytest.mark.parametrize(("kv_tokens", "q_tokens", "pairs"), [(0, 1, 1), (0, 4, 10), (6, 1, 7), (6, 3, 7 + 8 + 9)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_dense_attention_multiplies_each_token_with_all_before_it(
+    kv_tokens: int, q_tokens: int, pairs: int, batch: int
+) -> None:
+    """An engine with backends writes the chunk first; exllamav3's kernels do both in one."""
+    chunk = step(kv_tokens, q_tokens, batch)
+    (alone,) = dense_graph(case(), chunk, 0, times=1, link_bytes=10).ops
+    assert alone.vram_bytes + alone.link_bytes == (kv_tokens + q_tokens) * 64 * batch
+    assert alone.link_bytes == 10
+    graph = dense_graph(pooled(), chunk, 0, times=5, link_bytes=0)
+    write, attend = graph.ops
+    assert (write.part, attend.part, attend.after, graph.times) == ("append", "attention", (0,), 5)
+    assert attend.kernel == "attend_dense/flash_attention/bf16"
+    assert alone.flops == attend.flops == 4 * 4 * 8 * pairs * batch
+
+
+@LAWS
+@given(st.integers(0, 10**5), st.integers(1, 500), st.integers(1, 500))
+def test_a_prompt_in_two_chunks_pairs_as_many_tokens_as_in_one(kv_tokens: int, one: int, two: int) -> None:
+    chunks = step(kv_tokens, one + two), step(kv_tokens, one), step(kv_tokens + one, two)
+    whole, *parts = (dense_graph(pooled(), chunk, 0, times=1, link_bytes=0).ops for chunk in chunks)
+    for op in (0, 1):
+        assert whole[op].flops == sum(part[op].flops for part in parts)
+    assert whole[0].vram_bytes == sum(part[0].vram_bytes for part in parts)
+    assert whole[1].vram_bytes <= sum(part[1].vram_bytes for part in parts)
+
+
+# Selection
+
+KEY_BYTES = 4 * 2
+"""A pooled key of the toy model: 4 elements in fp16."""
+
+SCORE_FLOPS = 2 * 2 * 4
+"""Two index heads of 4 elements."""
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("pooled_keys", ["vram", "host"])
+def test_a_decode_step_scores_every_complete_block_once(batch: int, pooled_keys: str) -> None:
+    """103 tokens of each sequence hold 25 complete blocks; a score is written and read in fp16."""
+    scan, select = decode_selection(case(pooled=pooled_keys), step(102, batch=batch), 0, first=1)
+    engine, vram, link = (Engine.SM, 25, 0) if pooled_keys == "vram" else (Engine.H2D, 0, 25)
+    assert (scan.engine, scan.vram_bytes, scan.link_bytes) == (
+        engine,
+        vram * batch * KEY_BYTES,
+        link * batch * KEY_BYTES,
+    )
+    assert scan.flops == 25 * batch * SCORE_FLOPS
+    assert select.vram_bytes == 25 * batch * 2 * 2
+    assert (scan.after, select.after) == ((0,), (1,))
+
+
+@pytest.mark.parametrize(("q_tokens", "batch", "slabs"), [(8, 1, 2), (8, 3, 6), (9, 1, 3), (4, 2, 2), (1, 1, 1)])
+@pytest.mark.parametrize(("first", "after"), [(0, ()), (3, (2,))])
+def test_a_chunk_is_scored_slab_by_slab(
+    q_tokens: int, batch: int, slabs: int, first: int, after: tuple[int, ...]
+) -> None:
+    """Slabs of 4 each read all pooled keys; all of them together score every token against all before it, once."""
+    chunk = step(32, q_tokens, batch)
+    score, select = prefill_selection(case(rules={"score_rows": 4}), chunk, 0, first=first)
+    scores = batch * sum(range(33, 33 + q_tokens)) / 4
+    keys = slabs * ((32 + q_tokens) // 4) * KEY_BYTES
+    assert score.calls == select.calls == slabs
+    assert score.flops * slabs == pytest.approx(scores * SCORE_FLOPS)
+    assert score.vram_bytes * slabs == pytest.approx(keys + 2 * scores)
+    assert select.vram_bytes * slabs == pytest.approx(2 * scores)
+    assert (score.after, select.after) == (after, (first,))
+    over_link, _ = prefill_selection(case(pooled="host", rules={"score_rows": 4}), chunk, 0, first=first)
+    assert (over_link.engine, over_link.link_bytes * slabs) == (Engine.H2D, keys)
+
+
+# Sparse prefill
 
 
 def splitting(of_case: Case) -> Case:
@@ -35,43 +185,25 @@ def test_groups_of_heads_are_padded_to_whole_tiles() -> None:
     assert [padded_heads(case(rules={"head_tile": tile})) for tile in (1, 2, 3)] == [4, 4, 6]
 
 
-@pytest.mark.parametrize("buckets", [1, 2, 64, 5000])
-def test_a_masking_engine_issues_its_padded_selection_in_every_bucket(buckets: int) -> None:
+@pytest.mark.parametrize("buckets", [1, 2, 64, 256, 513, 5000])
+def test_an_engine_masks_its_padded_selection_in_every_bucket_or_splits_it(buckets: int) -> None:
+    """Split, at least the 513 blocks of 4 over all buckets, at most a tile of 32 tokens more in each."""
     assert issued_tokens(flash_next(), buckets) == 2080
     assert issued_flops(flash_next(), 1024, buckets) == 4 * 1024 * 2080 * 32 * 256
-
-
-@pytest.mark.parametrize("buckets", [1, 2, 8, 64, 256, 513, 1000, 10_000])
-def test_a_splitting_engine_issues_every_selected_token_in_some_bucket(buckets: int) -> None:
-    """At least the 513 blocks of 4 over all buckets, at most a tile of 32 tokens more in each."""
     over_all = buckets * issued_tokens(splitting(flash_next()), buckets)
     assert 513 * 4 * (1 - 1e-9) <= over_all <= 513 * 4 + 32 * buckets
-
-
-def test_a_model_without_selection_issues_nothing_sparse() -> None:
-    assert issued_tokens(case(layout="vram", spec=model(every=1, sparse=False)), 1) == 0
-
-
-@pytest.mark.parametrize(("past", "rows", "pairs"), [(0, 1, 1), (0, 4, 10), (6, 1, 7), (6, 3, 7 + 8 + 9)])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_dense_attention_multiplies_each_row_with_all_before_it(past: int, rows: int, pairs: int, batch: int) -> None:
-    chunk = step(past, rows, batch=batch)
-    (attend,) = dense_graph(case(), chunk, 0, times=1, link_bytes=10).ops
-    assert attend.flops == 4 * 4 * 8 * pairs * batch
-    assert attend.vram_bytes + attend.link_bytes == (past + rows) * 64 * batch
-    assert attend.link_bytes == 10
+    assert issued_tokens(case(layout="vram", spec=model(every=1, sparse=False)), buckets) == 0
 
 
 def test_the_sparse_kernel_reads_planes_and_an_index_list_for_each_kv_head() -> None:
-    chunk = step(100, 8, batch=2)
-    attend = sparse_attention(case(), chunk, 0, after=(3,), buckets=1, region_tokens=64, vram_bytes=1000)
+    attend = sparse_attention(case(), step(100, 8, 2), 0, after=(3,), buckets=1, region_tokens=64, vram_bytes=1000)
     assert attend.vram_bytes == 1000 + 16 * 32 * 4 * 2
     assert attend.flops == issued_flops(case(), 16, 1)
     assert attend.after == (3,)
 
 
 @pytest.mark.parametrize(("splits", "elements"), [(False, 2 * 32 + 2 * 4), (True, 2 * 4)])
-def test_a_fold_passes_partials_and_sums_through_memory(splits: bool, elements: int) -> None:
+def test_combining_passes_partials_and_sums_through_memory(splits: bool, elements: int) -> None:
     """fp32 partials are written and read unless the kernel carries the sum itself, which is read and written."""
     asked = splitting(case()) if splits else case()
     assert combine_partials(asked, step(100, 8), 0, after=(1,)).vram_bytes == 8 * elements * 8 * 4
@@ -84,123 +216,93 @@ def test_rounding_a_count_up_to_tiles(mean: float) -> None:
     assert expected_rounded(mean, 8) == pytest.approx(float((-(-drawn // 8) * 8).mean()), rel=0.02)
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_step_reads_every_cached_token_once_however_many_tokens_ask(rows: int, batch: int) -> None:
-    """100 tokens before them and their own: 64 B a token of 2 kv heads x 8 in bf16; 4 x 4 x 8 operations a pair."""
-    read = decode_attention(pooled(), step(100, rows, batch=batch), 2, after=(5,))
-    assert read.vram_bytes == (100 + rows) * 64 * batch
-    assert read.flops == 4 * 4 * 8 * rows * (100 + rows) * batch
-    assert (read.grain, read.device, read.after, read.part) == (rows, 2, (5,), "attention")
-    assert read.dequantised_elements == 0
+# Prefill over a dequantised history
+
+KV_CHUNK = 8_192
+INT4 = "int4_per_token_head"
+
+
+def test_a_history_is_read_dequantised_written_and_read_again() -> None:
+    dequantise, attend, _ = prefill_ops(format_case(INT4), ctx_tokens=3 * KV_CHUNK, rows=512)
+    codes, numbers = 2 * 4 * (128 + 4), 2 * 4 * 256 * 2
+    assert (dequantise.kernel, dequantise.part, dequantise.calls) == (f"dequantise/twin/{INT4}", "dequantise", 3)
+    assert dequantise.vram_bytes * 3 == 3 * KV_CHUNK * (codes + numbers)
+    assert attend.vram_bytes * attend.calls == 3 * KV_CHUNK * numbers
+    assert (attend.kernel, attend.dtype) == ("attend_dense/twin/bf16", "bf16")
+    assert attend.flash_grid == (8 * 24, KV_CHUNK // 64, 512 * 24 * 257 * 4)
+    heads = Heads(query_heads=4, kv_heads=2, head_dim=64)
+    fp32, _, _ = prefill_ops(format_case("fp32", heads=heads), ctx_tokens=1_024, rows=1)
+    assert fp32.vram_bytes == 1_024 * 2 * (2 * 2 * 64 * 4)
+    with pytest.raises(MissingRate, match=f"no rate for dequantise/twin/{INT4}"):
+        Roofs(replace(load_profile("h200"), kernels={})).cost(dequantise)
+
+
+def test_operations_are_those_of_every_token_and_what_it_sees() -> None:
+    kv_tokens, q_tokens = 2 * KV_CHUNK - 100, 512
+    _, attend, _ = prefill_ops(format_case(INT4), ctx_tokens=kv_tokens + q_tokens, rows=q_tokens)
+    pairs = sum(kv_tokens + token + 1 for token in range(q_tokens))
+    assert attend.flops * attend.calls == pytest.approx(4 * 24 * 256 * pairs)
 
 
 @pytest.mark.parametrize(
-    ("name", "token_bytes", "decoded"),
-    [("bf16", 64, 0), ("fp8", 32, 32), ("int8_per_token_head", 48, 32), ("int4_per_token_head", 32, 32)],
+    ("kv_tokens", "q_tokens"), [(0, 1), (0, 20_000), (100, 8_092), (8_191, 2), (8_192, 8_192), (40_000, 300)]
 )
-def test_a_coded_cache_is_decoded_element_by_element_once(name: str, token_bytes: int, decoded: int) -> None:
-    """2 x 2 x 8 elements of K and V a token, whatever they are stored in; plain ones need no decoding."""
-    case = pooled(kv_dtype=name)
-    read = decode_attention(case, step(99, batch=2), 0, after=())
-    assert kv_format(name).plane_bytes(kv_heads=2, head_dim=8) == token_bytes
-    assert (read.vram_bytes, read.dequantised_elements) == (200 * token_bytes, 200 * decoded)
-    assert read.dtype == "bf16"
+def test_calls_and_combinations_are_those_of_the_kernel_s_own_loop(kv_tokens: int, q_tokens: int) -> None:
+    chunk = pytest.importorskip("realkernels.chunk", exc_type=ImportError)
+    calls = [
+        call
+        for first, last in chunk.pieces(kv_tokens + q_tokens, KV_CHUNK)
+        for call in chunk.calls_of(first, last, past=kv_tokens, rows=q_tokens)
+    ]
+    of_case = format_case(INT4)
+    assert attention_calls(of_case, step(kv_tokens, q_tokens)) == len(calls)
+    results = sum(call.rows_to - call.rows_from for call in calls)
+    moved = 24 * 256 * ((results + q_tokens) * 2 + 2 * (results - q_tokens) * 4)
+    assert combined_bytes(of_case, step(kv_tokens, q_tokens)) == moved
+    assert KV_CHUNK == chunk.PIECE_TOKENS == of_case.rules.own_kernels.kv_chunk_tokens
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "kernel"),
-    [
-        ("bf16", 1, "attend_decode/flash_attention/bf16"),
-        ("bf16", 2, "attend_decode/split_kv/bf16"),
-        ("fp8", 1, "attend_decode/flashinfer/fp8"),
-        ("fp8", 4, "attend_decode/flashinfer/fp8"),
-        ("int8_per_token_head", 8, "attend_decode/split_kv/int8_per_token_head"),
-    ],
-)
-def test_several_query_tokens_are_read_for_by_the_backend_that_verifies(name: str, rows: int, kernel: str) -> None:
-    assert decode_attention(pooled(kv_dtype=name), step(10, rows), 0, after=()).kernel == kernel
+def test_the_scratch_is_that_of_the_kernel_and_has_one_size_in_every_plan() -> None:
+    torch = pytest.importorskip("torch")
+    from realkernels.chunk import ChunkScratch
+
+    of_case = format_case(INT4)
+    made = ChunkScratch.allocate(
+        piece_tokens=KV_CHUNK, rows=64, query_heads=24, kv_heads=4, head_dim=256, dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    result = 64 * 24 * 256 * 2
+    assert prefill_scratch_bytes(replace(of_case, chunk_tokens=64)) == made.bytes + result
+    for ctx in (4_096, 131_072):
+        asked = Question(ctx_tokens=ctx, model="qwen3.8-27b", engine="twin", layout="vram", kv_dtype="q8_0")
+        fixed = plan_memory(resolve(asked), load_profile("h200")).devices()[0].fixed
+        assert fixed["prefill scratch"] == KV_CHUNK * 2 * 4 * 256 * 2 + 4_096 * 24 * (256 * (4 + 2) + 4)
 
 
-@pytest.mark.parametrize(("name", "stored"), [("bf16", 64), ("fp8", 32), ("int8_per_token_head", 48)])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_chunk_is_written_once_in_16_bits_and_once_in_its_format(name: str, stored: int, batch: int) -> None:
-    """What the products made is read in 16 bits, 64 B a token, and stored as the format is."""
-    case = pooled(kv_dtype=name)
-    write = append(case, step(1000, 6, batch=batch), 1)
-    assert write.vram_bytes == (64 + stored) * 6 * batch
-    assert (write.grain, write.device, write.after, write.flops) == (6 * batch, 1, (), 0)
-    assert write.kernel == f"append/{case.backend}/{name}"
+def test_other_engines_and_sparse_models_read_the_cache_as_it_is() -> None:
+    own = format_case("bf16")
+    assert dequantises_history(own)
+    assert LAYOUT.working_bytes(own) == {"prefill scratch": prefill_scratch_bytes(own)}
+    assert LAYOUT.bucket_tokens(own) == KV_CHUNK
+    other = resolve(Question(ctx_tokens=4_096, model="qwen3.8-27b", engine="vllm", kv_dtype="fp8"))
+    sparse = resolve(Question(ctx_tokens=4_096, engine="twin", layout="vram", kv_dtype="fp16"))
+    for asked in (other, sparse):
+        assert not dequantises_history(asked)
+        assert LAYOUT.working_bytes(asked) == {}
+        assert LAYOUT.bucket_tokens(asked) == 0
 
 
-@pytest.mark.parametrize(("kv_heads", "head_dim"), [(1, 8), (4, 16), (8, 128)])
-def test_what_is_written_grows_with_heads_and_their_size(kv_heads: int, head_dim: int) -> None:
-    spec = dense()
-    shape = replace(spec.attention, query_heads=8, kv_heads=kv_heads, head_dim=head_dim)
-    case = pooled(spec=replace(spec, attention=shape), kv_dtype="fp8")
-    elements = 2 * kv_heads * head_dim
-    assert append(case, step(0, 3), 0).vram_bytes == 3 * (2 * elements + elements)
-    read = decode_attention(case, step(9), 0, after=())
-    assert (read.vram_bytes, read.dequantised_elements) == (10 * elements, 10 * elements)
-    assert read.flops == 4 * 8 * head_dim * 10
+def test_a_chunk_appends_dequantises_attends_and_combines_in_turn() -> None:
+    (graph,) = LAYOUT.prefill_graphs(format_case(INT4), step(KV_CHUNK, 512), 0, times=16)
+    assert [op.part for op in graph.ops] == ["append", "dequantise", "attention", "combine"]
+    assert [op.after for op in graph.ops] == [(), (0,), (1,), (2,)]
+    assert graph.times == 16
 
 
-def test_an_engine_with_backends_writes_a_chunk_before_it_attends() -> None:
-    chunk = step(6, 3)
-    write, attend = dense_graph(pooled(), chunk, 0, times=5, link_bytes=0).ops
-    assert (write.part, attend.part, attend.after) == ("append", "attention", (0,))
-    assert attend.flops == 4 * 4 * 8 * (7 + 8 + 9)
-    assert attend.kernel == "attend_dense/flash_attention/bf16"
-    assert dense_graph(pooled(), chunk, 0, times=5, link_bytes=0).times == 5
-    assert len(dense_graph(case(), chunk, 0, times=1, link_bytes=0).ops) == 1  # exllamav3's kernels do both in one
-
-
-@LAWS
-@given(st.integers(0, 10**6), st.integers(1, 64), st.integers(1, 64), st.integers(1, 16))
-def test_a_verify_step_reads_what_one_token_reads_and_its_own(past: int, rows: int, more: int, batch: int) -> None:
-    few, many = (
-        decode_attention(pooled(), step(past, count, batch=batch), 0, after=()) for count in (rows, rows + more)
-    )
-    assert many.vram_bytes - few.vram_bytes == more * 64 * batch
-    assert many.flops > few.flops
-
-
-@LAWS
-@given(st.integers(0, 10**5), st.integers(1, 500), st.integers(1, 500))
-def test_a_prompt_in_two_chunks_pairs_as_many_tokens_as_in_one(past: int, one: int, two: int) -> None:
-    chunks = (
-        step(past, one + two),
-        step(past, one),
-        step(past + one, two),
-    )
-    whole, *parts = (dense_graph(pooled(), chunk, 0, times=1, link_bytes=0).ops for chunk in chunks)
-    for op in (0, 1):
-        assert whole[op].flops == sum(part[op].flops for part in parts)
-    assert whole[0].vram_bytes == sum(part[0].vram_bytes for part in parts)
-    assert whole[1].vram_bytes <= sum(part[1].vram_bytes for part in parts)
-
-
-def test_more_query_rows_than_a_program_holds_take_the_codes_apart_again() -> None:
-    plan = DecodePlan(thread_blocks=(ThreadBlock(64, 16, 1, 2), ThreadBlock(64, 32, 1, 2)))
-    rules = replace(pooled().rules, own_kernels=OwnKernelRules(decode_plans={"fp8": plan}))
-    of_case = replace(pooled(kv_dtype="fp8"), rules=rules)
-    attention = of_case.model.attention
-    group = attention.query_heads // attention.kv_heads
-    elements = 2 * 100 * attention.kv_heads * attention.head_dim
-    for count in (1, 2, 4, 8):
-        read = decode_attention(of_case, step(100 - count, count, batch=1), 0, after=())
-        blocks = -(-count * group // 32)
-        tile = 16 if count * group <= 16 * blocks else 32
-        assert read.dequantised_elements == elements * blocks
-        assert read.flops == 2 * elements * blocks * tile
-        assert read.vram_bytes == 100 * of_case.plane_bytes
-        assert read.split_kv is not None
-        assert (read.split_kv.pairs, read.split_kv.q_rows) == (attention.kv_heads * blocks, tile)
-        assert read.split_kv.partial_bytes == count * attention.query_heads * (attention.head_dim + 2) * 4
-
-
-def test_an_engine_whose_plans_are_not_known_multiplies_the_rows_that_there_are() -> None:
-    read = decode_attention(pooled(), step(9), 0, after=())
-    attention = pooled().model.attention
-    assert read.split_kv is None
-    assert read.flops == 4 * 10 * attention.query_heads * attention.head_dim
+def test_work_grows_with_the_context_and_the_batch() -> None:
+    of_case = format_case(INT4)
+    one, two = (dequantised_ops(of_case, step(KV_CHUNK, 512, batch), 0) for batch in (1, 2))
+    for single, double in zip(one, two, strict=True):
+        assert (double.calls, double.vram_bytes) == (2 * single.calls, pytest.approx(single.vram_bytes))
+    shorter, longer = (prefill_ops(of_case, ctx_tokens=ctx, rows=512)[0] for ctx in (KV_CHUNK, KV_CHUNK + 1))
+    assert longer.calls * longer.vram_bytes > shorter.calls * shorter.vram_bytes

@@ -15,64 +15,51 @@ HIDDEN, QUERY_WIDTH, KV_WIDTH = 2560, 24 * 256, 2 * 256
 GDN_CHANNELS, GDN_WIDTH, GDN_HEADS = (16 + 16 + 48) * 128, 48 * 128, 48
 
 
-def test_routed_experts_of_one_token_in_one_layer() -> None:
-    assert 10 * counts.parameters(FLASH_NEXT).expert == 10 * 3 * HIDDEN * 640 == 49_152_000
+def test_parameters_by_part() -> None:
+    """Ten experts and a shared one; gated attention with an indexer; a recurrence with its convolution."""
+    parts = counts.parameters(FLASH_NEXT)
+    assert 10 * parts.expert == 10 * 3 * HIDDEN * 640 == 49_152_000
+    assert parts.always_on == HIDDEN * 512 + 3 * HIDDEN * 640 == 6_225_920
+    attention = HIDDEN * 2 * QUERY_WIDTH + HIDDEN * 2 * KV_WIDTH + QUERY_WIDTH * HIDDEN + HIDDEN * 5 * 128
+    assert parts.attention == attention == 51_445_760
+    projections = HIDDEN * (GDN_CHANNELS + GDN_WIDTH + 2 * GDN_HEADS) + GDN_WIDTH * HIDDEN
+    assert parts.recurrent == projections + GDN_CHANNELS * 4 == 57_958_400
 
 
-def test_router_and_shared_expert() -> None:
-    assert counts.parameters(FLASH_NEXT).always_on == HIDDEN * 512 + 3 * HIDDEN * 640 == 6_225_920
-
-
-def test_recurrent_layer() -> None:
-    """Projections to queries, keys, values, gate and two scalars a head; the way back; the convolution."""
-    by_hand = HIDDEN * (GDN_CHANNELS + GDN_WIDTH + 2 * GDN_HEADS) + GDN_WIDTH * HIDDEN + GDN_CHANNELS * 4
-    assert counts.parameters(FLASH_NEXT).recurrent == by_hand == 57_958_400
-
-
-def test_attention_layer() -> None:
-    """Gated queries, keys and values, the way back, four index queries and one index key."""
-    by_hand = HIDDEN * 2 * QUERY_WIDTH + HIDDEN * 2 * KV_WIDTH + QUERY_WIDTH * HIDDEN + HIDDEN * 5 * 128
-    assert counts.parameters(FLASH_NEXT).attention == by_hand == 51_445_760
-
-
-def test_active_parameters_of_the_whole_model() -> None:
-    layers = sum(counts.layer_active_parameters(FLASH_NEXT, kind) for kind in FLASH_NEXT.layer_kinds)
+def test_parameters_of_the_whole_model() -> None:
+    active = sum(counts.layer_active_parameters(FLASH_NEXT, kind) for kind in FLASH_NEXT.layer_kinds)
+    every = sum(counts.layer_parameters(FLASH_NEXT, kind) for kind in FLASH_NEXT.layer_kinds)
     by_hand = 36 * (57_958_400 + 6_225_920 + 49_152_000) + 12 * (51_445_760 + 6_225_920 + 49_152_000)
-    assert layers == by_hand
-    assert layers + counts.parameters(FLASH_NEXT).head == 5_997_690_880  # 6.0B
+    ends = counts.parameters(FLASH_NEXT)
+    assert active == by_hand
+    assert active + ends.head == 5_997_690_880  # 6.0B
+    assert (every + ends.head + ends.embedding) / 1e9 == pytest.approx(125, abs=0.5)
 
 
-def test_all_parameters_of_the_whole_model() -> None:
-    layers = sum(counts.layer_parameters(FLASH_NEXT, kind) for kind in FLASH_NEXT.layer_kinds)
-    ends = counts.parameters(FLASH_NEXT).head + counts.parameters(FLASH_NEXT).embedding
-    assert (layers + ends) / 1e9 == pytest.approx(125, abs=0.5)
-
-
-def test_weights_and_embedding_in_bytes() -> None:
+def test_bytes_of_weights_states_and_keys() -> None:
+    """fp16 state of 48 heads and the last three inputs of the convolution: 1,572,864 + 61,440 bytes."""
     assert counts.weight_bytes(FLASH_NEXT, 8_000_000) == 4_050_000
     assert counts.embedding_bytes(FLASH_NEXT) == HIDDEN * 248_320 * 2
-
-
-def test_recurrent_state_of_one_sequence() -> None:
-    """fp16 state of 48 heads and the last three inputs of the convolution: 1,572,864 + 61,440 bytes."""
     assert counts.state_bytes(FLASH_NEXT, 2) == 48 * 128 * 128 * 2 + 3 * GDN_CHANNELS * 2 == 1_634_304
     assert counts.state_bytes(FLASH_NEXT, 4) - counts.state_bytes(FLASH_NEXT, 2) == 48 * 128 * 128 * 2
-
-
-def test_indexer_keys_and_runs() -> None:
     assert counts.index_key_bytes(FLASH_NEXT, 2) == 128 * 2
     assert counts.block_run_bytes(FLASH_NEXT, 2048) == 4 * 2 * 256 * 2  # tokens x kv heads x dim x fp16, of K or of V
 
 
-def test_padded_selection() -> None:
-    assert counts.padded_selection(FLASH_NEXT, 32) == 2080
-    assert counts.padded_selection(FLASH_NEXT, 128) == 2176
-    assert counts.padded_selection(FLASH_NEXT, 1) == 2051
+def test_a_head_with_bits_of_its_own_is_read_in_those() -> None:
+    for name, bits in (("qwen3.8-27b-fast", 4.125), ("qwen3.8-27b", 8.125)):
+        assert counts.head_bytes(load_model(name)) == 5120 * 248_320 * bits / 8
 
 
-def test_sparse_threshold() -> None:
-    assert counts.sparse_threshold(FLASH_NEXT) == 2051
-    assert [counts.is_sparse(FLASH_NEXT, end) for end in (1, 2051, 2052, 10**6)] == [False, False, True, True]
+def test_elementwise_work_of_the_published_model_by_hand() -> None:
+    """Llama 3.1 8B, one token and layer: 8 x 4096 + 2 x 40 x 128 + 3 x 14336 elements."""
+    llama = load_model("llama-3.1-8b")
+    assert counts.elementwise_elements(llama, "attention") == 8 * 4096 + 2 * 40 * 128 + 3 * 14_336
+
+
+@pytest.mark.parametrize(("alignment", "padded"), [(32, 2080), (128, 2176), (1, 2051)])
+def test_padded_selection(alignment: int, padded: int) -> None:
+    assert counts.padded_selection(FLASH_NEXT, alignment) == padded
 
 
 @pytest.mark.parametrize(
@@ -81,18 +68,14 @@ def test_sparse_threshold() -> None:
 )
 def test_selected_tokens_are_the_budget_and_the_open_tail(end_tokens: int, selected: int) -> None:
     assert counts.selected_tokens(FLASH_NEXT, end_tokens) == selected
+    assert counts.is_sparse(FLASH_NEXT, end_tokens) is (end_tokens > counts.sparse_threshold(FLASH_NEXT) == 2051)
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 10.0), (2, 20 - 10 * 10 / 512), (10**6, 512.0)])
 def test_distinct_experts_of_independent_tokens(tokens: int, expected: float) -> None:
     assert counts.expected_experts(FLASH_NEXT, tokens) == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_step_reads_at_least_what_a_token_runs_through_and_at_most_every_expert() -> None:
-    read = [counts.layer_read_parameters(FLASH_NEXT, "attention", tokens) for tokens in (1, 2, 8, 64, 4096)]
-    assert read == sorted(read)
-    assert read[0] == pytest.approx(counts.layer_active_parameters(FLASH_NEXT, "attention"), rel=1e-12)
-    assert read[-1] <= counts.layer_parameters(FLASH_NEXT, "attention")
+    read = counts.feed_forward_read_parameters(FLASH_NEXT, tokens)
+    assert read == pytest.approx(counts.parameters(FLASH_NEXT).always_on + expected * 3 * HIDDEN * 640, rel=1e-12)
 
 
 def test_a_dense_model_has_no_indexer_no_router_and_one_expert() -> None:
@@ -107,13 +90,9 @@ def test_a_dense_model_has_no_indexer_no_router_and_one_expert() -> None:
     assert counts.parameters(dense).recurrent == counts.parameters(dense).always_on == 0
 
 
-SHAPES = st.tuples(st.integers(min_value=1, max_value=64), st.integers(min_value=1, max_value=16))
-
-
 @LAWS
-@given(SHAPES, st.integers(min_value=1, max_value=10**6))
-def test_a_selection_holds_no_more_than_there_is_nor_than_its_padded_row(shape: tuple[int, int], end: int) -> None:
-    blocks, ratio = shape
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 10**6))
+def test_a_selection_holds_no_more_than_there_is_nor_than_its_padded_row(blocks: int, ratio: int, end: int) -> None:
     spec = replace(model(), indexer=Indexer(query_heads=1, head_dim=4, budget=blocks * ratio, ratio=ratio))
     selected = counts.selected_tokens(spec, end)
     assert 1 <= selected <= end

@@ -1,102 +1,268 @@
-"""Which ops a pass is made of, on which device, and that merging equal layers changes nothing."""
+"""Which ops a pass is made of, on which device, what a draft adds, and that grouping equal layers changes nothing."""
+
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.twin.cost.programs import ops, same
-from tests.worlds import case, flash_next, machine, model, step
+from tests.twin.memory.pool_worlds import BLOCK, SEQUENTIAL, W4A16, dense, drafted, pool_machine, pooled
+from tests.worlds import LAWS, case, flash_next, machine, model, step
 from twin.ask.case import Case
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
-from twin.operations.counts import layer_active_parameters, layer_parameters, parameters, state_bytes, weight_bytes
-from twin.operations.lower import decode_program, layer_groups, prefetch_program, prefill_program, split_layers
-from twin.operations.ops import HOST_DEVICE, Engine
+from twin.models import load_model
+from twin.models.spec import Drafter
+from twin.models.speculation import Speculation
+from twin.operations.counts import (
+    layer_active_parameters,
+    layer_parameters,
+    mixer_parameters,
+    parameters,
+    state_bytes,
+    weight_bytes,
+)
+from twin.operations.lower import (
+    backbone_program,
+    decode_program,
+    draft_prefill_program,
+    draft_program,
+    draft_token_bytes,
+    draft_weight_bytes,
+    head_program,
+    layer_groups,
+    prefetch_program,
+    prefill_attention_program,
+    prefill_program,
+    split_layers,
+)
+from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
+
+SIX = dense(layers=6, every=3)
+INT8_MLP = dense(weights=replace(W4A16, mlp_operands="int8"))
+BF16 = dense(weights=replace(W4A16, format="bf16", bits=16, head_bits=None))
+
+
+def total(program: Program, part: str, count: str) -> float:
+    return sum(getattr(op, count) * times for op, times in ops(program, part))
+
+
+# Layers and devices
 
 
 @pytest.mark.parametrize(
     ("layers", "devices", "split"),
-    [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (4, 3, (0, 0, 1, 2)), (2, 4, (0, 1))],
+    [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (4, 3, (0, 0, 1, 2)), (2, 4, (0, 1)), (6, 3, (0, 0, 1, 1, 2, 2))],
 )
 def test_layers_are_split_in_order_and_evenly(layers: int, devices: int, split: tuple[int, ...]) -> None:
     assert split_layers(case(spec=model(layers=layers)), devices) == split
-
-
-def test_flash_next_puts_sixteen_layers_on_each_of_three_devices() -> None:
-    split = split_layers(flash_next(), 3)
-    assert [split.count(device) for device in range(3)] == [16, 16, 16]
 
 
 def test_groups_hold_every_layer_once() -> None:
     asked = flash_next()
     single = layer_groups(asked, 3, grouped=False)
     assert [(group.index, group.kind) for group in single] == list(enumerate(asked.model.layer_kinds))
-    merged = layer_groups(asked, 3, grouped=True, alone=1)
-    assert [(group.kind, group.count) for group in merged] == [("recurrent", 1), ("recurrent", 35), ("attention", 12)]
+    grouped = layer_groups(asked, 3, alone=1)
+    assert [(group.kind, group.count) for group in grouped] == [("recurrent", 1), ("recurrent", 35), ("attention", 12)]
 
 
-@pytest.mark.parametrize("merged", [True, False])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_decode_step_reads_all_weights_and_moves_all_states(merged: bool, batch: int) -> None:
-    asked, at_step = case(), step(100, batch=batch)
-    program = decode_program(asked, at_step, 2, grouped=merged)
-    weights = (
-        sum(layer_parameters(asked.model, kind) for kind in asked.model.layer_kinds) + parameters(asked.model).head
-    )
-    assert sum(op.vram_bytes * times for op, times in ops(program, "weights")) == weight_bytes(asked.model, weights)
-    assert sum(op.flops * times for op, times in ops(program, "weights")) == 2 * weights * batch
-    assert (
-        sum(op.vram_bytes * times for op, times in ops(program, "state")) == 2 * 2 * state_bytes(asked.model, 2) * batch
-    )
-
-
-def test_a_chunk_runs_every_token_through_every_layer_and_computes_no_logits() -> None:
-    asked = case()
-    program = prefill_program(asked, step(32, 16, batch=2), 1)
-    active = sum(layer_active_parameters(asked.model, kind) for kind in asked.model.layer_kinds)
-    assert sum(op.flops * times for op, times in ops(program, "weights")) == 2 * active * 32
-    assert {op.grain for op, _ in ops(program, "weights")} == {32}
-
-
-@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("devices", "crossings"), [(1, 0), (2, 1), (3, 2), (4, 3), (9, 3)])
-def test_the_residual_stream_hops_from_device_to_device(devices: int, crossings: int, merged: bool) -> None:
+def test_the_residual_stream_hops_from_device_to_device(devices: int, crossings: int, grouped: bool) -> None:
     """1 stream x 8 elements x 4 bytes a token, down to the host and up again."""
-    program = prefill_program(case(), step(0, 16), devices, grouped=merged)
+    program = prefill_program(case(), step(0, 16), devices, grouped=grouped)
     hops = ops(program, "hop")
     assert sum(times for _, times in hops) == 2 * crossings
     assert {op.link_bytes for op, _ in hops} == ({16 * 8 * 4} if crossings else set())
     assert {op.engine for op, _ in hops} == ({Engine.D2H, Engine.H2D} if crossings else set())
+    if not grouped:
+        places = [graph.ops[0].device for graph in program if graph.ops[0].part != "hop"]
+        assert places == sorted(places)
 
 
-def test_the_true_order_of_layers_visits_devices_in_order() -> None:
-    program = decode_program(case(), step(100), 4, grouped=False)
-    assert [block.ops[0].device for block in program if block.ops[0].part != "hop"] == [0, 1, 2, 3, 3]
+@pytest.mark.parametrize("layout", ["vram", "offload"])
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("ngram", [True, False])
+@pytest.mark.parametrize("kv_tokens", [0, 4000])
+def test_grouped_layers_take_as_long_as_layers_one_by_one(
+    layout: str, devices: int, ngram: bool, kv_tokens: int
+) -> None:
+    asked = case(layout=layout, spec=model(layers=6, every=3, ngram=ngram))
+    check_grouping(asked, devices, step(kv_tokens), step(kv_tokens, 16), Roofs(machine(gpu_count=devices)))
 
 
-@pytest.mark.parametrize(("where", "engine", "row_bytes"), [("ram", Engine.HOST, 100), ("disk", Engine.DISK, 4096)])
-def test_ngram_rows_are_fetched_from_where_they_lie(where: str, engine: Engine, row_bytes: int) -> None:
-    """2 rows a token of 100 bytes; a disk reads no less than a page for each."""
-    asked = replace(case(spec=model(ngram=True)), ngram=where)
-    (block,) = prefetch_program(asked, step(0, 16, batch=2))
-    fetch, send = block.ops
-    assert (fetch.engine, fetch.device, fetch.host_bytes, fetch.run_bytes) == (
-        engine,
-        HOST_DEVICE,
-        64 * row_bytes,
-        row_bytes,
+@pytest.mark.parametrize("asked", [{"layout": "vram"}, {"copies": "overlapped"}, {"prefill": "naive"}, {"batch": 2}])
+def test_grouped_layers_of_the_published_model_too(asked: dict[str, Any]) -> None:
+    batch = asked.get("batch", 1)
+    of_case = flash_next(200_000, **asked)
+    check_grouping(of_case, 3, step(200_000, batch=batch), step(196_608, 2048, batch), Roofs(machine(gpu_count=3)))
+
+
+@pytest.mark.parametrize("spec", [dense(), INT8_MLP, BF16], ids=["w4a16", "int8 mlp", "bf16"])
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("q_tokens", [1, 5])
+def test_grouped_layers_of_an_engine_with_backends_take_as_long_too(spec: Any, devices: int, q_tokens: int) -> None:
+    machine_roofs = Roofs(pool_machine(gpu_count=devices))
+    check_grouping(pooled(spec=spec), devices, step(300, q_tokens, 2), step(32, 16), machine_roofs)
+
+
+def check_grouping(asked: Case, devices: int, decode: Step, chunk: Step, roofs: Roofs) -> None:
+    for lower, of_step in ((decode_program, decode), (prefill_program, chunk)):
+        found = [Breakdown().run(lower(asked, of_step, devices, grouped=each), roofs) for each in (True, False)]
+        assert same(*found)
+
+
+# Weights, states and logits
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_decode_step_reads_all_weights_and_moves_all_states(grouped: bool, batch: int) -> None:
+    spec = case().model
+    program = decode_program(case(), step(100, batch=batch), 2, grouped=grouped)
+    weights = sum(layer_parameters(spec, kind) for kind in spec.layer_kinds) + parameters(spec).head
+    assert total(program, "weights", "vram_bytes") == weight_bytes(spec, weights)
+    assert total(program, "weights", "flops") == 2 * weights * batch
+    assert total(program, "state", "vram_bytes") == 2 * 2 * state_bytes(spec, 2) * batch
+
+
+def test_a_chunk_runs_every_token_through_every_layer_and_computes_no_logits() -> None:
+    program = prefill_program(case(), step(32, 16, 2), 1)
+    active = sum(layer_active_parameters(case().model, kind) for kind in case().model.layer_kinds)
+    assert total(program, "weights", "flops") == 2 * active * 32
+    assert {op.grain for op, _ in ops(program, "weights")} == {32}
+
+
+LOWERED = [
+    pytest.param(lambda case: decode_program(case, step(100, batch=3), 1), 3, id="decode"),
+    pytest.param(lambda case: prefill_program(case, step(32, 16, 2), 1), 32, id="prefill"),
+]
+
+
+@pytest.mark.parametrize(("lower", "tokens"), LOWERED)
+def test_a_feed_forward_that_multiplies_in_another_type_is_a_product_of_its_own(lower: Any, tokens: int) -> None:
+    """Same bytes and operations as one product of all of them, shared between two operand types."""
+    split, whole = (lower(pooled(spec=spec)) for spec in (INT8_MLP, dense()))
+    feed = 3 * 8 * 16
+    int8 = [(op, times) for op, times in ops(split, "weights") if op.dtype == "int8"]
+    assert sum(times for _, times in int8) == 4
+    for op, _ in int8:
+        assert (op.vram_bytes, op.flops, op.after) == (feed / 2, 2 * feed * -(-tokens // 16) * 16, (0,))
+    for count in ("vram_bytes", "flops"):
+        assert total(split, "weights", count) == total(whole, "weights", count)
+    assert {op.dtype for op, _ in ops(whole, "weights")} == {"bf16"}
+    assert {op.grain for op, _ in ops(split, "weights")} == {tokens}
+    alike = dense(weights=replace(W4A16, mlp_operands="bf16"))
+    assert lower(pooled(spec=alike)) == whole
+
+
+def test_mixers_stay_in_the_engines_operand_type() -> None:
+    program = decode_program(pooled(spec=INT8_MLP), step(100), 1, grouped=False)
+    mixers = [graph.ops[0] for graph in program[:-1]]
+    spec = dense()
+    assert [op.vram_bytes for op in mixers] == [mixer_parameters(spec, kind) / 2 for kind in spec.layer_kinds]
+    assert {op.dtype for op in (*mixers, program[-1].ops[0])} == {"bf16"}
+
+
+@pytest.mark.parametrize(("tokens", "issued"), [(1, 16), (15, 16), (16, 16), (17, 32), (33, 48), (2048, 2048)])
+def test_a_product_of_4_bit_weights_computes_whole_tiles_of_16_tokens(tokens: int, issued: int) -> None:
+    """The 17th query token costs a second tile (39.5 -> 47.8 ms, published); bytes do not change; bf16 has no tiles."""
+    for spec, computed, bits in ((dense(), issued, 4), (BF16, tokens, 16)):
+        active = sum(layer_active_parameters(spec, kind) for kind in spec.layer_kinds)
+        head = parameters(spec).head
+        program = decode_program(pooled(spec=spec), step(100, batch=tokens), 1)
+        assert total(program, "weights", "flops") == 2 * (active + head) * computed
+        assert total(program, "weights", "vram_bytes") == active * bits / 8 + head * max(bits, 8) / 8
+        assert {op.grain for op, _ in ops(program, "weights")} == {tokens}
+
+
+@pytest.mark.parametrize(("lower", "tokens"), LOWERED)
+def test_elementwise_ops_are_separate_where_the_rate_of_products_leaves_them_out(lower: Any, tokens: int) -> None:
+    """Two residual adds with norms (8 x 8 elements), rotation (2 x 6 x 8) and gating (3 x 16), in 16 bits a token."""
+    elementwise = ops(lower(pooled(spec=BF16)), "elementwise")
+    found = {(op.vram_bytes, times) for op, times in elementwise}
+    assert found == {(2 * tokens * (64 + 48), 2), (2 * tokens * (64 + 96 + 48), 2)}
+    assert {(op.kernel, op.after) for op, _ in elementwise} == {("elementwise/library/bf16", (0,))}
+    assert not ops(lower(pooled()), "elementwise")
+
+
+@pytest.mark.parametrize("spec", [BF16, INT8_MLP])
+def test_the_mixer_waits_for_what_lies_before_it(spec: Any) -> None:
+    for graph in decode_program(pooled(spec=spec), step(100), 1)[:-1]:
+        assert [op.after for op in graph.ops] == [(), (0,), (1,)]
+
+
+@pytest.mark.parametrize("q_tokens", [1, 4, 16])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("state_dtype", "element_bytes"), [("fp16", 2), ("fp32", 4)])
+def test_a_state_is_read_once_and_written_after_every_token_that_may_be_the_last(
+    q_tokens: int, batch: int, state_dtype: str, element_bytes: int
+) -> None:
+    """2 heads of 4 x 4 and a convolution's tail of 3 x 16 inputs in 16 bits; a chunk leaves one state behind."""
+    asked = pooled(spec=SIX, state_dtype=state_dtype)
+    held = 2 * 16 * element_bytes + 3 * 16 * 2
+    ((state, times),) = ops(decode_program(asked, step(100, q_tokens, batch), 1), "state")
+    assert (state.vram_bytes, times) == ((1 + q_tokens) * held * batch, 4)
+    assert (state.kernel, state.grain) == (f"recurrent/vllm/{state_dtype}", batch)
+    ((kept, times),) = ops(prefill_program(asked, step(0, q_tokens, batch), 1), "state")
+    assert (kept.vram_bytes, times) == (2 * held * batch, 4)
+
+
+@pytest.mark.parametrize("q_tokens", [1, 3])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_logits_of_every_query_token_are_sampled_from(q_tokens: int, batch: int) -> None:
+    """A head of 8 x 32 in 8 bits, then 32 logits of 4 B a token; only where the engine's sampling has a rate."""
+    tokens = q_tokens * batch
+    head, sample = decode_program(pooled(), step(100, q_tokens, batch), 1)[-1].ops
+    assert (head.vram_bytes, head.flops, head.grain) == (256, 2 * 256 * 16, tokens)
+    assert (sample.part, sample.vram_bytes, sample.grain) == ("sampling", tokens * 32 * 4, tokens)
+    assert (sample.kernel, sample.after) == ("sample/library/fp32", (0,))
+    assert not ops(decode_program(case(), step(100), 1), "sampling")
+    assert not ops(prefill_program(pooled(), step(0, 16), 1), "sampling")
+
+
+def test_attention_of_a_dense_model_is_one_read_of_the_whole_cache_after_its_weights() -> None:
+    ((attend, times),) = ops(decode_program(pooled(spec=SIX), step(100, 4), 1), "attention")
+    assert (attend.vram_bytes, times, attend.after) == (104 * 64, 2, (0,))
+
+
+@pytest.mark.parametrize("spec", [SIX, INT8_MLP, BF16], ids=["w4a16", "int8 mlp", "bf16"])
+def test_a_step_is_its_backbone_its_head_and_its_attention(spec: Any) -> None:
+    """What serving sums from parts is what a single prediction lowers whole."""
+    asked, roofs = pooled(spec=spec), Roofs(pool_machine())
+    chunk = step(32, 16)
+    whole = Breakdown().run(prefill_program(asked, chunk, 1), roofs)
+    parts = Breakdown().run(backbone_program(asked, 16, 1, 1), roofs)
+    assert same(whole, parts.run(prefill_attention_program(asked, chunk, 1), roofs))
+    decode = decode_program(asked, step(300, batch=5), 1)
+    backbone = (*backbone_program(asked, 5, 5, 1), *head_program(asked, 5, 1))
+    attention_s = total(decode, "attention", "vram_bytes") / 1e9
+    assert Breakdown().run(decode, roofs).seconds == pytest.approx(
+        Breakdown().run(backbone, roofs).seconds + attention_s, rel=1e-9
     )
-    assert (send.engine, send.device, send.link_bytes, send.after) == (Engine.H2D, 0, 64 * 100, (0,))
 
 
-def test_a_row_longer_than_a_page_is_read_from_a_disk_as_it_is() -> None:
+# N-gram rows
+
+
+@pytest.mark.parametrize(
+    ("where", "row_bytes", "engine", "read_bytes"),
+    [("ram", 100, Engine.HOST, 100), ("disk", 100, Engine.DISK, 4096), ("disk", 5000, Engine.DISK, 5000)],
+)
+def test_ngram_rows_are_fetched_from_where_they_lie(
+    where: str, row_bytes: int, engine: Engine, read_bytes: int
+) -> None:
+    """2 rows a token; a disk reads no less than a page for each; without a table nothing is fetched."""
     table = model(ngram=True).ngram
     assert table is not None
-    long = replace(model(), ngram=replace(table, row_bytes=5000))
-    (block,) = prefetch_program(replace(case(spec=long), ngram="disk"), step(0, 16))
-    assert (block.ops[0].host_bytes, block.ops[0].run_bytes) == (32 * 5000, 5000)
-
-
-def test_a_model_without_a_table_prefetches_nothing() -> None:
+    asked = replace(case(spec=replace(model(), ngram=replace(table, row_bytes=row_bytes))), ngram=where)
+    (graph,) = prefetch_program(asked, step(0, 16, 2))
+    fetch, send = graph.ops
+    assert (fetch.engine, fetch.device) == (engine, HOST_DEVICE)
+    assert (fetch.host_bytes, fetch.run_bytes) == (64 * read_bytes, read_bytes)
+    assert (send.engine, send.device, send.link_bytes, send.after) == (Engine.H2D, 0, 64 * row_bytes, (0,))
     assert prefetch_program(case(), step(0, 16)) == ()
 
 
@@ -106,42 +272,158 @@ def test_a_decode_step_fetches_rows_beside_the_layer_before_their_use(before_lay
     assert table is not None
     asked = case(spec=replace(model(), ngram=replace(table, before_layer=before_layer)))
     program = decode_program(asked, step(100), 1)
-    holding = [index for index, block in enumerate(program) if any(op.part == "ngram" for op in block.ops)]
-    assert holding == [position]
-    block = program[position]
-    fetch = next(index for index, op in enumerate(block.ops) if op.part == "ngram")
-    assert block.ops[fetch].after == ()
-    assert block.ops[fetch + 1].after == (fetch,)
-    assert (len(block.ops) == 2) is (before_layer == 0)
+    assert [at for at, graph in enumerate(program) if any(op.part == "ngram" for op in graph.ops)] == [position]
+    graph = program[position]
+    fetch = next(index for index, op in enumerate(graph.ops) if op.part == "ngram")
+    assert (graph.ops[fetch].after, graph.ops[fetch + 1].after) == ((), (fetch,))
+    assert (len(graph.ops) == 2) is (before_layer == 0)
 
 
-@pytest.mark.parametrize("layout", ["vram", "offload"])
-@pytest.mark.parametrize("devices", [1, 2, 3])
-@pytest.mark.parametrize("ngram", [True, False])
-@pytest.mark.parametrize("past", [0, 16, 4000])
-def test_merged_layers_take_as_long_as_layers_one_by_one(layout: str, devices: int, ngram: bool, past: int) -> None:
-    asked = case(layout=layout, spec=model(layers=6, every=3, ngram=ngram))
-    roofs = Roofs(machine(gpu_count=devices))
-    for lower, at_step in (
-        (decode_program, step(past)),
-        (prefill_program, step(past, 16)),
-    ):
-        merged, single = (
-            Breakdown().run(lower(asked, at_step, devices, grouped=each), roofs) for each in (True, False)
-        )
-        assert same(merged, single)
+# Drafting
+
+DRAFTERS = pytest.mark.parametrize("drafter", [SEQUENTIAL, BLOCK], ids=lambda drafter: drafter.name)
+TOKEN_BYTES = 64
+"""K and V of one token in one layer of either drafter, in bf16: 2 x 2 x 8 or 2 x 1 x 16 elements."""
+
+
+def draft(speculation: Speculation, kv_tokens: int = 40, batch: int = 1, **asked: Any) -> OpGraph:
+    """The graph of the drafter's passes, without its overheads."""
+    of_case = pooled(speculation=speculation, **asked)
+    launches, passes = draft_program(of_case, speculation, step(kv_tokens, batch=batch), 0)
+    assert {op.part for op in launches.ops} == {"launches"}
+    return passes
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_sequential_drafter_passes_once_for_every_token(tokens: int, batch: int) -> None:
+    """Layers of 50 B and 100 parameters, a token a sequence; a head of 24 B, 24 parameters at the model's 8 bits."""
+    passes = draft(drafted(SEQUENTIAL, tokens), batch=batch)
+    layers, attend, head = passes.ops
+    assert passes.times == tokens
+    assert (layers.vram_bytes, layers.flops, layers.grain) == (50, 2 * 100 * batch, batch)
+    assert (head.vram_bytes, head.flops, head.grain) == (24, 2 * 24 * batch, batch)
+    assert (attend.vram_bytes, attend.flops) == (41 * TOKEN_BYTES * batch, 4 * 1 * 4 * 8 * 41 * batch)
+    assert draft(drafted(replace(SEQUENTIAL, block_tokens=4), tokens), batch=batch) == passes
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("kv_tokens", "read", "seen"), [(0, 4, 4), (5, 9, 9), (12, 16, 16), (16, 20, 16), (10**6, 20, 16)]
+)
+def test_a_block_drafter_passes_once_over_its_block_however_much_is_looked_up(
+    tokens: int, batch: int, kv_tokens: int, read: int, seen: int
+) -> None:
+    """Two layers over 4 tokens and a window of 16 that fills and then slides: their own tokens are read beside it."""
+    passes = draft(drafted(BLOCK, tokens), kv_tokens, batch=batch)
+    layers, attend, head = passes.ops
+    assert passes.times == 1
+    assert (layers.vram_bytes, layers.flops, layers.grain) == (500, 2 * 1000 * 4 * batch, 4 * batch)
+    assert (head.vram_bytes, head.flops, head.grain) == (32, 2 * 32 * 4 * batch, 4 * batch)
+    assert attend.vram_bytes == 2 * read * TOKEN_BYTES * batch
+    assert attend.flops == 4 * 2 * 2 * 16 * 4 * seen * batch
+    assert (attend.grain, attend.kernel) == (1, "")  # a window is read at the memory's own rate
+
+
+@DRAFTERS
+def test_layers_attention_and_head_of_a_pass_follow_each_other(drafter: Drafter) -> None:
+    passes = draft(drafted(drafter))
+    assert [op.after for op in passes.ops] == [(), (0,), (1,)]
+    assert {(op.part, op.engine, op.dtype) for op in passes.ops} == {("draft", Engine.SM, "bf16")}
+    assert {passes.ops[0].kernel, passes.ops[2].kernel} == {"linear/marlin/w4a16"}
+
+
+@pytest.mark.parametrize("head_bits", [4.0, 8.0, None])
+def test_a_head_has_as_many_parameters_as_its_bytes_hold_at_the_models_bits(head_bits: float | None) -> None:
+    spec = dense(weights=replace(W4A16, head_bits=head_bits))
+    assert draft(drafted(SEQUENTIAL), spec=spec).ops[2].flops == 2 * 24 * 8 / (head_bits or 4)
 
 
 @pytest.mark.parametrize(
-    "asked", [{"layout": "vram"}, {}, {"copies": "overlapped"}, {"prefill": "naive"}, {"batch": 2}]
+    ("kv_dtype", "attention", "token_bytes", "piecewise"),
+    [
+        ("bf16", "flash_attention", 64, False),
+        ("int8_per_token_head", "triton", 48, False),
+        ("fp8", "flashinfer", 32, True),
+        ("kvarn_k4v2_g128", "kvarn", None, True),
+    ],
 )
-def test_merged_layers_of_the_published_model_too(asked: dict[str, str]) -> None:
-    of_case: Case = flash_next(200_000, **asked)
-    batch = of_case.question.batch
-    roofs = Roofs(machine(gpu_count=3))
-    for lower, at_step in (
-        (decode_program, step(200_000, batch=batch)),
-        (prefill_program, step(196_608, 2048, batch=batch)),
-    ):
-        merged, single = (Breakdown().run(lower(of_case, at_step, 3, grouped=each), roofs) for each in (True, False))
-        assert same(merged, single)
+def test_a_speculating_step_pays_for_sampling_and_for_graphs_that_are_not_whole(
+    kv_dtype: str, attention: str, token_bytes: int | None, piecewise: bool
+) -> None:
+    """FlashInfer and KVarN capture only single-token steps whole (facts of the published lane, section 1)."""
+    speculation = drafted(SEQUENTIAL)
+    launches, passes = draft_program(pooled(kv_dtype=kv_dtype, speculation=speculation), speculation, step(40), 0)
+    kernels = ["speculate/vllm/step", "piecewise/vllm/step"][: 1 + piecewise]
+    assert [op.kernel for op in launches.ops] == kernels
+    assert [op.after for op in launches.ops] == [(), (0,)][: len(kernels)]
+    assert launches.times == 1
+    assert not any(op.vram_bytes or op.flops for op in launches.ops)
+    assert passes.ops[1].kernel == f"attend_decode/{attention}/{kv_dtype}"
+    assert token_bytes is None or passes.ops[1].vram_bytes == 41 * token_bytes
+
+
+def prefilled(drafter: Drafter, chunk: Step) -> tuple[Op, Op]:
+    speculation = drafted(drafter)
+    (graph,) = draft_prefill_program(pooled(speculation=speculation), speculation, chunk, 0)
+    product, attend = graph.ops
+    assert graph.times == 1
+    return product, attend
+
+
+def test_a_drafter_follows_a_prompt_through_its_layers_and_computes_no_logits() -> None:
+    """6 tokens over 10: products of each, causal attention over 10 + 3.5 tokens on average."""
+    product, attend = prefilled(SEQUENTIAL, step(10, 6, 2))
+    assert (product.vram_bytes, product.flops, product.grain) == (50, 2 * 100 * 12, 12)
+    assert attend.flops == 4 * 4 * 8 * 2 * sum(range(11, 17))
+    assert attend.vram_bytes == 16 * TOKEN_BYTES * 2
+    assert (attend.kernel, attend.grain) == ("attend_dense/flash_attention/bf16", 6)
+
+
+@pytest.mark.parametrize(("kv_tokens", "seen", "read"), [(0, 3.5, 6), (5, 8.5, 11), (100, 16, 22)])
+def test_a_window_follows_a_prompt_no_further_than_it_reaches(kv_tokens: int, seen: float, read: int) -> None:
+    product, attend = prefilled(BLOCK, step(kv_tokens, 6))
+    assert product.flops == 2 * 1000 * 6
+    assert attend.flops == 4 * 2 * 2 * 16 * 6 * seen
+    assert attend.vram_bytes == 2 * read * TOKEN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "sequential", "block"),
+    [
+        ("bf16", 4096, 4096),
+        ("fp8", 2048, 2048),
+        ("int8_per_token_head", 2080, 2112),
+        ("int4_per_token_head", 1056, 1088),
+        ("kvarn_k4v2_g128", 840, 4096),
+        ("turboquant_4bit_nc", 1048, 1072),
+    ],
+)
+def test_a_drafter_keeps_its_cache_as_the_model_does_unless_its_window_slides_through_tiles(
+    kv_dtype: str, sequential: int, block: int
+) -> None:
+    """MTP: 4 heads x 256 like the model; DFlash2: 8 heads x 128, in bf16 beside KVarN. One of its own it keeps."""
+    of_case = replace(pooled(kv_dtype=kv_dtype), model=load_model("qwen3.8-27b"))
+    drafters = of_case.model.drafters
+    assert [draft_token_bytes(of_case, drafter) for drafter in drafters] == [sequential, block]
+    assert [draft_token_bytes(of_case, replace(drafter, kv_dtype="fp8")) for drafter in drafters] == [2048, 2048]
+
+
+def test_weights_of_a_drafter_are_its_layers_and_a_head_that_is_its_own() -> None:
+    assert draft_weight_bytes(None) == 0
+    assert draft_weight_bytes(drafted(SEQUENTIAL)) == 50 + 24
+    assert draft_weight_bytes(drafted(BLOCK)) == 500
+
+
+@LAWS
+@given(st.sampled_from([SEQUENTIAL, BLOCK]), st.integers(0, 5000), st.integers(1, 300), st.integers(1, 300))
+def test_a_prompt_in_two_chunks_multiplies_what_it_does_in_one(
+    drafter: Drafter, kv_tokens: int, one: int, two: int
+) -> None:
+    """Products exactly; attention too where nothing slides."""
+    whole = prefilled(drafter, step(kv_tokens, one + two))
+    parts = [prefilled(drafter, chunk) for chunk in (step(kv_tokens, one), step(kv_tokens + one, two))]
+    assert whole[0].flops == sum(part[0].flops for part in parts)
+    if not drafter.window:
+        assert whole[1].flops == pytest.approx(sum(part[1].flops for part in parts))
