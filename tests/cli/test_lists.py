@@ -13,7 +13,6 @@ import cli
 from hwprofiles import profile_names
 from tests.cli.command import ANSWERED, CHILD, run
 from tests.cli.test_answers import asked
-from twin.formats import format_names
 from twin.layouts import layout_names
 from twin.models import model_names
 
@@ -32,25 +31,6 @@ def test_a_list_names_everything_that_is_shipped(capsys: Capture, command: str, 
     assert [row["name"] for row in asked(capsys, command)] == names
 
 
-def test_formats_are_listed_by_name_and_those_of_exllamav3_in_one_line(capsys: Capture) -> None:
-    done = run(capsys, "formats")
-    assert (done.code, done.err) == (ANSWERED, "")
-    names = [line.split()[0] for line in done.out.splitlines()[1:-1]]
-    assert [name for name in names if name.startswith("exl3_")] == ["exl3_k2v2"]
-    assert "exl3_k2v2 to exl3_k8v8" in done.out
-    assert [row["name"] for row in asked(capsys, "formats")] == format_names()
-    assert {*names} <= {*format_names()}
-
-
-def test_a_format_is_shown_with_its_bytes_and_who_keeps_it(capsys: Capture) -> None:
-    done = run(capsys, "formats", "fp8_per_token_head")
-    assert (done.code, done.err) == (ANSWERED, "")
-    for piece in ("fp8_per_token_head: e4m3", "2,080 of a token", "8.125, scales included", "vllm (vram)", "8.9"):
-        assert piece in done.out
-    told = asked(capsys, "formats", "fp8_per_token_head")
-    assert (told["bytes"], told["min_capability"], told["key"]["head_bytes"]) == (2080, "8.9", 4)
-
-
 @pytest.mark.parametrize(
     ("command", "name"), [("profiles", "3x-rtx3090"), ("models", "qwen3.8-flash-next")], ids=["profiles", "models"]
 )
@@ -64,13 +44,6 @@ def test_one_of_a_list_is_shown_whole_and_can_be_used_as_a_file(
     copy.write_text(json.dumps(asked(capsys, command, name)), encoding="utf-8")
     option = {"profiles": "--hw", "models": "--model"}[command]
     assert asked(capsys, "predict", option, str(copy)) == asked(capsys, "predict")
-
-
-def test_every_rate_of_a_machine_is_shown_with_its_source(capsys: Capture) -> None:
-    done = run(capsys, "profiles", "rtx3090")
-    assert "…" not in done.out  # nothing is cut off
-    for rate in ("vram", "h2d", "h2d.latency", "h2d.run_length", "linear/exllamav3/exl3#efficiency"):
-        assert any(line.split()[:1] == [rate] for line in done.out.splitlines()), rate
 
 
 def test_the_version_is_the_package_s(capsys: Capture) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from calibrate.synthetic_heads import KINDS
 from tests.calibrate.dumped import some, whole, write
-from tests.cli.command import ANSWERED, CANNOT_WRITE, CHILD, INTERRUPTED, WRONG_INPUT, assert_one_line, child, run
+from tests.cli.command import ANSWERED, CHILD, INTERRUPTED, WRONG_INPUT, assert_one_line, run
 from tests.cli.test_answers import assert_holds
 
 Capture = pytest.CaptureFixture[str]
@@ -76,22 +76,6 @@ def test_text_says_what_was_measured_and_apart_from_it_what_is_published(capsys:
     assert "8.257" not in measured
     explained = run(capsys, "quality", "--tokens", "256", "--kv-dtype", "fp8", "--explain").out
     assert all(f"\n{name}: {about}\n" in explained for name, (_, about) in KINDS.items())
-
-
-@pytest.mark.usefixtures("_torch")
-@pytest.mark.parametrize("extra", [(), ("--json",)])
-def test_a_file_holds_what_standard_output_would(capsys: Capture, tmp_path: Path, extra: tuple[str, ...]) -> None:
-    shown = run(capsys, "quality", *QUICK, *extra)
-    path = tmp_path / "answer"
-    done = run(capsys, "quality", *QUICK, *extra, "-o", str(path))
-    assert (done.code, done.out, done.err) == (ANSWERED, "", "")
-    assert path.read_text(encoding="utf-8") == shown.out
-
-
-@pytest.mark.usefixtures("_torch")
-def test_an_answer_that_cannot_be_written_is_one_line(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "nowhere" / "answer"
-    assert_one_line(run(capsys, "quality", *QUICK, "-o", str(path)), CANNOT_WRITE, f"cannot write {path}")
 
 
 @pytest.mark.usefixtures("_torch")
@@ -249,10 +233,3 @@ def test_an_interrupted_measurement_leaves_no_file(tmp_path: Path) -> None:
         out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (INTERRUPTED, "", "twin: interrupted\n")
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.usefixtures("_torch")
-def test_a_process_answers_as_the_function_does() -> None:
-    done = child("quality", *QUICK)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert "MEASURED here" in done.out

@@ -98,25 +98,11 @@ def test_the_same_seed_gives_the_same_answer_in_any_process_and_another_seed_ano
     assert here != run(capsys, *command, "--seed", "5").out
 
 
-def test_text_and_json_tell_the_same(capsys: Capture) -> None:
-    answer, text = asked(capsys, *SMALL), run(capsys, "simulate", *SMALL).out
-    assert f"{answer['output_tokens']:,} output tokens" in text
-    assert f"{answer['resident_max']} at most" in text
-    assert "running sequences over time" in text
-
-
 def test_one_run_is_enough_where_no_interval_is_asked_for(capsys: Capture) -> None:
     plain, whole = asked(capsys, *SMALL, "--no-interval"), asked(capsys, *SMALL)
     assert plain["interval_90"] is None
     assert whole.pop("interval_90")
     assert plain == whole | {"interval_90": None}
-
-
-@pytest.mark.parametrize("accepted", ["1", "4"])
-def test_the_ends_of_that_range_are_served(capsys: Capture, accepted: str) -> None:
-    arguments = ("--model", "qwen3.8-27b", "--kv-dtype", "fp8", "--spec", "mtp:3", "--accept", accepted)
-    answer = asked(capsys, *arguments, "--requests", "2", "--output", "20")
-    assert answer["question"]["tokens_per_step"] == float(accepted)
 
 
 @pytest.mark.parametrize("given", ["--pool 1KiB", "--pool 100TB", "--util 0.05", "--max-model-len 2 --prompt 5"])

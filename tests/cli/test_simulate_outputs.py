@@ -12,7 +12,6 @@ import pytest
 
 from tests.cli.command import (
     ANSWERED,
-    CANNOT_WRITE,
     CHILD,
     CLOSED_PIPE,
     INTERRUPTED,
@@ -22,14 +21,6 @@ from tests.cli.command import (
     run,
 )
 from tests.cli.served import FAST, GOOD, OLD, SMALL, Capture, asked
-
-
-def test_an_answer_goes_to_a_file_where_one_is_named(capsys: Capture, tmp_path: Path) -> None:
-    shown = run(capsys, "simulate", *SMALL)
-    path = tmp_path / "answer"
-    done = run(capsys, "simulate", *SMALL, "-o", str(path))
-    assert (done.code, done.out, done.err) == (ANSWERED, "", "")
-    assert path.read_text(encoding="utf-8") == shown.out
 
 
 def test_a_trace_for_perfetto_shows_steps_residents_and_requests(capsys: Capture, tmp_path: Path) -> None:
@@ -52,15 +43,6 @@ def test_records_are_a_json_line_for_every_finished_request(capsys: Capture, tmp
     assert records == answer["requests"]
 
 
-def test_all_requests_are_recorded_where_the_answer_lists_the_first(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "done.jsonl"
-    workload = (*FAST, "--requests", "1500", "--prompt", "20", "--output", "4", "--no-interval")
-    answer = asked(capsys, *workload, "--requests-out", str(path))
-    assert (answer["completed"], len(answer["requests"])) == (1500, 1000)
-    with path.open(encoding="utf-8") as records:
-        assert sorted(json.loads(text)["id"] for text in records) == list(range(1500))
-
-
 def test_records_can_be_served_again(capsys: Capture, tmp_path: Path) -> None:
     """A record names its request as a trace does; only the order is that of the ends."""
     done, again = tmp_path / "done.jsonl", tmp_path / "again.jsonl"
@@ -68,13 +50,6 @@ def test_records_can_be_served_again(capsys: Capture, tmp_path: Path) -> None:
     records = sorted(done.read_text(encoding="utf-8").splitlines(), key=lambda text: json.loads(text)["arrival_s"])
     again.write_text("\n".join(records) + "\n", encoding="utf-8")
     assert asked(capsys, *FAST, "--trace-in", str(again))["requests"] == first["requests"]
-
-
-@pytest.mark.parametrize("option", ["--requests-out", "--trace", "-o"])
-def test_a_file_that_cannot_be_written_is_one_line(capsys: Capture, tmp_path: Path, option: str) -> None:
-    path = tmp_path / "nowhere" / "file"
-    assert_one_line(run(capsys, "simulate", *SMALL, option, str(path)), CANNOT_WRITE, f"cannot write {path}")
-    assert_one_line(run(capsys, "simulate", *SMALL, option, str(tmp_path)), WRONG_INPUT, "is a directory")
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,6 @@ def test_a_prefix_is_cached_from_the_step_that_computes_it() -> None:
     assert result.pool_peak_blocks == 2 + 5  # the prefix once, and a block of each
 
 
-def test_a_prompt_that_is_nothing_but_a_cached_prefix_computes_its_last_block() -> None:
-    result = serve([request(0, 8, 2, prefix=8), request(1, 8, 2, at=20.0, prefix=8)], pool=FOURS)
-    assert result.requests[1].cached_tokens == 4
-    assert result.requests[1].ttft_s == 5.0
-
-
 def test_other_names_and_other_lengths_are_other_prefixes() -> None:
     requests = [
         request(0, 20, 1, prefix=8, name="a"),
@@ -140,12 +134,6 @@ def test_a_trace_of_hashes_shares_its_longest_common_start() -> None:
     requests += [hashed(3, "abde", 30, 150.0), hashed(4, "a", 5, 200.0)]
     result = serve(requests, pool=FOURS)
     assert [each.cached_tokens for each in result.requests] == [0, 16, 0, 24, 0]
-
-
-def test_hashes_shorter_than_a_block_count_where_a_block_is_full() -> None:
-    wide = PagedPool(blocks=100, block_tokens=16)
-    requests = [hashed(0, "abc", 24, 0.0), hashed(1, "abd", 24, 50.0), hashed(2, "aed", 24, 100.0)]
-    assert [each.cached_tokens for each in serve(requests, pool=wide).requests] == [0, 16, 0]
 
 
 def test_pieces_are_whole_blocks_without_those_of_the_sequence() -> None:

@@ -169,16 +169,6 @@ def test_limits_out_of_range_are_refused(asked: dict[str, Any], message: str) ->
         Limits(**asked)
 
 
-def test_the_budget_limits_who_runs() -> None:
-    assert Limits(batched_tokens=100, max_sequences=64, speculative=3).most_running == 25
-    assert Limits(batched_tokens=2048, max_sequences=64).most_running == 64
-
-
-def test_tokens_per_step_are_whole_millionths() -> None:
-    assert Limits().ratio == (1, 1)
-    assert Limits(speculative=3, tokens_per_step=2.56).ratio == (2_560_000, 1_000_000)
-
-
 def test_requests_out_of_order_are_refused() -> None:
     with pytest.raises(BadValue, match="request 1 arrives at 1 s, after one at 2 s"):
         serve([request(0, 1, 1, at=2.0), request(1, 1, 1, at=1.0)])
