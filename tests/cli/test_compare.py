@@ -43,21 +43,6 @@ def test_formats_are_compared_where_the_engine_has_one_layout(capsys: Capture) -
         assert_holds(each, PARTLY)
 
 
-def test_a_row_is_what_the_prediction_alone_says(capsys: Capture) -> None:
-    answer = compared(capsys, *DENSE, "--formats", "fp8,kvarn_k4v2_g128")
-    for each in answer["predictions"]:
-        each.pop("published_quality")
-        done = run(capsys, "predict", *DENSE, "--kv-dtype", each["question"]["kv_dtype"], "--json")
-        assert json.loads(done.out) == each
-
-
-def test_a_layout_that_is_named_compares_its_formats(capsys: Capture) -> None:
-    answer = compared(capsys, "--ctx", "8k", "--layout", "vram")
-    assert answer["over"] == "formats"
-    assert {each["question"]["layout"] for each in answer["predictions"]} == {"vram"}
-    assert "fp16" in choices(answer)
-
-
 def test_formats_are_shown_in_the_order_that_they_are_named_in(capsys: Capture) -> None:
     names = "kvarn_k4v2_g128, fp8,bf16"
     assert choices(compared(capsys, *DENSE, "--formats", names)) == ["kvarn_k4v2_g128", "fp8", "bf16"]

@@ -62,12 +62,6 @@ def test_a_directory_is_no_place_for_an_answer(capsys: Capture, tmp_path: Path, 
     assert_one_line(run(capsys, "predict", option, str(tmp_path)), WRONG_INPUT, "is a directory")
 
 
-def test_an_output_that_fails_in_json_is_a_document(capsys: Capture, tmp_path: Path) -> None:
-    done = run(capsys, "predict", "--json", "-o", str(tmp_path / "nowhere" / "answer"))
-    assert (done.code, done.err) == (CANNOT_WRITE, "")
-    assert json.loads(done.out)["error"]["type"] == "CannotWrite"
-
-
 UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
 """Python then writes to streams without a buffer that would repeat what was taken in part."""
 
@@ -297,15 +291,6 @@ def test_a_dash_is_standard_output(command: str) -> None:
     done = subprocess.run([*CHILD, *command.split(), "-o", "-"], capture_output=True, text=True, check=True)
     assert done.stdout == child(*command.split()).out
     assert not Path("-").exists()
-
-
-@NEEDS_STREAMS
-def test_an_answer_to_a_standard_output_that_nobody_reads_is_a_closed_pipe() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = child("predict", "-o", "/dev/stdout", stdout=writer)
-    os.close(writer)
-    assert (done.code, done.err) == (CLOSED_PIPE, "")
 
 
 @NEEDS_STREAMS

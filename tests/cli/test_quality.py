@@ -125,8 +125,6 @@ WRONG_FILES = {
         whole({"k": ("F32", some()), "v": ("F32", np.where(some() == some().max(), np.nan, some()))}),
         "tensor 'v' holds nan at [",
     ),
-    "another format": (b"\x93NUMPY and so on, an array", "no safetensors file?"),
-    "no V": (whole({"k": ("F32", some())}), "no tensor 'v'"),
 }
 
 

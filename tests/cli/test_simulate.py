@@ -98,13 +98,6 @@ def test_the_same_seed_gives_the_same_answer_in_any_process_and_another_seed_ano
     assert here != run(capsys, *command, "--seed", "5").out
 
 
-def test_one_run_is_enough_where_no_interval_is_asked_for(capsys: Capture) -> None:
-    plain, whole = asked(capsys, *SMALL, "--no-interval"), asked(capsys, *SMALL)
-    assert plain["interval_90"] is None
-    assert whole.pop("interval_90")
-    assert plain == whole | {"interval_90": None}
-
-
 @pytest.mark.parametrize("given", ["--pool 1KiB", "--pool 100TB", "--util 0.05", "--max-model-len 2 --prompt 5"])
 def test_a_workload_that_cannot_run_is_an_answer_with_its_own_code(capsys: Capture, given: str) -> None:
     arguments = (*FAST, "--requests", "5", "--prompt", "300", "--lengths", "fixed", *given.split())
@@ -119,11 +112,3 @@ def test_a_workload_that_cannot_run_is_an_answer_with_its_own_code(capsys: Captu
     text = run(capsys, "simulate", *arguments)
     assert (text.code, text.err) == (DOES_NOT_FIT, "")
     assert "0 requests in " in text.out
-
-
-def test_what_can_run_is_served_beside_what_cannot(capsys: Capture, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(GOOD + line(prompt_tokens=200_000) + line(id="c"), encoding="utf-8")
-    answer = asked(capsys, *FAST, "--trace-in", str(trace))
-    assert [each["id"] for each in answer["requests"]] == ["a", "c"]
-    assert [(each["id"], each["line"], each["kind"]) for each in answer["rejected"]] == [("b", 2, "max_model_tokens")]

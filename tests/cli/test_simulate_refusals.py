@@ -45,35 +45,10 @@ def test_a_wrong_trace_is_one_line_or_document_and_leaves_old_files_as_they_were
     assert sorted(os.listdir(tmp_path)) == ["old.jsonl", "trace.jsonl"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n  \n"], ids=["empty", "blank"])
-def test_a_trace_without_a_request_is_refused(capsys: Capture, tmp_path: Path, content: bytes) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_bytes(content)
-    assert_one_line(
-        run(capsys, "simulate", *FAST, "--trace-in", str(trace)), WRONG_INPUT, f"{trace}: holds no requests"
-    )
-
-
-def test_a_trace_that_is_not_there_or_no_file_is_refused(capsys: Capture, tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 300)
-    for path, says in (
-        (tmp_path / "nowhere", "cannot be read: No such file or directory"),
-        (long, "cannot be read: File name too long"),
-        (tmp_path, "a folder, not a trace of JSON lines"),
-    ):
-        done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
-        assert_one_line(done, WRONG_INPUT, f"{path}: {says}")
-
-
 FOREIGN = {
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n",
-    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,G,472,18,490,Chat\n",
-    "splitwise": "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n",
-    "vidur": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,7\n",
     "sharegpt": '[\n  {\n    "id": "a",\n    "conversations": [{"from": "human", "value": "Hi"}]\n  }\n]\n',
     "prompts": '{"prompt": "Hello", "output_tokens": 5}\n',
-    "batch": '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n',
-    "csv": "a,b\n1,2\n",
     "perfetto": '{"traceEvents": []}\n',
 }
 

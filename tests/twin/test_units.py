@@ -30,29 +30,10 @@ def test_token_counts_are_read_as_people_write_them(text: str, tokens: int) -> N
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        " ",
-        "k",
-        "one",
-        "0",
-        "-1",
-        "-5k",
-        "0.5",
-        "1.0001k",
-        "2147483648",
-        "2048M",
-        "nan",
-        "inf",
-        "1e400",
-        "1g",
-        "1kb",
-        "0x10",
-        "1,5k",
-        "1,50",
-        "12,34,567",
-        ",5k",
+        "", " ", "k", "one", "0", "-1", "-5k", "0.5", "1.0001k", "2147483648", "2048M", "nan", "inf", "1e400", "1g",
+        "1kb", "0x10", "1,5k", "1,50", "12,34,567", ",5k",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_token_count_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadValue) as refused:
         parse_tokens(text)
@@ -91,23 +72,10 @@ def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "32",
-        "1048575",
-        "1048576.5",
-        "32M",
-        "GiB",
-        "0MiB",
-        "-1MiB",
-        "0.0001KiB",
-        "1048577GiB",
-        "1e400GB",
-        "nanGB",
-        "1TB!",
-        "1025TiB",
-        "0.9B",
+        "", "32", "1048575", "1048576.5", "32M", "GiB", "0MiB", "-1MiB", "0.0001KiB", "1048577GiB", "1e400GB",
+        "nanGB", "1TB!", "1025TiB", "0.9B",
     ],
-)
+)  # fmt: skip
 def test_a_size_without_unit_or_range_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadValue) as refused:
         parse_bytes(text)

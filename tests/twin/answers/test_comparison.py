@@ -106,18 +106,9 @@ def test_needles_were_found_in_every_format_that_a_table_gives_them_for() -> Non
     }
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "fp16", "exl3_k4v4", "no format"])
-def test_of_a_format_that_nobody_measured_nothing_is_said(fmt: str) -> None:
-    assert published_quality(QWEN, fmt) == ()
-
-
 @pytest.mark.parametrize("family", ["", "../quality/qwen3.8-27b", "/etc/passwd"])
 def test_a_family_is_a_name_and_no_path(family: str) -> None:
     assert published_quality(replace(QWEN, family=family, name="a/b"), "fp8") == ()
-
-
-def test_a_model_without_a_family_is_its_own() -> None:
-    assert published_quality(replace(QWEN, family=""), "fp8") == published_quality(QWEN, "fp8")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -90,12 +90,6 @@ def test_without_a_rate_all_arrive_at_once(asked: dict[str, Any]) -> None:
     assert set(arrivals(**asked)) == {0.0}
 
 
-def test_a_shared_prefix_comes_on_top_of_the_prompt() -> None:
-    first = next(workload(prompt=Lengths(mean=10), prefix_tokens=64).requests())
-    assert (first.prompt_tokens, first.prefix_tokens, first.prefix_ids) == (74, 64, ("shared",))
-    assert next(workload().requests()).prefix_ids == ()
-
-
 def test_a_billion_requests_take_no_memory() -> None:
     requests = workload(count=10**9).requests()
     tracemalloc.start()
