@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.twin.serving import worlds
-from tests.twin.serving.worlds import Affine, HybridPool, request, serve
+from tests.twin.serving.worlds import Affine, PagedPool, request, serve
 from tests.worlds import LAWS
-from twin.serving.blocks import UNLIMITED, BlockPool, Ledger, PagedPool, Prefixes
+from twin.serving.blocks import UNLIMITED, BlockPool, Ledger, Prefixes
 from twin.serving.engine import simulate_serving
-from twin.serving.growth import ByHeap, ByModulus, growth
 from twin.serving.requests import Limits, Request
 
 
@@ -50,18 +49,6 @@ def test_taking_evicts_idle_prefixes_and_no_more_than_it_must() -> None:
     assert (ledger.in_use, ledger.idle_blocks) == (5, 4)
     ledger.wake(("c", 2))
     assert (ledger.in_use, ledger.idle_blocks) == (7, 2)
-
-
-def test_the_cheap_growth_is_for_even_blocks_only() -> None:
-    even = PagedPool(blocks=100, block_tokens=16)
-    speculating = Limits(speculative=1, tokens_per_step=1.5)
-    ledger = Ledger(even.blocks, even.blocks_for)
-    assert isinstance(growth(even, ledger, Limits()), ByModulus)
-    assert isinstance(growth(even, ledger, speculating), ByHeap)
-    assert isinstance(growth(even, ledger, Limits(reserve_output=True)), ByHeap)
-    assert isinstance(growth(worlds.SilentPool(even), ledger, Limits()), ByHeap)
-    broken_promise = HybridPool(blocks=100, block_tokens=16, window=100)
-    assert isinstance(growth(broken_promise, ledger, Limits()), ByHeap)
 
 
 FOURS = PagedPool(blocks=100, block_tokens=4)

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from tests.twin.serving import worlds
 from tests.twin.serving.reference import SlowEngine
-from tests.twin.serving.worlds import Affine, request, serve
+from tests.twin.serving.worlds import Affine, PagedPool, request, serve
 from tests.worlds import LAWS
-from twin.serving.blocks import BlockPool, PagedPool
+from twin.serving.blocks import BlockPool
 from twin.serving.engine import Engine, simulate_serving
 from twin.serving.metrics import Histogram, RequestRecord, ServingResult, Steps
 from twin.serving.requests import Lengths, Limits, Request, Workload

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.twin.serving.worlds import Affine, request, serve
-from twin.serving.blocks import PagedPool
+from tests.twin.serving.worlds import Affine, PagedPool, request, serve
 from twin.serving.metrics import RequestRecord, ServingResult
 
 
