@@ -10,7 +10,7 @@ from calibrate.published import Row, read_published
 from twin.answers.comparison import MANY_FORMATS, QUALITY, Comparison, Quality, compare_all, published_quality
 from twin.ask.question import Question
 from twin.engines import load_engine
-from twin.errors import BadFile, Impossible
+from twin.errors import Impossible
 from twin.formats import format_names, kv_format
 from twin.models import load_model, model_names
 from twin.prediction import predict
@@ -118,28 +118,3 @@ def test_a_file_of_qualities_is_of_a_model_and_of_formats_that_exist(path: Path)
         assert own.kv_dtype in format_names()
         assert own.conditions
         assert own.source
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", "Expected `array`"),
-        ('[{"kv_dtype": "fp8"}]', "missing required field `metric`"),
-        (
-            '[{"kv_dtype": "fp8", "metric": "taste", "value": 1, "conditions": "", "source": ""}]',
-            r"\$\[0\]\.metric",
-        ),
-        (
-            '[{"kv_dtype": "fp8", "metric": "needle", "value": -1, "conditions": "", "source": ""}]',
-            r"\$\[0\]\.value",
-        ),
-    ],
-)
-def test_a_file_of_qualities_that_is_none_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    family = tmp_path.name  # what is read stays in memory under its family
-    (tmp_path / f"{family}.json").write_text(text, encoding="utf-8")
-    monkeypatch.setattr("twin.answers.comparison.QUALITY", tmp_path)
-    with pytest.raises(BadFile, match=message):
-        published_quality(replace(QWEN, family=family), "fp8")

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from tests.worlds import model
+from twin.answers.comparison import Quality
 from twin.errors import BadFile, UnknownName
 from twin.models import ModelSpec, load_model, model_names
+from twin.models.speculation import Accepted
+from twin.models.store import published
 
 
 def test_a_model_written_to_a_file_is_read_back(tmp_path: Path) -> None:
@@ -123,3 +126,41 @@ def test_what_is_wrong_in_an_extending_file_is_named_with_its_own_path(tmp_path:
     with pytest.raises(BadFile) as refused:
         laid_over(tmp_path, extends="qwen3.8-27b", layers=63)
     assert str(refused.value).startswith(f"{tmp_path / 'mine.json'}: 63 layers are not a multiple")
+
+
+ACCEPTED: dict[str, Any] = dict.fromkeys(("task", "source"), "me") | {
+    "drafter": "mtp", "tokens": 3, "kv_dtype": "fp8", "ctx_tokens": 1, "accepted": 2.5,
+}  # fmt: skip
+SEEN: dict[str, Any] = {"kv_dtype": "fp8", "metric": "needle", "value": 1.0, "conditions": "", "source": ""}
+KINDS: list[tuple[type[Accepted | Quality], dict[str, Any]]] = [(Accepted, ACCEPTED), (Quality, SEEN)]
+
+
+@pytest.mark.parametrize(("kind", "row"), KINDS)
+def test_what_is_published_of_a_family_is_read_back(tmp_path: Path, kind: Any, row: dict[str, Any]) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps([row]), encoding="utf-8")
+    assert [msgspec.structs.asdict(each) for each in published(tmp_path, "mine", kind)] == [row]
+    for nothing in ("others", "", "../mine", str(tmp_path / "mine")):
+        assert published(tmp_path, nothing, kind) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "message"),
+    [
+        (Quality, {}, "Expected `array`"),
+        (Quality, [{"kv_dtype": "fp8"}], "missing required field `metric`"),
+        (Quality, [SEEN | {"metric": "taste"}], "$[0].metric"),
+        (Quality, [SEEN | {"value": -1}], "$[0].value"),
+        (Accepted, [ACCEPTED | {"tokens": 0}], "$[0].tokens"),
+        (Accepted, [ACCEPTED | {"ctx_tokens": 0}], "$[0].ctx_tokens"),
+        (Accepted, [ACCEPTED | {"accepted": 65.5}], "$[0].accepted"),
+        (Accepted, [ACCEPTED | {"model": "mine"}], "unknown field `model`"),
+    ],
+)
+def test_a_published_file_that_says_something_else_is_refused_by_its_key(
+    tmp_path: Path, kind: Any, rows: Any, message: str
+) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(rows), encoding="utf-8")
+    with pytest.raises(BadFile) as refused:
+        published(tmp_path, "mine", kind)
+    assert str(refused.value).startswith(f"{tmp_path / 'mine.json'}: ")
+    assert message in str(refused.value)
