@@ -55,7 +55,7 @@ def twin(context: click.Context) -> None:
 @with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED))
 @with_options(ask.SPECULATION_OPTIONS)
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
-@click.option("--trace", type=OUTPUT, default=None, help="Write the simulated step for Perfetto (ui.perfetto.dev).")
+@click.option("--trace", type=OUTPUT, help="Write the simulated step for Perfetto (ui.perfetto.dev).")
 @click.option("--trace-phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True,
               help="What --trace shows: the decode step or the prefill's last chunk.")  # fmt: skip
 @JSON
@@ -100,11 +100,9 @@ def predict(
 
 @twin.command(epilog=EXIT_CODES)
 @with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.POOL_OPTIONS, (ask.MAX_LEN,), ask.SPECULATION_OPTIONS)
-@click.option("--over", type=click.Choice(["layouts", "formats"]), default=None,
+@click.option("--over", type=click.Choice(["layouts", "formats"]),
               help="What to set side by side [default: formats under one layout, else layouts].")  # fmt: skip
-@click.option(
-    "--formats", default=None, metavar="A,B,...", help="Which formats [default: those that the engine keeps]."
-)
+@click.option("--formats", metavar="A,B,...", help="Which formats [default: those that the engine keeps].")
 @JSON
 @OUT
 def compare(*, over: str | None, formats: str | None, as_json: bool, output: Path | None, **asked: Any) -> int:
@@ -131,11 +129,11 @@ def compare(*, over: str | None, formats: str | None, as_json: bool, output: Pat
 @twin.command(epilog=EXIT_CODES)
 @with_options(ask.SERVED_MODEL_OPTIONS, ask.WORKLOAD_OPTIONS, ask.TRACE_OPTIONS)
 @with_options((ask.SERVED_MAX_LEN,), ask.POOL_OPTIONS, ask.SPECULATION_OPTIONS)
-@click.option("--trace", type=OUTPUT, default=None, help="Write residents, steps and requests for Perfetto.")
-@click.option("--requests-out", type=OUTPUT, default=None, help="Write a JSON line for every finished request.")
+@click.option("--trace", type=OUTPUT, help="Write residents, steps and requests for Perfetto.")
+@click.option("--requests-out", type=OUTPUT, help="Write a JSON line for every finished request.")
 @click.option("--no-interval", is_flag=True, help="One run instead of three: no 90 % intervals.")
 @JSON
-@click.option("-o", "--out", "output", type=OUTPUT, default=None, help="Write the answer to a file instead.")
+@click.option("-o", "--out", "output", type=OUTPUT, help="Write the answer to a file instead.")
 def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
     """Serve many requests and time them. Continuous batching, chunked prefill, one pool of blocks.
 
@@ -226,7 +224,7 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
 @twin.command(epilog=EXIT_CODES)
 @click.option("--device", default="cuda:0", show_default=True, help="What to measure: cuda:0, cuda:1 or cpu.")
 @click.option("--quick", is_flag=True, help="Under three minutes instead of under ten; wider intervals.")
-@click.option("--name", default=None, help="What the profile calls the machine [default: the file's name].")
+@click.option("--name", help="What the profile calls the machine [default: the file's name].")
 @click.option("-o", "--output", type=FILE, required=True, help="The profile to write, such as my-machine.json.")
 def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> int:
     """Measure this machine and write its profile. An interrupted run is continued by the same command.
@@ -273,7 +271,7 @@ def models(*, name: str | None, as_json: bool) -> int:
 
 @twin.command()
 @click.argument("name", type=Name("format"), required=False)
-@click.option("--hw", type=Name("machine"), default=None, help="Where each is faster than bf16 on this machine.")
+@click.option("--hw", type=Name("machine"), help="Where each is faster than bf16 on this machine.")
 @JSON
 def formats(*, name: str | None, hw: str | None, as_json: bool) -> int:
     """List the cache formats, or all about one. With their bytes and the engines that keep them."""

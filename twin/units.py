@@ -11,6 +11,9 @@ MS, US = 1e-3, 1e-6
 MINUTE, HOUR = 60.0, 3600.0
 YEAR = 365.25 * 24 * HOUR
 
+_SIZES = ((TIB, ",.2f", "TiB"), (GIB, ",.2f", "GiB"), (MIB, ",.1f", "MiB"), (KIB, ",.2f", "KiB"))
+"""From how many bytes on a size is written in which unit, and with which figures."""
+
 _TIMES = (
     (2 * YEAR, YEAR, ".3g", "years"),
     (2 * HOUR, HOUR, ",.1f", "h"),
@@ -26,16 +29,8 @@ MAX_TOKENS = 2**31 - 1
 
 _TOKEN_SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
 _BYTE_SUFFIXES = {
-    "b": 1,
-    "kib": KIB,
-    "mib": MIB,
-    "gib": GIB,
-    "tib": TIB,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": GB,
-    "tb": 10**12,
-}
+    "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12,
+}  # fmt: skip
 LEAST_BARE_BYTES = MIB
 """A whole number from here on is bytes without saying so, as engines print them; below, a unit was forgotten."""
 MAX_BYTES = 2**50
@@ -91,15 +86,9 @@ def _shown(text: str) -> str:
 
 def format_bytes(size: float) -> str:
     """'6.01 TiB', '81.00 GiB', '32.0 MiB', '27.75 KiB' or '512 B'."""
-    magnitude = abs(size)
-    if magnitude >= TIB:
-        return f"{size / TIB:,.2f} TiB"
-    if magnitude >= GIB:
-        return f"{size / GIB:,.2f} GiB"
-    if magnitude >= MIB:
-        return f"{size / MIB:,.1f} MiB"
-    if magnitude >= KIB:
-        return f"{size / KIB:,.2f} KiB"
+    for unit, figures, name in _SIZES:
+        if abs(size) >= unit:
+            return f"{size / unit:{figures}} {name}"
     return f"{size:,.0f} B"
 
 

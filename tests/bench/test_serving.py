@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from twin.serving.blocks import PagedPool
+from tests.twin.serving.worlds import PagedPool
 from twin.serving.engine import simulate_serving
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Lengths, Limits, Request, Workload

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import ANSWERED, DOES_NOT_FIT, run
-from twin.ask.question import Question
 from twin.engines import load_engine
-from twin.prediction import predict
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
@@ -144,18 +142,6 @@ def test_a_comparison_holds_a_prediction_of_every_layout(capsys: Capture) -> Non
         assert each == asked(capsys, "predict", "--ctx", "200k", "--layout", each["question"]["layout"])
 
 
-def test_a_comparison_fails_only_if_nothing_fits(capsys: Capture) -> None:
-    assert run(capsys, "compare", "--ctx", "1M").code == ANSWERED
-    assert run(capsys, "compare", "--ctx", "1024M").code == DOES_NOT_FIT
-
-
-def test_a_comparison_shows_a_column_a_layout(capsys: Capture) -> None:
-    done = run(capsys, "compare", "--ctx", "200k")
-    heads = done.out.splitlines()[2].split()
-    assert heads == list(BOTH)
-    assert "204,800 tokens" in done.out
-
-
 def test_explaining_names_every_part_rate_and_assumption(capsys: Capture) -> None:
     short, long = run(capsys, "predict"), run(capsys, "predict", "--explain")
     assert long.out.startswith(short.out)
@@ -175,11 +161,3 @@ def test_the_readme_shows_what_the_command_prints(capsys: Capture) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block = text.split(f"```\n$ twin {command}\n", 1)[1].split("```", 1)[0]
     assert run(capsys, *command.split()).out == block
-
-
-def test_the_command_says_what_the_function_answers(capsys: Capture) -> None:
-    prediction = predict(Question(ctx_tokens=1 << 20))
-    answer = asked(capsys, "predict", "--ctx", "1M")
-    assert prediction.decode is not None
-    assert answer["decode"]["step_s"]["value"] == prediction.decode.seconds.value
-    assert answer["max_ctx_tokens"] == prediction.memory.max_ctx_tokens()

@@ -35,48 +35,12 @@ def table(done: Done) -> dict[str, str]:
     return {row.split()[0]: row for row in done.out.splitlines()[3:] if row.strip()}
 
 
-def test_layouts_are_compared_where_the_engine_has_several(capsys: Capture) -> None:
-    answer = compared(capsys, "--ctx", "200k")
-    assert answer["over"] == "layouts"
-    assert choices(answer) == ["offload", "vram"]
-    for each in answer["predictions"]:
-        assert_holds(each, WHOLE)
-    assert answer["refused"] == []
-
-
 def test_formats_are_compared_where_the_engine_has_one_layout(capsys: Capture) -> None:
     answer = compared(capsys, *DENSE)
     assert answer["over"] == "formats"
     assert {*choices(answer), "fp8_per_token_head"} == set(load_engine("vllm").formats)
     for each in answer["predictions"]:
         assert_holds(each, PARTLY)
-
-
-def test_every_speed_names_its_engine_its_kernel_and_where_that_is_from(capsys: Capture) -> None:
-    answer = compared(capsys, *DENSE, "--formats", "fp8,kvarn_k4v2_g128,turboquant_3bit_nc")
-    for each in answer["predictions"]:
-        assert each["engine"] == "vllm"
-        if each["decode"] is None:
-            assert each["kernel"] is each["kernel_source"] is each["kernel_note"] is None
-        else:
-            assert each["kernel"] == f"attend_decode/{each['question']['backend']}/{each['question']['kv_dtype']}"
-            assert f"{each['kernel']}#efficiency" in {source["rate"] for source in each["sources"]}
-            assert each["kernel_source"] == "fitted"
-
-
-def test_a_row_is_what_the_prediction_alone_says(capsys: Capture) -> None:
-    answer = compared(capsys, *DENSE, "--formats", "fp8,kvarn_k4v2_g128")
-    for each in answer["predictions"]:
-        each.pop("published_quality")
-        done = run(capsys, "predict", *DENSE, "--kv-dtype", each["question"]["kv_dtype"], "--json")
-        assert json.loads(done.out) == each
-
-
-def test_a_layout_that_is_named_compares_its_formats(capsys: Capture) -> None:
-    answer = compared(capsys, "--ctx", "8k", "--layout", "vram")
-    assert answer["over"] == "formats"
-    assert {each["question"]["layout"] for each in answer["predictions"]} == {"vram"}
-    assert "fp16" in choices(answer)
 
 
 def test_formats_are_shown_in_the_order_that_they_are_named_in(capsys: Capture) -> None:
@@ -116,12 +80,6 @@ def test_a_what_if_refuses_no_format(capsys: Capture) -> None:
     answer = compared(capsys, "--ctx", "8k", "--what-if", "--formats", "fp16,int4_per_token_head,q4_0")
     assert choices(answer) == ["fp16", "int4_per_token_head", "q4_0"]
     assert answer["refused"] == []
-
-
-def test_what_does_not_fit_beside_what_does_is_answered_all_the_same(capsys: Capture) -> None:
-    answer = compared(capsys, *DENSE, "--formats", "bf16,fp8")
-    assert [each["fits"] for each in answer["predictions"]] == [False, True]
-    assert "bf16: needs " in run(capsys, "compare", *DENSE, "--formats", "bf16,fp8").out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lists of what is shipped, help for every command, and completion for shells."""
+"""Lists of what is shipped, formats on a machine, help for every command, and completion for shells."""
 
 import json
 import os
@@ -7,13 +7,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 import cli
 from hwprofiles import profile_names
-from tests.cli.command import ANSWERED, CHILD, run
+from tests.calibrate.test_format_fits import built
+from tests.cli.command import ANSWERED, CHILD, WRONG_INPUT, assert_one_line, run
 from tests.cli.test_answers import asked
-from twin.formats import format_names
 from twin.layouts import layout_names
 from twin.models import model_names
 
@@ -32,25 +33,6 @@ def test_a_list_names_everything_that_is_shipped(capsys: Capture, command: str, 
     assert [row["name"] for row in asked(capsys, command)] == names
 
 
-def test_formats_are_listed_by_name_and_those_of_exllamav3_in_one_line(capsys: Capture) -> None:
-    done = run(capsys, "formats")
-    assert (done.code, done.err) == (ANSWERED, "")
-    names = [line.split()[0] for line in done.out.splitlines()[1:-1]]
-    assert [name for name in names if name.startswith("exl3_")] == ["exl3_k2v2"]
-    assert "exl3_k2v2 to exl3_k8v8" in done.out
-    assert [row["name"] for row in asked(capsys, "formats")] == format_names()
-    assert {*names} <= {*format_names()}
-
-
-def test_a_format_is_shown_with_its_bytes_and_who_keeps_it(capsys: Capture) -> None:
-    done = run(capsys, "formats", "fp8_per_token_head")
-    assert (done.code, done.err) == (ANSWERED, "")
-    for piece in ("fp8_per_token_head: e4m3", "2,080 of a token", "8.125, scales included", "vllm (vram)", "8.9"):
-        assert piece in done.out
-    told = asked(capsys, "formats", "fp8_per_token_head")
-    assert (told["bytes"], told["min_capability"], told["key"]["head_bytes"]) == (2080, "8.9", 4)
-
-
 @pytest.mark.parametrize(
     ("command", "name"), [("profiles", "3x-rtx3090"), ("models", "qwen3.8-flash-next")], ids=["profiles", "models"]
 )
@@ -64,13 +46,6 @@ def test_one_of_a_list_is_shown_whole_and_can_be_used_as_a_file(
     copy.write_text(json.dumps(asked(capsys, command, name)), encoding="utf-8")
     option = {"profiles": "--hw", "models": "--model"}[command]
     assert asked(capsys, "predict", option, str(copy)) == asked(capsys, "predict")
-
-
-def test_every_rate_of_a_machine_is_shown_with_its_source(capsys: Capture) -> None:
-    done = run(capsys, "profiles", "rtx3090")
-    assert "…" not in done.out  # nothing is cut off
-    for rate in ("vram", "h2d", "h2d.latency", "h2d.run_length", "linear/exllamav3/exl3#efficiency"):
-        assert any(line.split()[:1] == [rate] for line in done.out.splitlines()), rate
 
 
 def test_the_version_is_the_package_s(capsys: Capture) -> None:
@@ -143,3 +118,48 @@ def test_a_shell_is_offered_names(typed: str, offered: set[str]) -> None:
     environment = os.environ | asked_by_bash
     done = subprocess.run(CHILD, env=environment, capture_output=True, text=True, check=True)
     assert {line.partition(",")[2] for line in done.stdout.splitlines()} == offered
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A profile with rates of bf16, fp8 and int4 kernels, in a file."""
+    path = tmp_path_factory.mktemp("machines") / "toy.json"
+    path.write_bytes(msgspec.json.encode(built()[0]))
+    return str(path)
+
+
+def test_every_format_has_a_line_and_kernels_of_another_machine_are_named(capsys: Capture, measured: str) -> None:
+    done = run(capsys, "formats", "--hw", measured)
+    assert (done.code, done.err) == (ANSWERED, "")
+    lines = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("  ")}
+    assert "dequantisation" in lines["int4_per_token_head"]
+    assert "VRAM bandwidth" in lines["fp8"]
+    (told,) = (line for line in done.out.splitlines() if "Not measured on toy" in line)
+    assert "q4_0" in told
+    assert "are those of h200" in told
+    assert "fp8," not in told
+
+
+def test_the_same_as_json(capsys: Capture, measured: str) -> None:
+    done = run(capsys, "formats", "--hw", measured, "--json")
+    answer = json.loads(done.out)
+    assert answer["schema"] == "twin.crossover/1"
+    assert {"fp8", "int4_per_token_head"} <= {line["kv_dtype"] for line in answer["lines"]} - set(answer["carried"])
+    (line,) = (line for line in answer["lines"] if line["kv_dtype"] == "fp8")
+    assert [crossing["batch"] for crossing in line["crossings"]] == [1, 4, 16]
+    assert 0 < line["ratio"] < 1
+
+
+def test_a_format_without_a_kernel_is_refused(capsys: Capture, measured: str) -> None:
+    assert_one_line(run(capsys, "formats", "exl3_k2v2", "--hw", measured), WRONG_INPUT, "no kernel for exl3_k2v2")
+
+
+def test_a_machine_that_nobody_measured_is_refused_or_told_whose_kernels_these_are(capsys: Capture) -> None:
+    done = run(capsys, "formats", "--hw", "rtx3090")
+    if done.code == ANSWERED:
+        assert "Not measured on rtx3090 (bf16, " in done.out
+    else:
+        assert_one_line(done, WRONG_INPUT, "no machine has a rate for attend_decode/twin/bf16")

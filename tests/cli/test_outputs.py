@@ -49,16 +49,6 @@ def test_a_file_holds_what_standard_output_would(capsys: Capture, tmp_path: Path
     assert path.read_text(encoding="utf-8") == shown.out
 
 
-def test_a_written_file_keeps_its_mode_and_leaves_nothing_beside_it(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "answer"
-    path.write_text(OLD, encoding="utf-8")
-    path.chmod(0o640)
-    assert run(capsys, "predict", "-o", str(path)).code == 0
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert path.read_text(encoding="utf-8") != OLD
-    assert os.listdir(tmp_path) == ["answer"]
-
-
 def test_a_new_file_has_the_mode_that_the_user_asks_of_all_files(capsys: Capture, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -69,40 +59,8 @@ def test_a_new_file_has_the_mode_that_the_user_asks_of_all_files(capsys: Capture
 
 
 @pytest.mark.parametrize("option", ["-o", "--trace"])
-def test_a_missing_folder_is_one_line(capsys: Capture, tmp_path: Path, option: str) -> None:
-    path = tmp_path / "nowhere" / "answer"
-    done = run(capsys, "predict", option, str(path))
-    assert_one_line(done, CANNOT_WRITE, f"cannot write {path}: No such file or directory")
-
-
-@pytest.mark.parametrize("option", ["-o", "--trace"])
 def test_a_directory_is_no_place_for_an_answer(capsys: Capture, tmp_path: Path, option: str) -> None:
     assert_one_line(run(capsys, "predict", option, str(tmp_path)), WRONG_INPUT, "is a directory")
-
-
-@pytest.mark.parametrize("option", ["-o", "--trace"])
-@pytest.mark.parametrize("fails", ["os.fsync", "Path.replace", "Path.chmod"])
-def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str, option: str
-) -> None:
-    def full(*_: Any, **__: Any) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    path = tmp_path / "answer"
-    path.write_text(OLD, encoding="utf-8")
-    owner, name = fails.split(".")
-    monkeypatch.setattr({"os": os, "Path": Path}[owner], name, full)
-    done = run(capsys, "predict", option, str(path))
-    monkeypatch.undo()
-    assert_one_line(done, CANNOT_WRITE, f"cannot write {path}: No space left on device")
-    assert path.read_text(encoding="utf-8") == OLD
-    assert os.listdir(tmp_path) == ["answer"]
-
-
-def test_an_output_that_fails_in_json_is_a_document(capsys: Capture, tmp_path: Path) -> None:
-    done = run(capsys, "predict", "--json", "-o", str(tmp_path / "nowhere" / "answer"))
-    assert (done.code, done.err) == (CANNOT_WRITE, "")
-    assert json.loads(done.out)["error"]["type"] == "CannotWrite"
 
 
 UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -158,13 +116,6 @@ def test_a_refusal_in_json_that_cannot_be_written_is_one_line() -> None:
     with FULL_DISK.open("w", encoding="utf-8") as full:
         done = child("predict", "--ctx", "0", "--json", stdout=full)
     assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
-
-
-@NEEDS_FULL_DISK
-@pytest.mark.parametrize("command", ["predict --ctx 0", "--nonsense"])
-def test_a_full_standard_error_leaves_the_exit_code_alone(command: str) -> None:
-    with FULL_DISK.open("w", encoding="utf-8") as full:
-        assert child(*command.split(), stderr=full).code == WRONG_INPUT
 
 
 @pytest.mark.parametrize("command", ["predict", "predict --json", "--help", "--version", "predict --ctx 0 --json", ""])
@@ -318,11 +269,6 @@ def test_a_shell_that_asks_wrongly_is_told_in_one_line(
     assert_one_line(run(capsys, "predict"), WRONG_INPUT, says)
 
 
-def test_an_empty_wish_to_complete_is_none(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_TWIN_COMPLETE", "")
-    assert run(capsys, "--version").code == ANSWERED
-
-
 def test_a_signal_while_nobody_reads_the_answer_is_heeded_at_once() -> None:
     """And nothing follows the part that was taken: a refusal in JSON behind half an answer would be neither."""
     reader, writer = os.pipe()
@@ -340,36 +286,12 @@ def test_a_signal_while_nobody_reads_the_answer_is_heeded_at_once() -> None:
     assert child(*asked).out.startswith(part)
 
 
-def test_an_answer_may_go_to_a_device(capsys: Capture) -> None:
-    done = run(capsys, "predict", "-o", os.devnull)
-    assert (done.code, done.out, done.err) == (ANSWERED, "", "")
-    assert not Path(os.devnull).is_file()
-
-
 @NEEDS_STREAMS
 @pytest.mark.parametrize("command", ["predict", "compare --json", "simulate --requests 2"])
 def test_a_dash_is_standard_output(command: str) -> None:
     done = subprocess.run([*CHILD, *command.split(), "-o", "-"], capture_output=True, text=True, check=True)
     assert done.stdout == child(*command.split()).out
     assert not Path("-").exists()
-
-
-@NEEDS_STREAMS
-def test_an_answer_to_a_standard_output_that_nobody_reads_is_a_closed_pipe() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = child("predict", "-o", "/dev/stdout", stdout=writer)
-    os.close(writer)
-    assert (done.code, done.err) == (CLOSED_PIPE, "")
-
-
-def test_two_answers_do_not_go_to_one_file(capsys: Capture, tmp_path: Path) -> None:
-    path, link = tmp_path / "answer", tmp_path / "link"
-    link.symlink_to(path)
-    path.write_text(OLD, encoding="utf-8")
-    done = run(capsys, "predict", "--trace", str(link), "-o", str(path))
-    assert_one_line(done, WRONG_INPUT, f"--trace and -o name one file: {path}")
-    assert path.read_text(encoding="utf-8") == OLD
 
 
 @NEEDS_STREAMS
@@ -452,15 +374,6 @@ def test_an_interruption_in_json_is_a_document(capsys: Capture, monkeypatch: pyt
     done = run(capsys, "predict", "--json")
     assert json.loads(done.out)["error"]["type"] == "Interrupted"
     assert (done.code, done.err) == (INTERRUPTED, "")
-
-
-def test_an_interruption_is_one_word(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prediction, "predict", interrupted)
-    done = run(capsys, "predict")
-    assert (done.code, done.out, done.err) == (INTERRUPTED, "", "twin: interrupted\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")

@@ -14,7 +14,7 @@ import pytest
 
 from calibrate.quality.heads import KINDS
 from tests.calibrate.quality.dumped import some, whole, write
-from tests.cli.command import ANSWERED, CANNOT_WRITE, CHILD, INTERRUPTED, WRONG_INPUT, assert_one_line, child, run
+from tests.cli.command import ANSWERED, CHILD, INTERRUPTED, WRONG_INPUT, assert_one_line, run
 from tests.cli.test_answers import assert_holds
 
 Capture = pytest.CaptureFixture[str]
@@ -79,22 +79,6 @@ def test_text_says_what_was_measured_and_apart_from_it_what_is_published(capsys:
 
 
 @pytest.mark.usefixtures("_torch")
-@pytest.mark.parametrize("extra", [(), ("--json",)])
-def test_a_file_holds_what_standard_output_would(capsys: Capture, tmp_path: Path, extra: tuple[str, ...]) -> None:
-    shown = run(capsys, "quality", *QUICK, *extra)
-    path = tmp_path / "answer"
-    done = run(capsys, "quality", *QUICK, *extra, "-o", str(path))
-    assert (done.code, done.out, done.err) == (ANSWERED, "", "")
-    assert path.read_text(encoding="utf-8") == shown.out
-
-
-@pytest.mark.usefixtures("_torch")
-def test_an_answer_that_cannot_be_written_is_one_line(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "nowhere" / "answer"
-    assert_one_line(run(capsys, "quality", *QUICK, "-o", str(path)), CANNOT_WRITE, f"cannot write {path}")
-
-
-@pytest.mark.usefixtures("_torch")
 def test_own_tensors_are_measured_where_they_are_given(capsys: Capture, tmp_path: Path) -> None:
     path = write(tmp_path / "own.safetensors", k=some(64, 2, 64), v=some(64, 2, 64, seed=1))
     answer = answered(capsys, "--tensors", str(path), "--kv-dtype", "q8_0")
@@ -141,8 +125,6 @@ WRONG_FILES = {
         whole({"k": ("F32", some()), "v": ("F32", np.where(some() == some().max(), np.nan, some()))}),
         "tensor 'v' holds nan at [",
     ),
-    "another format": (b"\x93NUMPY and so on, an array", "no safetensors file?"),
-    "no V": (whole({"k": ("F32", some())}), "no tensor 'v'"),
 }
 
 
@@ -249,10 +231,3 @@ def test_an_interrupted_measurement_leaves_no_file(tmp_path: Path) -> None:
         out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (INTERRUPTED, "", "twin: interrupted\n")
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.usefixtures("_torch")
-def test_a_process_answers_as_the_function_does() -> None:
-    done = child("quality", *QUICK)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert "MEASURED here" in done.out

@@ -19,30 +19,17 @@ Edit = Callable[[dict[str, Any]], object]
 
 REFUSED = [
     ("--ctx 0", "--ctx: '0' is outside the range of 1 to 2,147,483,647 tokens"),
-    ("--ctx -5", "outside the range"),
-    ("--ctx 1.5", "not a whole number"),
     ("--ctx many", "'many' is not a token count"),
-    ("--ctx nan", "'nan' is not a token count"),
-    ("--ctx inf", "'inf' is not a token count"),
-    ("--ctx 1e30", "outside the range"),
     ("--ctx 1e999", "'1e999' is "),
-    ("--ctx 2147483648", "outside the range"),
     (f"--ctx {'1' * 5000}", "(5,000 characters) is not a token count"),
-    (f"--ctx {'1' * 400}.5", "(402 characters) is not a token count"),
     (f"--staging {'9' * 5000}GiB", "(5,003 characters) is not a size"),
     ("--ctx 1MiB", "write 32768, 256k or 1M"),
     ("--ctx", "--ctx"),
     ("--batch 0", "batch 0 is outside the range of 1 to 4,096 sequences"),
-    ("--batch -1", "batch -1 is outside the range"),
-    ("--batch 5000", "batch 5000 is outside the range"),
     ("--batch 1.5", "not a valid integer"),
     ("--chunk 100", "not a multiple of exllamav3's page of 256"),
-    ("--chunk 0", "outside the range"),
     ("--staging 32", "'32' is not a size with a unit"),
-    ("--staging 1048575", "'1048575' is not a size with a unit"),
-    ("--staging 0.1B", "outside the range of 1 byte to 1 PiB"),
     ("--staging 1KiB", "below the smallest of"),
-    ("--staging 9e9GiB", "outside the range"),
     ("--model qwen3.8-flash", "did you mean qwen3.8-flash-next?"),
     (
         "--hw 3x-rtx309",
@@ -53,9 +40,6 @@ REFUSED = [
     ("--layout ofload", "did you mean offload?"),
     ("--engine exlama", "did you mean exllamav3?"),
     ("--kv-dtype fpp16", "did you mean fp16?"),
-    ("--kv-dtype k8v4", "did you mean exl3_k8v4 or turboquant_k8v4?"),
-    ("--kv-dtype fp17", "unknown KV format 'fp17' (known: "),
-    ("--model llama-3.1-70b", "unknown model 'llama-3.1-70b' (known: "),
     ("--kv-dtype=", "unknown KV format ''"),
     ("--engine=", "unknown engine ''"),
     ("--layout=", "unknown layout ''"),
@@ -66,20 +50,8 @@ REFUSED = [
     ("--layout __init__", "unknown layout '__init__'"),
     ("--kv-dtype bf16", "exllamav3 keeps no bf16 cache"),
     ("--pcie x1", "'x1' is not one of 'x16', 'x8', 'x4'"),
-    ("--ngram gpu", "'gpu' is not one of 'ram', 'disk'"),
     ("--layout vram --staging 32MiB", "--staging means nothing under layout 'vram'"),
-    ("--layout vram --pooled host", "--pooled means nothing under layout 'vram'"),
-    ("--layout vram --copies overlapped", "--copies means nothing under layout 'vram'"),
     ("--util 0.9", "--util means nothing to exllamav3: it shares no pool of blocks"),
-    ("--pool 1GiB", "--pool means nothing to exllamav3"),
-    ("--max-seqs 8", "--max-seqs means nothing to exllamav3"),
-    ("--max-model-len 2M", "--max-model-len means nothing to exllamav3"),
-    ("--prefix-cache", "--prefix-cache means nothing to exllamav3"),
-    ("--cached 1k", "--cached means nothing to exllamav3"),
-    ("--cold-start", "--cold-start means nothing to exllamav3"),
-    ("--stock", "--stock means nothing to exllamav3"),
-    ("--sync-scheduling", "--sync-scheduling means nothing to exllamav3"),
-    ("--prefill staged --batch 2", "stages a prefill only for one sequence"),
     ("--nonsense", "No such option '--nonsense'"),
     ("leftover", "leftover"),
     ("--hw no/such/file.json", "no/such/file.json: cannot be read: No such file or directory"),
@@ -184,17 +156,6 @@ def test_a_file_that_says_nothing_is_refused(capsys: Capture, tmp_path: Path, op
     path = tmp_path / "mine.json"
     path.write_bytes(content)
     assert_one_line(run(capsys, "predict", option, str(path)), WRONG_INPUT, f"{path}: ", says)
-
-
-def test_a_name_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"extends": "3x-rtx3090", "name": "\ud800"}), encoding="utf-8")
-    assert_one_line(child("predict", "--hw", str(path)), WRONG_INPUT, "$.name holds half of a surrogate pair")
-
-
-@pytest.mark.parametrize("option", ["--hw", "--model"])
-def test_a_directory_is_no_file(capsys: Capture, tmp_path: Path, option: str) -> None:
-    assert_one_line(run(capsys, "predict", option, f"{tmp_path}/"), WRONG_INPUT, f"{tmp_path}: a folder, not a twin m")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

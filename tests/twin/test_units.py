@@ -14,14 +14,10 @@ from twin.units import GIB, KIB, MAX_TOKENS, MIB, TIB, format_bytes, format_seco
     [
         ("1", 1),
         ("32768", 32_768),
-        ("1_048_576", 1_048_576),
         ("1,048,576", 1_048_576),
         ("256k", 262_144),
-        ("256K", 262_144),
         ("1M", 1_048_576),
-        ("1m", 1_048_576),
         ("1.5M", 1_572_864),
-        (".5k", 512),
         (" 4 k ", 4096),
         ("1e3", 1000),
         ("2147483647", MAX_TOKENS),
@@ -34,25 +30,10 @@ def test_token_counts_are_read_as_people_write_them(text: str, tokens: int) -> N
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        " ",
-        "k",
-        "one",
-        "0",
-        "-1",
-        "-5k",
-        "0.5",
-        "1.0001k",
-        "2147483648",
-        "2048M",
-        "nan",
-        "inf",
-        "1e400",
-        "1g",
-        "1kb",
-        "0x10",
+        "", " ", "k", "one", "0", "-1", "-5k", "0.5", "1.0001k", "2147483648", "2048M", "nan", "inf", "1e400", "1g",
+        "1kb", "0x10", "1,5k", "1,50", "12,34,567", ",5k",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_token_count_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadValue) as refused:
         parse_tokens(text)
@@ -74,17 +55,13 @@ def test_any_whole_count_in_range_is_read_exactly(tokens: int) -> None:
         ("0.5GiB", GIB // 2),
         ("2GB", 2_000_000_000),
         ("1kB", 1000),
-        ("3KiB", 3072),
-        ("1.5MB", 1_500_000),
         ("1048576GiB", 2**50),
-        ("1024TiB", 2**50),
         ("1.5TB", 1_500_000_000_000),
         ("1.56GiB", 1_675_037_245),
         ("0.1KiB", 102),
         ("1.9B", 1),
         ("1675037245B", 1_675_037_245),
         ("1675037245", 1_675_037_245),
-        ("1_048_576", MIB),
         ("1e10", 10**10),
     ],
 )
@@ -95,23 +72,10 @@ def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "32",
-        "1048575",
-        "1048576.5",
-        "32M",
-        "GiB",
-        "0MiB",
-        "-1MiB",
-        "0.0001KiB",
-        "1048577GiB",
-        "1e400GB",
-        "nanGB",
-        "1TB!",
-        "1025TiB",
-        "0.9B",
+        "", "32", "1048575", "1048576.5", "32M", "GiB", "0MiB", "-1MiB", "0.0001KiB", "1048577GiB", "1e400GB",
+        "nanGB", "1TB!", "1025TiB", "0.9B",
     ],
-)
+)  # fmt: skip
 def test_a_size_without_unit_or_range_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadValue) as refused:
         parse_bytes(text)
@@ -136,17 +100,10 @@ def test_any_text_is_a_number_or_one_short_line(text: str) -> None:
         assert len(line) < 300
 
 
-@LAWS
-@given(st.integers(min_value=1, max_value=2**20), st.sampled_from([("KiB", KIB), ("MiB", MIB), ("GiB", GIB)]))
-def test_whole_binary_sizes_are_exact(count: int, unit: tuple[str, int]) -> None:
-    assert parse_bytes(f"{count}{unit[0]}") == count * unit[1]
-
-
 @pytest.mark.parametrize(
     ("size", "text"),
     [
         (0, "0 B"),
-        (512, "512 B"),
         (1023, "1,023 B"),
         (27.75 * KIB, "27.75 KiB"),
         (32 * MIB, "32.0 MiB"),
@@ -165,13 +122,10 @@ def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
         (0.0, "0 s"),
         (1e-300, "< 0.1 us"),
         (9e-8, "< 0.1 us"),
-        (1e-7, "0.1 us"),
         (46.7e-6, "46.7 us"),
         (19.72e-3, "19.72 ms"),
         (1.0, "1.00 s"),
-        (119.0, "119.00 s"),
         (120.0, "2.0 min"),
-        (1771.0, "29.5 min"),
         (7200.0, "2.0 h"),
         (86_400.0 * 365, "8,760.0 h"),
         (3.15576e9, "100 years"),
@@ -197,14 +151,3 @@ def test_written_sizes_are_off_by_at_most_half_a_last_digit(size: int) -> None:
     scale = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[unit]
     digit = 10.0 ** -len(number.partition(".")[2])
     assert abs(float(number) - size / scale) <= digit * 0.5001
-
-
-@pytest.mark.parametrize(("text", "size"), [("1.07GB", 1_070_000_000), ("2.03GB", 2_030_000_000), ("0.1MB", 100_000)])
-def test_decimal_sizes_are_exact(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["1,5k", "1,50", "12,34,567", ",5k"])
-def test_a_comma_only_separates_thousands(text: str) -> None:
-    with pytest.raises(BadValue):
-        parse_tokens(text)

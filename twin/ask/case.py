@@ -60,11 +60,6 @@ class Case(Struct, frozen=True, kw_only=True):
         return self.fmt.name if self.fmt.kind == "plain" else self.rules.compute_dtype
 
     @property
-    def foreign_format(self) -> bool:
-        """Whether the engine does not keep this format under this layout, so that only a what-if may ask."""
-        return self.fmt.name not in self.rules.formats_of(self.layout.name)
-
-    @property
     def borrows(self) -> bool:
         """Whether a what-if stands in for the format's own rates: those of the engine's default format (A14)."""
         return self.question.what_if and self.fmt.kind != "plain"

@@ -170,15 +170,13 @@ def check_outputs(
     The answer goes to standard output where it names no file; the other documents, by their options, are `beside` it,
     and what is `read` is not to be written over. CannotWrite or BadValue; nothing is created or changed.
     """
-    written = {flag: path for flag, path in (beside or {}).items() if path is not None}
-    sources = {flag: path for flag, path in (read or {}).items() if path is not None}
-    for named in (*written.values(), *([answer] if answer else [])):
-        check_writable(named)
-    places: list[tuple[str, Path | None, object]] = [(flag, path, _place(path)) for flag, path in written.items()]
-    places += [(flag, path, _place(path, read=True)) for flag, path in sources.items()]
-    places.append(("-o" if answer else "the answer", answer, _place(answer)))
+    for named in (*(beside or {}).values(), answer):
+        if named is not None:
+            check_writable(named)
+    places = [(flag, path, _place(path)) for flag, path in (beside or {}).items() if path is not None]
+    places += [(flag, path, _place(path, read=True)) for flag, path in (read or {}).items() if path is not None]
     flags: dict[object, str] = {}
-    for flag, path, place in places:
+    for flag, path, place in (*places, ("-o" if answer else "the answer", answer, _place(answer))):
         if place is not None and place in flags:
             together = f"name one file: {path}" if path else "would share standard output"
             raise BadValue(f"{flags[place]} and {flag} {together}", hint="each needs a place of its own")

@@ -5,13 +5,13 @@ prompt's hit is its longest run of cached pieces. A piece counts the blocks that
 cached.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
+from math import inf
 from typing import NamedTuple, Protocol
 
-from msgspec import Struct
-
 from twin.serving.metrics import RequestRecord
-from twin.serving.requests import Request
+from twin.serving.requests import Limits, Request
 
 UNLIMITED = 2**40
 """More tokens than any sequence has: the room in blocks that never fill up (a sliding window)."""
@@ -24,11 +24,7 @@ Key = tuple[str | int, int]
 
 
 class BlockPool(Protocol):
-    """Where cached tokens live.
-
-    A pool with an attribute `block_tokens` promises that its blocks fill up evenly: the first token, and then every
-    `block_tokens` tokens, take the same number of blocks more. That makes long outputs cheap.
-    """
+    """Where cached tokens live."""
 
     @property
     def blocks(self) -> int:
@@ -41,18 +37,6 @@ class BlockPool(Protocol):
         What it answers for 0 tokens (a recurrent state, say) every sequence holds for itself, prefix shared or not.
         """
         ...
-
-
-class PagedPool(Struct, frozen=True, kw_only=True):
-    """Equal blocks; every sequence holds `sequence_blocks` beside those of its tokens."""
-
-    blocks: int
-    block_tokens: int
-    sequence_blocks: int = 0
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks of a sequence with so many cached tokens."""
-        return self.sequence_blocks - (-tokens // self.block_tokens)
 
 
 class Ledger:
@@ -221,6 +205,7 @@ class Live:
         "blocks",
         "cached_tokens",
         "computed",
+        "crossing",
         "end",
         "first_s",
         "held",
@@ -228,7 +213,6 @@ class Live:
         "outputs",
         "pieces",
         "preemptions",
-        "remainder",
         "request",
         "serial",
         "shared_blocks",
@@ -249,13 +233,12 @@ class Live:
         self.start = self.end = NOT_DECODING
         """The engine's count of steps at its first decode step, and after its last."""
         self.blocks = self.shared_blocks = 0
-        """Blocks held (while it decodes, its `Growth` may know better), and those of them that belong to a prefix."""
+        """Blocks held, and those of them that belong to a prefix."""
         self.pieces: tuple[Piece, ...] | None = None
         self.held = 0
         """How many of `pieces` it holds."""
         self.admitted_s = self.first_s = self.last_s = NEVER
-        self.cached_tokens = self.remainder = 0
-        self.preemptions = 0
+        self.cached_tokens = self.preemptions = self.crossing = 0
 
     def record(self, now_s: float) -> RequestRecord:
         """What is left of it after its last token at `now_s`."""
@@ -273,3 +256,75 @@ class Live:
             e2e_s=now_s - arrival_s,
             preemptions=self.preemptions,
         )
+
+
+class Growth:
+    """Takes blocks from the ledger for sequences that decode, as they cross the end of those that they have."""
+
+    __slots__ = ("_decoding", "_gain", "_ledger", "_next", "_q_tokens", "_unit")
+
+    def __init__(self, ledger: Ledger, limits: Limits) -> None:
+        self._ledger, self._q_tokens = ledger, limits.q_tokens
+        self._gain, self._unit = limits.ratio
+        self._decoding: dict[Live, None] = {}
+        self._next: float = inf
+        """A step before which no sequence crosses."""
+
+    def start(self, live: Live) -> None:
+        """A sequence decodes from the step `live.start` on."""
+        self._decoding[live] = None
+        self._aim(live)
+
+    def stop(self, live: Live) -> None:
+        """It leaves."""
+        del self._decoding[live]
+
+    def grow(self, step: int, make_room: Callable[[Live], bool]) -> None:
+        """Take the blocks of this step in the order of admission.
+
+        Where there are none, `make_room(live)` preempts for that sequence and is False if it had to go itself.
+        """
+        if step < self._next:
+            return
+        crossing = [live for live in self._decoding if live.crossing <= step]
+        for live in sorted(crossing, key=lambda live: live.serial):
+            if live.serial == NOT_RUNNING:  # preempted for one before it
+                continue
+            more = self._missing(live, step)
+            while not self._ledger.take(more):
+                if not make_room(live):
+                    break
+            else:
+                live.blocks += more
+                self._aim(live)
+        self._next = min((live.crossing for live in self._decoding), default=inf)
+
+    def grow_ahead(self, step: int, steps: int) -> int:
+        """Take the blocks of so many steps, of which `step` has its own; for how many of them there are blocks."""
+        if step + steps <= self._next:
+            return steps
+        free = self._ledger.total - self._ledger.in_use
+        if self._needed(step + steps - 1) > free:
+            steps = bisect_right(range(1, steps + 1), free, key=lambda count: self._needed(step + count - 1))
+        last = step + steps - 1
+        self._ledger.take(self._needed(last))
+        for live in self._decoding:
+            if live.crossing <= last:
+                live.blocks += self._missing(live, last)
+                self._aim(live)
+        self._next = min(live.crossing for live in self._decoding)
+        return steps
+
+    def _needed(self, step: int) -> int:
+        """Blocks that all sequences lack for the steps up to that one."""
+        return sum(self._missing(live, step) for live in self._decoding if live.crossing <= step)
+
+    def _missing(self, live: Live, step: int) -> int:
+        gained = (step - live.start) * self._gain // self._unit
+        return self._ledger.blocks_for(live.computed + gained + self._q_tokens) - live.blocks
+
+    def _aim(self, live: Live) -> None:
+        """Find the first step that needs more blocks than it has."""
+        beyond = self._ledger.room(live.blocks) - live.computed - self._q_tokens + 1
+        live.crossing = live.start + max(0, -(-beyond * self._unit // self._gain))
+        self._next = min(self._next, live.crossing)

@@ -12,7 +12,6 @@ KEPT_REJECTIONS = 100
 
 GROWTH = 1.01
 """Each bucket of a histogram is so much wider than the one before."""
-RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)
 NOTHING = 1e-15
 """What is smaller counts as 0."""
 NAMED_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -5,7 +5,7 @@ request is read ahead, so that memory does not grow with the queue: who waits to
 
 Two facts make it cheap. Only the sequence admitted last can be in the middle of its prefill, because it took all that
 was left of the budget. And all others decode in every step, so that the step in which each ends, and those in which it
-crosses the end of its blocks (`growth.py`), are known beforehand.
+crosses the end of its blocks (`Growth`), are known beforehand.
 
 Contexts are summed in units of 1 / `limits.ratio[1]` token, so that sums stay whole under speculation.
 """
@@ -16,8 +16,18 @@ from heapq import heappop, heappush
 from math import inf
 
 from twin.errors import BadValue
-from twin.serving.blocks import MISS, NEVER, NOT_DECODING, NOT_RUNNING, BlockPool, Hit, Ledger, Live, Prefixes
-from twin.serving.growth import growth
+from twin.serving.blocks import (
+    MISS,
+    NEVER,
+    NOT_DECODING,
+    NOT_RUNNING,
+    BlockPool,
+    Growth,
+    Hit,
+    Ledger,
+    Live,
+    Prefixes,
+)
 from twin.serving.metrics import Rejection, ServingResult
 from twin.serving.requests import MAX_ARRIVAL_S, Limits, Request
 
@@ -133,7 +143,7 @@ class Scheduler:
         self._prefixes = Prefixes(self.ledger)
         self._partial: Live | None = None
         self._serial = 0
-        self._growth = growth(pool, self.ledger, limits)
+        self._growth = Growth(self.ledger, limits)
         self._now_s = 0.0
         self._ends: list[tuple[int, int, Live]] = []
 
@@ -231,7 +241,7 @@ class Scheduler:
             cached += gained // self.unit
             self.ctx_units -= live.computed * self.unit + gained
             self.decoding -= 1
-            self._growth.stop(live, self.step)
+            self._growth.stop(live)
         elif live is self._partial:
             self._partial = None
         del self.running[live]

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from calibrate.published import Row, read_published
+from calibrate.published.cases import Row, read_published
 from twin.answers.comparison import MANY_FORMATS, QUALITY, Comparison, Quality, compare_all, published_quality
 from twin.ask.question import Question
 from twin.engines import load_engine
-from twin.errors import BadFile, Impossible
+from twin.errors import Impossible
 from twin.formats import format_names, kv_format
 from twin.models import load_model, model_names
 from twin.prediction import predict
@@ -106,18 +106,9 @@ def test_needles_were_found_in_every_format_that_a_table_gives_them_for() -> Non
     }
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "fp16", "exl3_k4v4", "no format"])
-def test_of_a_format_that_nobody_measured_nothing_is_said(fmt: str) -> None:
-    assert published_quality(QWEN, fmt) == ()
-
-
 @pytest.mark.parametrize("family", ["", "../quality/qwen3.8-27b", "/etc/passwd"])
 def test_a_family_is_a_name_and_no_path(family: str) -> None:
     assert published_quality(replace(QWEN, family=family, name="a/b"), "fp8") == ()
-
-
-def test_a_model_without_a_family_is_its_own() -> None:
-    assert published_quality(replace(QWEN, family=""), "fp8") == published_quality(QWEN, "fp8")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -127,28 +118,3 @@ def test_a_file_of_qualities_is_of_a_model_and_of_formats_that_exist(path: Path)
         assert own.kv_dtype in format_names()
         assert own.conditions
         assert own.source
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", "Expected `array`"),
-        ('[{"kv_dtype": "fp8"}]', "missing required field `metric`"),
-        (
-            '[{"kv_dtype": "fp8", "metric": "taste", "value": 1, "conditions": "", "source": ""}]',
-            r"\$\[0\]\.metric",
-        ),
-        (
-            '[{"kv_dtype": "fp8", "metric": "needle", "value": -1, "conditions": "", "source": ""}]',
-            r"\$\[0\]\.value",
-        ),
-    ],
-)
-def test_a_file_of_qualities_that_is_none_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    family = tmp_path.name  # what is read stays in memory under its family
-    (tmp_path / f"{family}.json").write_text(text, encoding="utf-8")
-    monkeypatch.setattr("twin.answers.comparison.QUALITY", tmp_path)
-    with pytest.raises(BadFile, match=message):
-        published_quality(replace(QWEN, family=family), "fp8")

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from tests.twin.memory.pool_worlds import BLOCK, dense, drafted, pool_machine, pooled
@@ -189,12 +188,6 @@ def test_attention_that_selects_is_not_served() -> None:
         CaseCosts(case, Roofs(load_profile(case.hw)))
 
 
-def test_a_rate_that_is_missing_raises_and_is_not_made_up() -> None:
-    costs = costs_of(resolve(Question(ctx_tokens=1024, model="qwen3.8-27b", kv_dtype="turboquant_3bit_nc")))
-    with pytest.raises(MissingRate, match="attend_decode/turboquant/turboquant_3bit_nc"):
-        costs.decode(1, 0)
-
-
 def planned(name: str) -> tuple[KVPool, Case]:
     case = resolve(Question(ctx_tokens=262_144, **ASKED[name]))  # type: ignore[arg-type]
     return plan_pool(case, load_profile(case.hw))[0], case
@@ -298,18 +291,6 @@ def test_speculation_yields_its_tokens_a_step() -> None:
     assert drafted.requests[0].tpot_s == pytest.approx(prediction.decode.seconds.value / 2, rel=0.01)
 
 
-def test_the_ends_of_an_interval_are_in_order_around_the_figure() -> None:
-    service = served()
-    for figure in (
-        lambda each: each.total_s,
-        lambda each: each.output_tokens_per_s,
-        lambda each: each.ttft_s.quantile(0.9),
-        lambda each: each.itl_s.quantile(0.5),
-    ):
-        low, high = service.ends(figure)
-        assert 0 < low < figure(service.result) < high
-
-
 def test_all_steps_of_the_ends_are_as_much_shorter_as_longer() -> None:
     service = served()
     assert service.fast is not None
@@ -345,11 +326,6 @@ def test_watchers_see_the_plain_run_only() -> None:
     seen: list[RequestRecord] = []
     service = served(work(7), watch={"on_finish": seen.append})
     assert seen == list(service.result.requests)
-
-
-def test_a_machine_may_be_handed_over() -> None:
-    toy = replace(pool_machine(vram_bytes=10**11), name="mine")
-    assert served(asked=question(kv_dtype="bf16"), profile=toy, intervals=False).machine.name == "mine"
 
 
 @pytest.mark.parametrize(

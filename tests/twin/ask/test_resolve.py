@@ -12,7 +12,7 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import check_capability, resolve
 from twin.engines import engine_names, load_engine
-from twin.errors import BadValue, Impossible, TwinError, UnknownName
+from twin.errors import BadValue, Impossible, UnknownName
 from twin.formats import format_names, kv_format
 from twin.models import ModelSpec, model_names
 from twin.models.spec import Weights
@@ -37,8 +37,6 @@ def written(folder: Path, spec: ModelSpec, *, weights: str = "bf16") -> str:
     [
         (SPARSE, "exllamav3", "offload", "fp16", "3x-rtx3090"),
         (HYBRID, "vllm", "vram", "bf16", "rtx3090"),
-        ("qwen3.8-27b-fast", "vllm", "vram", "bf16", "rtx3090"),
-        ("qwen3.8-27b-int8-mlp", "vllm", "vram", "bf16", "rtx3090"),
         (DENSE, "vllm", "vram", "bf16", "rtx3090"),
     ],
 )
@@ -85,30 +83,18 @@ def test_the_engine_follows_from_the_checkpoint(tmp_path: Path, weights: str, sp
 
 
 def test_a_model_that_reads_its_whole_cache_is_not_offloaded() -> None:
-    with pytest.raises(Impossible, match="vllm has no layout 'offload'") as refused:
-        asked(model=HYBRID, layout="offload")
-    assert refused.value.hint == "it has vram"
     with pytest.raises(Impossible) as refused:
         asked(model=HYBRID, engine="exllamav3", layout="offload")
     whole = "qwen3.8-27b reads its whole cache at every step: offload needs sparse attention"
     assert str(refused.value) == whole
 
 
-def test_sparse_attention_needs_an_engine_that_has_it() -> None:
-    with pytest.raises(Impossible, match="vllm has no sparse attention") as refused:
-        asked(engine="vllm")
-    assert refused.value.hint == "ask for another engine or model"
-
-
 @pytest.mark.parametrize(
     ("question", "kind"),
     [
         ({"model": "qwen4"}, "model"),
-        ({"engine": "llama.cpp"}, "engine"),
         ({"engine": ""}, "engine"),
-        ({"layout": "disk"}, "layout"),
         ({"layout": ""}, "layout"),
-        ({"kv_dtype": "fp12"}, "KV format"),
         ({"kv_dtype": ""}, "KV format"),
     ],
 )
@@ -147,12 +133,6 @@ def test_what_only_a_pool_of_blocks_understands_is_refused_elsewhere(
     assert str(refused.value) == f"{flag} means nothing to {engine}: it shares no pool of blocks among requests"
 
 
-@pytest.mark.parametrize(("field", "value"), [row[:2] for row in POOLED], ids=[row[0] for row in POOLED])
-def test_an_engine_with_a_pool_of_blocks_understands_them(field: str, value: Any) -> None:
-    caching = {"prefix_caching": True} if field == "cached_tokens" else {}
-    assert getattr(asked(model=HYBRID, **{field: value}, **caching).question, field) == value
-
-
 @pytest.mark.parametrize("field", ["staging_bytes", "prefill", "copies", "pooled", "host_pages"])
 def test_what_only_an_offloaded_cache_understands_is_refused_in_vram(field: str) -> None:
     values = {"staging_bytes": 2**25, "prefill": "auto", "copies": "serial", "pooled": "vram", "host_pages": "huge"}
@@ -163,70 +143,53 @@ def test_what_only_an_offloaded_cache_understands_is_refused_in_vram(field: str)
         assert str(refused.value) == f"{flag} means nothing under layout 'vram': its planes never cross the link"
 
 
-@pytest.mark.parametrize(
-    ("question", "error", "message", "hint"),
-    [
-        ({"speculation": "mtp:3"}, Impossible, "speculation is modelled for vllm only, not for exllamav3", ""),
-        ({"accepted": 2.0}, Impossible, "--accept means nothing without --spec: one step yields one token", ""),
-        ({"task": "all"}, Impossible, "--task means nothing without --spec: one step yields one token", ""),
-        (
-            {"model": HYBRID, "accepted": 2.0},
-            Impossible,
-            "--accept means nothing without --spec: one step yields one token",
-            "",
-        ),
-        (
-            {"model": DENSE, "speculation": "mtp:3", "accepted": 2.0},
-            Impossible,
-            "llama-3.1-8b has no drafter",
-            "ask without --spec",
-        ),
-        (
-            {"model": HYBRID, "cached_tokens": 100},
-            Impossible,
-            "cached tokens need prefix caching",
-            "add --prefix-cache",
-        ),
-        (
-            {"model": HYBRID, "max_model_tokens": 999},
-            BadValue,
-            "context 1,000 is above the longest request of 999 tokens",
-            "",
-        ),
-        (
-            {"model": HYBRID, "chunk_tokens": 1000},
-            BadValue,
-            "chunk of 1,000 tokens is not a multiple of vllm's page of 16",
-            "",
-        ),
-        ({"model": HYBRID, "ngram": "ram"}, Impossible, "qwen3.8-27b has no n-gram table", ""),
-        ({"model": DENSE, "ngram": "disk"}, Impossible, "llama-3.1-8b has no n-gram table", ""),
-        (
-            {"prefill": "staged", "batch": 2},
-            Impossible,
-            "exllamav3 stages a prefill only for one sequence at a time",
-            "",
-        ),
-        (
-            {"staging_bytes": 524_287},
-            BadValue,
-            "staging of 524,287 B is below the smallest of 524,288 B",
-            "one page of 256 tokens with K and V",
-        ),
-        (
-            {"kv_dtype": "int4_per_token_head", "what_if": True, "staging_bytes": 135_167},
-            BadValue,
-            "staging of 135,167 B is below the smallest of 135,168 B",
-            "one page of 256 tokens with K and V",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused_in_one_line(
-    question: dict[str, Any], error: type[TwinError], message: str, hint: str
-) -> None:
-    with pytest.raises(error) as refused:
+INT4_AT_ALL = {"kv_dtype": "int4_per_token_head", "what_if": True}
+POOL = {"model": HYBRID}
+EXL3 = {"kv_dtype": "fp8", "layout": "vram"}
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"speculation": "mtp:3"}, "speculation is modelled for vllm only, not for exllamav3", ""),
+    ({"accepted": 2.0}, "--accept means nothing without --spec: one step yields one token", ""),
+    ({"model": HYBRID, "task": "all"}, "--task means nothing without --spec: one step yields one token", ""),
+    ({"model": DENSE, "speculation": "mtp:3", "accepted": 2.0}, "llama-3.1-8b has no drafter", "ask without --spec"),
+    ({"model": HYBRID, "cached_tokens": 100}, "cached tokens need prefix caching", "add --prefix-cache"),
+    ({"model": HYBRID, "max_model_tokens": 999}, "context 1,000 is above the longest request of 999 tokens", ""),
+    ({"model": HYBRID, "chunk_tokens": 1000}, "chunk of 1,000 tokens is not a multiple of vllm's page of 16", ""),
+    ({"model": HYBRID, "ngram": "ram"}, "qwen3.8-27b has no n-gram table", ""),
+    (
+        {"model": HYBRID, "batch": 9, "max_sequences": 8},
+        "a batch of 9 is more than the 8 sequences that vllm may run",
+        "",
+    ),
+    ({"prefill": "staged", "batch": 2}, "exllamav3 stages a prefill only for one sequence at a time", ""),
+    ({"staging_bytes": 524_287}, "staging of 524,287 B is below the smallest of 524,288 B", "one page of 256 tokens"),
+    (
+        INT4_AT_ALL | {"staging_bytes": 135_167},
+        "staging of 135,167 B is below the smallest of 135,168 B",
+        "one page of",
+    ),
+    ({"kv_dtype": "exl3_k4v4"}, "exllamav3 keeps no exl3_k4v4 cache under offload", "it keeps fp16; --what-if"),
+    (EXL3, "exllamav3 keeps no fp8 cache under vram", "it keeps fp16, exl3_k2v2 to exl3_k8v8; --what-if"),
+    ({"model": HYBRID, "kv_dtype": "fp16"}, "vllm keeps no fp16 cache under vram", "it keeps bf16, fp8,"),
+    ({"model": HYBRID, "layout": "offload"}, "vllm has no layout 'offload'", "it has vram"),
+    ({"engine": "vllm"}, "vllm has no sparse attention", "ask for another engine or model"),
+    (
+        {"model": HYBRID, "kv_dtype": "fp8", "backend": "kvarn"},
+        "vllm runs no fp8 cache on 'kvarn'",
+        "it has flashinfer, ",
+    ),
+    ({"backend": "triton"}, "exllamav3 runs no fp16 cache on 'triton'", "it has no choice of backends"),
+]
+
+
+@pytest.mark.parametrize(("question", "message", "hint"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_what_does_not_go_together_is_refused_in_one_line(question: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises((BadValue, Impossible)) as refused:
         asked(**question)
-    assert (str(refused.value), refused.value.hint) == (message, hint)
+    assert str(refused.value) == message
+    assert refused.value.hint.startswith(hint)
+    assert "\n" not in refused.value.hint
+    if " keeps no " in message:
+        assert asked(**question, what_if=True).fmt.name == question["kv_dtype"]
 
 
 @pytest.mark.parametrize(
@@ -237,32 +200,6 @@ def test_a_recurrent_state_has_the_type_that_is_asked_for(
     model_name: str, state_dtype: Any, element_bytes: int
 ) -> None:
     assert asked(model=model_name, state_dtype=state_dtype).state_element_bytes == element_bytes
-
-
-def test_the_machine_is_the_one_that_is_named_or_else_the_engines() -> None:
-    assert asked(hw="h200").hw == "h200"
-    assert asked().hw == load_engine("exllamav3").machine
-    assert asked(model=DENSE).hw == VLLM.machine
-
-
-@pytest.mark.parametrize(
-    ("question", "message", "hint"),
-    [
-        ({"kv_dtype": "exl3_k4v4"}, "exllamav3 keeps no exl3_k4v4 cache under offload", "it keeps fp16; --what-if"),
-        ({"kv_dtype": "fp8"}, "exllamav3 keeps no fp8 cache under offload", "it keeps fp16; --what-if"),
-        ({"kv_dtype": "fp8", "layout": "vram"}, "exllamav3 keeps no fp8 cache under vram", "exl3_k2v2 to exl3_k8v8;"),
-        ({"model": HYBRID, "kv_dtype": "fp16"}, "vllm keeps no fp16 cache under vram", "it keeps bf16, fp8,"),
-        ({"model": HYBRID, "kv_dtype": "q8_0"}, "vllm keeps no q8_0 cache under vram", "--what-if counts its bytes"),
-    ],
-)
-def test_a_format_that_the_engine_does_not_keep_there_is_refused_with_those_that_it_keeps(
-    question: dict[str, str], message: str, hint: str
-) -> None:
-    with pytest.raises(Impossible) as refused:
-        asked(**question)
-    assert str(refused.value) == message
-    assert hint in refused.value.hint
-    assert asked(**question, what_if=True).fmt.name == question["kv_dtype"]
 
 
 @pytest.mark.parametrize("name", format_names())
@@ -306,34 +243,6 @@ def test_every_name_of_a_question_is_found_whatever_its_case_and_separators() ->
     )
     assert (written.model.name, written.rules.name, written.layout.name) == (HYBRID, "vllm", "vram")
     assert (written.fmt.name, written.backend) == ("fp8", "flashinfer")
-
-
-@pytest.mark.parametrize(
-    ("question", "message", "hint"),
-    [
-        (
-            {"model": HYBRID, "kv_dtype": "fp8", "backend": "kvarn"},
-            "vllm runs no fp8 cache on 'kvarn'",
-            "it has flashinfer, triton",
-        ),
-        (
-            {"model": HYBRID, "backend": "xformers"},
-            "vllm runs no bf16 cache on 'xformers'",
-            "it has flash_attention, triton, flashinfer, split_kv",
-        ),
-        (
-            {"backend": "triton"},
-            "exllamav3 runs no fp16 cache on 'triton'",
-            "it has no choice of backends",
-        ),
-    ],
-)
-def test_a_backend_that_does_not_run_the_format_is_refused_with_those_that_do(
-    question: dict[str, str], message: str, hint: str
-) -> None:
-    with pytest.raises(Impossible) as refused:
-        asked(**question)
-    assert (str(refused.value), refused.value.hint) == (message, hint)
 
 
 @pytest.mark.parametrize("capability", ["8.9", "9.0", "10.0", "12.1"])

@@ -1,6 +1,7 @@
-"""A file is written whole or not at all, whatever fails and whatever is there already."""
+"""Streams take every byte or say that they could not; a file is written whole or not at all, whatever fails."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -12,18 +13,81 @@ from typing import Any, NoReturn
 import pytest
 
 from twin.cli import outputs
-from twin.cli.outputs import UNFINISHED, check_outputs, check_writable, open_atomic, write_atomic
+from twin.cli.outputs import UNFINISHED, Whole, check_outputs, check_writable, open_atomic, text_into, write_atomic
 from twin.errors import BadFile, BadValue, CannotWrite
+
+TEXT = "line: ü, 日本\n" * 20_000
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    heard: list[bytes] = []
+    with os.fdopen(reader, "rb") as stream:
+        listener = threading.Thread(target=lambda: heard.append(stream.read()))
+        listener.start()
+        with text_into(Whole(writer, "it")) as out:
+            out.write(TEXT)
+        listener.join()
+    assert heard == [TEXT.encode()]
+
+
+def test_what_is_taken_in_part_is_written_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A system may take one byte at a time."""
+    path = tmp_path / "file"
+    whole = Whole.write
+    monkeypatch.setattr(Whole, "write", lambda self, data: whole(self, bytes(data)[:1]))
+    with text_into(Whole(os.open(path, os.O_WRONLY | os.O_CREAT), path)) as out:
+        out.write(TEXT[:100])
+    assert path.read_text(encoding="utf-8") == TEXT[:100]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_told_once_and_names_what_was_written() -> None:
+    raw = Whole(os.open("/dev/full", os.O_WRONLY), "the list")
+    with text_into(raw) as out:
+        with pytest.raises(CannotWrite, match="cannot write the list: No space left on device"):
+            out.write(TEXT)
+        assert raw.write(b"more") == 4
+
+
+def test_a_name_that_is_no_text_is_spelled_out() -> None:
+    kept = io.BytesIO()
+    out = text_into(kept, encoding="ascii")  # type: ignore[arg-type]
+    out.write("a\udcff ü")
+    out.flush()
+    assert kept.getvalue() == b"a\\udcff \\xfc"
+
+
+FILES = """
+import os, pathlib, sys
+from twin.cli.outputs import standard_streams
+with standard_streams():
+    file = open(sys.argv[1], "w")
+    assert file.fileno() > 2, file.fileno()
+    sys.stderr.write("a remark\\n")
+    sys.stderr.flush()
+    try:
+        sys.stdout.write("an answer\\n")
+        sys.stdout.flush()
+    except OSError as wrong:
+        file.write(str(wrong))
+"""
+
+
+@pytest.mark.parametrize("shut", ["", "<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_stream_that_was_closed(tmp_path: Path, shut: str) -> None:
+    file = tmp_path / "file"
+    shell = ["sh", "-c", f'exec "$@" {shut}', "sh", sys.executable, "-c", FILES, str(file)]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "" if "2>" in shut else "a remark\n")
+    closed = " >" in f" {shut}"
+    assert done.stdout == ("" if closed else "an answer\n")
+    assert file.read_text(encoding="utf-8") == ("cannot write standard output: Bad file descriptor" if closed else "")
+
 
 NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 OLD, NEW = "old\n", "new: ü, 日本\n"
-
-
-def test_text_is_written_as_utf_8(tmp_path: Path) -> None:
-    path = tmp_path / "answer"
-    write_atomic(path, NEW)
-    assert path.read_bytes() == NEW.encode()
-    assert os.listdir(tmp_path) == ["answer"]
 
 
 def test_an_old_file_is_replaced_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -105,14 +169,6 @@ def test_a_link_to_nothing_yet_gets_its_target(tmp_path: Path) -> None:
     write_atomic(link, NEW)
     assert link.is_symlink()
     assert (tmp_path / "target").read_text(encoding="utf-8") == NEW
-
-
-def test_a_link_in_a_circle_is_refused(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(link)
-    with pytest.raises(CannotWrite, match="cannot write"):
-        write_atomic(link, NEW)
-    assert link.is_symlink()
 
 
 @NEEDS_PIPES

@@ -10,54 +10,29 @@ from twin.models import ModelSpec, load_model, model_names
 from twin.models.spec import Drafter
 
 
-@pytest.mark.parametrize("name", model_names())
-def test_every_shipped_model_loads_under_its_own_name(name: str) -> None:
-    spec = load_model(name)
-    assert spec.name == name
-    assert spec.source
-    assert len(spec.layer_kinds) == spec.layers == spec.attention_layers + spec.recurrent_layers
-
-
 def test_attention_closes_every_group_of_layers() -> None:
     assert model(layers=4, every=2).layer_kinds == ("recurrent", "attention") * 2
     assert model(layers=3, every=3).layer_kinds == ("recurrent", "recurrent", "attention")
     assert set(model(layers=3, every=1).layer_kinds) == {"attention"}
 
 
-def test_flash_next_keeps_a_cache_in_every_fourth_of_48_layers() -> None:
-    spec = load_model("qwen3.8-flash-next")
-    assert [index for index, kind in enumerate(spec.layer_kinds) if kind == "attention"] == list(range(3, 48, 4))
-    assert spec.indexer is not None
-    assert spec.indexer.block_topk == 512
-    assert spec.recurrent is not None
-    assert spec.recurrent.conv_channels == (16 + 16 + 48) * 128
-
-
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("", {"schema": "twin.model/2"}, "schema must be 'twin.model/1'"),
     ("", {"layers": 5}, "5 layers are not a multiple of attention.every 2"),
     ("", {"layers": 0}, r"\$\.layers"),
-    ("", {"hidden": -1}, r"\$\.hidden"),
     ("", {"hidden": 2.5}, r"\$\.hidden"),
-    ("", {"vocab": 2**31 + 1}, r"\$\.vocab"),
-    ("", {"layers": 2**31}, r"<= 4096 - at `\$\.layers`"),
     ("", {"vocab": 2**24 + 1}, r"<= 16777216 - at `\$\.vocab`"),
-    ("", {"hidden": 2**20 + 1}, r"<= 1048576 - at `\$\.hidden`"),
     ("attention", {"query_heads": 4098}, r"<= 4096 - at `\$\.attention\.query_heads`"),
     ("feed_forward", {"experts": 65_537}, r"<= 65536 - at `\$\.feed_forward\.experts`"),
     ("indexer", {"budget": 2**30, "ratio": 2**20}, r"<= 65536 - at `\$\.indexer\.ratio`"),
     ("", {"recurrent": None}, "layers without attention need 'recurrent'"),
     ("", {"colour": "red"}, "unknown field `colour`"),
     ("attention", {"query_heads": 3}, "3 query heads are not a multiple of 2 kv heads"),
-    ("attention", {"kv_heads": "2"}, r"\$\.attention\.kv_heads"),
     ("indexer", {"budget": 18}, "budget 18 is not a multiple of ratio 4"),
     ("recurrent", {"conv_kernel": 1}, r"\$\.recurrent\.conv_kernel"),
     ("feed_forward", {"active": 2}, "active 2 is more than experts 1"),
-    ("feed_forward", {"shared_intermediate": -1}, r"\$\.feed_forward\.shared_intermediate"),
     ("weights", {"bits": 0}, r"\$\.weights\.bits"),
-    ("weights", {"embedding_bits": 65}, r"\$\.weights\.embedding_bits"),
     ("ngram", {"row_bytes": 0}, r"\$\.ngram\.row_bytes"),
-    ("ngram", {"before_layer": -1}, r"\$\.ngram\.before_layer"),
 ]
 
 
@@ -69,30 +44,11 @@ def test_a_wrong_shape_is_refused_by_its_key(table: str, change: dict[str, Any],
         msgspec.convert(data, ModelSpec)
 
 
-@pytest.mark.parametrize("key", ["hidden", "layers", "attention", "feed_forward", "weights", "source"])
-def test_a_shape_without_a_key_is_refused(key: str) -> None:
-    data = msgspec.to_builtins(model())
-    del data[key]
-    with pytest.raises(ValueError, match=f"missing required field `{key}`"):
-        msgspec.convert(data, ModelSpec)
-
-
 DRAFTER: dict[str, Any] = {
-    "name": "toy",
-    "kind": "sequential",
-    "summary": "a drafter for sums on paper",
-    "layers": 1,
-    "query_heads": 4,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "window": 0,
-    "parameters": 100,
-    "weight_bytes": 50,
-    "head_bytes": 20,
-    "own_head": True,
-    "max_tokens": 4,
-    "default_tokens": 2,
-}
+    "name": "toy", "kind": "sequential", "summary": "a drafter for sums on paper", "layers": 1, "query_heads": 4,
+    "kv_heads": 2, "head_dim": 8, "window": 0, "parameters": 100, "weight_bytes": 50, "head_bytes": 20,
+    "own_head": True, "max_tokens": 4, "default_tokens": 2,
+}  # fmt: skip
 
 WRONG_DRAFTERS: list[tuple[dict[str, Any], str]] = [
     ({"query_heads": 3}, "3 query heads are not a multiple of 2 kv heads"),
@@ -101,19 +57,9 @@ WRONG_DRAFTERS: list[tuple[dict[str, Any], str]] = [
     ({"block_accepts": 3.0, "lookup_accepts": 2.5}, "lookup_accepts must be above block_accepts"),
     ({"kind": "tree"}, r"\$\.kind"),
     ({"layers": 0}, r"\$\.layers"),
-    ({"window": -1}, r"\$\.window"),
-    ({"parameters": 0}, r"\$\.parameters"),
-    ({"weight_bytes": 0}, r"\$\.weight_bytes"),
-    ({"head_bytes": -1}, r"\$\.head_bytes"),
     ({"max_tokens": 65}, r"\$\.max_tokens"),
-    ({"default_tokens": 0}, r"\$\.default_tokens"),
-    ({"block_tokens": 0}, r"\$\.block_tokens"),
-    ({"block_accepts": 0.5}, r"\$\.block_accepts"),
-    ({"lookup_accepts": 66}, r"\$\.lookup_accepts"),
     ({"own_head": 1}, r"\$\.own_head"),
     ({"parameters": 10**400}, r"\$\.parameters"),
-    ({"weight_bytes": 10**400}, r"\$\.weight_bytes"),
-    ({"head_bytes": 10**400}, r"\$\.head_bytes"),
     ({"speed": 1}, "unknown field `speed`"),
 ]
 
@@ -142,16 +88,6 @@ def test_shipped_drafters_have_names_of_their_own_and_draft_what_their_block_hol
             assert drafter.default_tokens == drafter.block_tokens - 1  # an anchor and what it proposes
             assert drafter.block_accepts <= drafter.block_tokens
         assert drafter.lookup_accepts <= drafter.max_tokens + 1
-
-
-@pytest.mark.parametrize("name", ["qwen3.8-27b", "qwen3.8-27b-fast"])
-def test_the_27b_drafts_by_its_own_layer_or_by_five_windows(name: str) -> None:
-    mtp, dflash = load_model(name).drafters
-    assert (mtp.name, mtp.kind, mtp.layers, mtp.window) == ("mtp", "sequential", 1, 0)
-    assert (mtp.query_heads, mtp.kv_heads, mtp.head_dim) == (24, 4, 256)
-    assert (dflash.name, dflash.kind, dflash.layers, dflash.window) == ("dflash2", "block", 5, 2048)
-    assert (dflash.query_heads, dflash.kv_heads, dflash.head_dim) == (32, 8, 128)
-    assert (dflash.block_tokens, dflash.weight_bytes, dflash.own_head) == (8, 1_190_000_000, False)
 
 
 def test_the_layer_of_mtp_is_an_attention_layer_and_a_projection_of_two_hidden_states() -> None:

@@ -1,6 +1,5 @@
-"""Drafts and what they yield: ranges, the nearest published acceptance, and the mixture of a block drafter's steps."""
+"""Drafts and what they yield: ranges, published acceptances and the nearest of them, the mixture of kinds of step."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from calibrate.published.cases import Row, read_published
 from tests.worlds import LAWS
-from twin.errors import BadFile, BadValue, Impossible
+from twin.errors import BadValue, Impossible
 from twin.formats import format_names
-from twin.models import ModelSpec, load_model
+from twin.models import load_model, model_names
 from twin.models.spec import Drafter
 from twin.models.speculation import (
     ACCEPTANCE,
@@ -43,10 +43,7 @@ def drafting(drafter: Drafter, tokens: int, accepted: float) -> Speculation:
     ("text", "name", "tokens"),
     [
         ("mtp:3", "mtp", 3),
-        ("mtp:1", "mtp", 1),
-        ("mtp:7", "mtp", 7),
         ("mtp", "mtp", 3),
-        ("dflash2:15", "dflash2", 15),
         ("dflash2:20", "dflash2", 20),
         ("dflash2", "dflash2", 7),
         ("MTP:3", "mtp", 3),
@@ -60,42 +57,6 @@ def test_a_speculation_is_a_drafter_and_a_number_of_tokens_or_the_drafters_own(
     assert (found.drafter.name, found.tokens, found.accepted, found.source) == (name, tokens, 1.0, "given")
 
 
-@pytest.mark.parametrize("text", ["mtp:", "mtp:three", "mtp:-3", "mtp:3.0", "mtp: 3", "mtp:+3", "mtp:3:3", "mtp:12345"])
-def test_a_number_that_cannot_be_read_is_refused_with_how_it_is_written(text: str) -> None:
-    with pytest.raises(BadValue) as refused:
-        asked(text, accepted=1.0)
-    assert (str(refused.value), refused.value.hint) == (f"{text!r} is not a speculation", "write mtp:3 or dflash2:15")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("mtp:0", "mtp proposes 1 to 7 tokens, not 0"),
-        ("mtp:8", "mtp proposes 1 to 7 tokens, not 8"),
-        ("dflash2:21", "dflash2 proposes 1 to 20 tokens, not 21"),
-        ("dflash2:9999", "dflash2 proposes 1 to 20 tokens, not 9999"),
-    ],
-)
-def test_more_tokens_than_a_drafter_proposes_are_refused(text: str, message: str) -> None:
-    with pytest.raises(BadValue, match=re.escape(message)):
-        asked(text, accepted=1.0)
-
-
-@pytest.mark.parametrize("text", ["eagle:3", "", ":3", "mtp3:3", "dflash:7", "dflash-3:7"])
-def test_a_drafter_that_the_model_has_not_is_refused_with_those_that_it_has(text: str) -> None:
-    with pytest.raises(BadValue) as refused:
-        asked(text, accepted=1.0)
-    assert str(refused.value) == f"qwen3.8-27b-fast has no drafter {text.split(':', maxsplit=1)[0]!r}"
-    assert refused.value.hint == "it has dflash2, mtp"
-
-
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3.8-flash-next"])
-def test_a_model_without_a_drafter_drafts_nothing(name: str) -> None:
-    with pytest.raises(Impossible) as refused:
-        speculation_of(load_model(name), "mtp:3", accepted=2.0, task=None, kv_dtype="bf16", ctx_tokens=1)
-    assert (str(refused.value), refused.value.hint) == (f"{name} has no drafter", "ask without --spec")
-
-
 @pytest.mark.parametrize(("text", "most"), [("mtp:1", 2), ("mtp:3", 4), ("dflash2:7", 8), ("dflash2:20", 21)])
 def test_a_step_yields_the_bonus_token_and_at_most_every_drafted_one(text: str, most: int) -> None:
     assert [asked(text, accepted=accepted).accepted for accepted in (1.0, float(most))] == [1.0, most]
@@ -106,15 +67,48 @@ def test_a_step_yields_the_bonus_token_and_at_most_every_drafted_one(text: str, 
         assert str(refused.value) == expected
 
 
-def test_a_task_is_found_whatever_its_case() -> None:
-    assert asked("mtp:3", task="Summarize") == asked("mtp:3", task="summarize")
+GIVEN = {"accepted": 1.0}
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    *(
+        (text, GIVEN, f"{text!r} is not a speculation", "write mtp:3 or dflash2:15")
+        for text in ("mtp:", "mtp:three", "mtp:-3", "mtp:3.0", "mtp: 3", "mtp:+3", "mtp:3:3", "mtp:12345")
+    ),
+    *(
+        (text, GIVEN, f"qwen3.8-27b-fast has no drafter {text.partition(':')[0]!r}", "it has dflash2, mtp")
+        for text in ("eagle:3", "", ":3", "mtp3:3", "dflash:7", "dflash-3:7")
+    ),
+    ("mtp:0", GIVEN, "mtp proposes 1 to 7 tokens, not 0", ""),
+    ("mtp:8", GIVEN, "mtp proposes 1 to 7 tokens, not 8", ""),
+    ("dflash2:21", GIVEN, "dflash2 proposes 1 to 20 tokens, not 21", ""),
+    (
+        "mtp:3",
+        {"task": "poem"},
+        "no acceptance of mtp on task 'poem' is published for qwen3.8-27b",
+        "give --accept, or",
+    ),
+    (
+        "mtp:3",
+        GIVEN | {"task": "all"},
+        "an acceptance and a task were given; ",
+        "",
+    ),
+]
 
 
-def test_an_acceptance_and_a_task_are_one_too_many() -> None:
-    with pytest.raises(Impossible) as refused:
-        asked("mtp:3", accepted=2.0, task="all")
-    both = "an acceptance and a task were given; the task stands for a published acceptance"
-    assert str(refused.value) == both
+@pytest.mark.parametrize(("text", "question", "message", "hint"), REFUSED)
+def test_a_wrong_speculation_is_refused_with_what_is_right(
+    text: str, question: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises((BadValue, Impossible)) as refused:
+        asked(text, **question)
+    assert str(refused.value).startswith(message)
+    assert refused.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3.8-flash-next"])
+def test_a_model_without_a_drafter_drafts_nothing(name: str) -> None:
+    with pytest.raises(Impossible, match=f"{name} has no drafter"):
+        speculation_of(load_model(name), "mtp:3", accepted=2.0, task=None, kv_dtype="bf16", ctx_tokens=1)
 
 
 def test_an_acceptance_published_for_longer_drafts_is_not_stretched_to_short_ones() -> None:
@@ -122,14 +116,6 @@ def test_an_acceptance_published_for_longer_drafts_is_not_stretched_to_short_one
     assert asked("dflash2:15", task="verbatim").accepted == 14.19
     with pytest.raises(BadValue, match=re.escape("accepted tokens 14.19 is outside the range of 1 to 8")):
         asked("dflash2:7", task="verbatim")
-
-
-def test_a_task_that_nobody_published_is_refused_with_those_that_are() -> None:
-    with pytest.raises(BadValue) as refused:
-        asked("mtp:3", task="poem")
-    assert str(refused.value) == "no acceptance of mtp on task 'poem' is published for qwen3.8-27b"
-    tasks = sorted({row.task for row in ROWS if row.drafter == "mtp"})
-    assert refused.value.hint == f"give --accept, or one of the tasks {', '.join(tasks)}"
 
 
 def test_without_anything_published_an_acceptance_must_be_given() -> None:
@@ -145,27 +131,18 @@ def test_without_anything_published_an_acceptance_must_be_given() -> None:
     ("text", "question", "accepted"),
     [
         ("mtp:3", {}, 2.95),
-        ("mtp:3", {"task": "all"}, 2.95),
         ("mtp:3", {"task": "quote"}, 2.75),
-        ("dflash2:15", {}, 3.1),
         ("dflash2:15", {"task": "verbatim", "kv_dtype": "int8_per_token_head"}, 14.19),
         ("dflash2:15", {"task": "verbatim", "kv_dtype": "bf16", "ctx_tokens": 50_000}, 15.0),
         ("dflash2:15", {"task": "verbatim", "kv_dtype": "bf16", "ctx_tokens": 112_655}, 15.0),
         ("mtp:3", {"task": "summarize+answer"}, 2.56),
-        ("mtp:3", {"task": "summarize+answer", "kv_dtype": "kvarn_k4v2_g128"}, 2.38),
+        ("mtp:3", {"task": "Summarize+Answer", "kv_dtype": "kvarn_k4v2_g128"}, 2.38),
         ("mtp:3", {"task": "chat"}, 2.58),
-        ("mtp:4", {"task": "chat"}, 2.82),
-        ("mtp:7", {"task": "chat-greedy"}, 3.02),
         ("mtp:2", {"task": "chat"}, 2.58),
     ],
 )
 def test_the_nearest_published_acceptance_is_taken(text: str, question: dict[str, Any], accepted: float) -> None:
     assert asked(text, **question).accepted == accepted
-
-
-def test_what_is_taken_says_where_it_comes_from() -> None:
-    source = asked("mtp:3", task="quote").source
-    assert source == "quote, fp8, 112,655 tokens: docs/long-context.md of syv-ai/qwen38-27b-rtx3090"
 
 
 def nearest(tokens: int, fmt: str, ctx_tokens: int) -> Accepted:
@@ -189,58 +166,6 @@ def test_the_same_format_counts_before_the_nearest_context(fmt: str, ctx_tokens:
     assert (found.kv_dtype, found.ctx_tokens) == row
 
 
-def test_variants_of_a_model_share_what_is_published_of_their_family() -> None:
-    accepted = [
-        speculation_of(load_model(name), "mtp:3", accepted=None, task="all", kv_dtype="fp8", ctx_tokens=1).accepted
-        for name in ("qwen3.8-27b", "qwen3.8-27b-fast", "qwen3.8-27b-int8-mlp")
-    ]
-    assert accepted == [2.95] * 3
-
-
-ROW: dict[str, Any] = {
-    "drafter": "mtp",
-    "tokens": 3,
-    "kv_dtype": "fp8",
-    "ctx_tokens": 1,
-    "task": "all",
-    "accepted": 2.5,
-    "source": "made up",
-}
-
-
-def read_back(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: object) -> Accepted:
-    """What is published of a model whose file holds `rows`; a file is read once, so each folder names its own model."""
-    (folder / f"{folder.name}.json").write_text(json.dumps(rows), encoding="utf-8")
-    monkeypatch.setattr("twin.models.speculation.ACCEPTANCE", folder)
-    return published_acceptance(folder.name, "mtp", 3, kv_dtype="fp8", ctx_tokens=1, task=None)
-
-
-@pytest.mark.parametrize("change", [{}, {"tokens": 64, "accepted": 65}, {"tokens": 1, "accepted": 1}])
-def test_a_file_of_acceptances_is_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
-) -> None:
-    assert msgspec.structs.asdict(read_back(tmp_path, monkeypatch, [ROW | change])) == ROW | change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokens": 0}, r"\$\[0\]\.tokens"),
-        ({"tokens": 65}, r"\$\[0\]\.tokens"),
-        ({"ctx_tokens": 0}, r"\$\[0\]\.ctx_tokens"),
-        ({"accepted": 0.9}, r"\$\[0\]\.accepted"),
-        ({"accepted": 65.5}, r"\$\[0\]\.accepted"),
-        ({"model": "mine"}, "unknown field `model`"),
-    ],
-)
-def test_a_file_of_acceptances_that_is_wrong_is_refused_by_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(BadFile, match=message) as refused:
-        read_back(tmp_path, monkeypatch, [ROW | change])
-    assert str(refused.value).startswith(f"{tmp_path}/{tmp_path.name}.json: ")
-
-
 PAPER = replace(DFLASH, block_tokens=8, block_accepts=2.0, lookup_accepts=12.0)
 
 MIXED = [
@@ -262,50 +187,12 @@ def test_a_block_drafter_that_looks_drafts_up_mixes_two_kinds_of_step(
     assert {step.query_tokens: step.share for step in steps} == pytest.approx(shares)
 
 
-@pytest.mark.parametrize("accepted", [2.5, 3.1, 5.09, 11.0])
-def test_between_its_two_yields_the_mixture_yields_what_was_accepted(accepted: float) -> None:
-    own, looked_up = drafting(PAPER, 15, accepted).steps
-    assert own.share * 2.0 + looked_up.share * 12.0 == pytest.approx(accepted)
-
-
-@pytest.mark.parametrize(
-    ("task", "kinds"),
-    [("verbatim", {16}), ("list", {8, 16}), ("rewrite", {8, 16}), ("answer", {8})],
-)
-def test_a_published_task_looks_drafts_up_as_often_as_its_acceptance_says(task: str, kinds: set[int]) -> None:
-    """A copy (14.19 a step) always, an answer in its own words (2.01) never."""
-    found = asked("dflash2:15", task=task, kv_dtype="int8_per_token_head")
-    assert {step.query_tokens for step in found.steps} == kinds
-
-
-@pytest.mark.parametrize("spec", [load_model("qwen3.8-27b"), MODEL], ids=lambda spec: spec.name)
-def test_14_19_tokens_a_step_are_all_looked_up_and_2_12_are_none(spec: ModelSpec) -> None:
-    drafter = spec.drafters[1]
-    assert [step.query_tokens for step in drafting(drafter, 15, 14.19).steps] == [16]
-    assert [step.query_tokens for step in drafting(drafter, 15, 2.12).steps] == [8]
-
-
-@pytest.mark.parametrize(("tokens", "rows"), [(1, 2), (3, 4), (6, 7), (7, 8)])
-def test_a_draft_no_longer_than_a_block_has_one_kind_of_step(tokens: int, rows: int) -> None:
-    for accepted in (1.0, min(4.0, rows)):
-        assert drafting(DFLASH, tokens, accepted).steps == (VerifyStep(share=1.0, query_tokens=rows),)
-
-
-def test_the_first_draft_longer_than_a_block_has_two() -> None:
-    assert [step.query_tokens for step in drafting(DFLASH, 8, 5.0).steps] == [8, 9]
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("accepted", [1.0, 1.9])
 def test_a_sequential_drafter_always_verifies_all_that_it_drafts(tokens: int, accepted: float) -> None:
     found = drafting(MTP, tokens, accepted)
     assert found.steps == (VerifyStep(share=1.0, query_tokens=tokens + 1),)
     assert found.passes == tokens
-
-
-@pytest.mark.parametrize("tokens", [1, 7, 15, 20])
-def test_a_block_is_drafted_in_one_pass(tokens: int) -> None:
-    assert drafting(DFLASH, tokens, 1.0).passes == 1
 
 
 ACCEPTS = st.floats(1, 21)
@@ -344,3 +231,49 @@ def test_a_published_acceptance_is_always_of_the_task_and_the_drafter_asked_for(
         "qwen3.8-27b", row.drafter, row.tokens, kv_dtype=row.kv_dtype, ctx_tokens=row.ctx_tokens, task=row.task
     )
     assert same == row
+
+
+PUBLISHED = [row for row in read_published("published_rtx3090.json").rows if row.metric == "accepted_tokens_per_step"]
+
+
+def counterpart(row: Row) -> Accepted:
+    """The row of the data file that says what `row` does."""
+    said = row.conditions
+    speculation = str(said.get("speculation", "mtp3-" + str(said.get("layout"))))
+    drafter, tokens, fmt = re.fullmatch(r"(dflash2|mtp)-?k?(\d+)(?:-(\w+))?", speculation).groups()  # type: ignore[union-attr]
+    fmt = {"int8": "int8_per_token_head", None: "bf16"}.get(fmt, fmt)
+    task = said.get("task", "summarize+answer")
+    key = (drafter, int(tokens), fmt, said["ctx"], task)
+    (found,) = [own for own in ROWS if (own.drafter, own.tokens, own.kv_dtype, own.ctx_tokens, own.task) == key]
+    return found
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=[row.id for row in PUBLISHED])
+def test_every_published_acceptance_is_carried_as_it_was_published(row: Row) -> None:
+    assert counterpart(row).accepted == row.value
+
+
+def test_a_carried_acceptance_without_a_published_row_is_one_of_short_chats_by_position() -> None:
+    """Sums of what is accepted by position: 1 + 0.74 + 0.50 + 0.34 (+ 0.24), and greedily."""
+    published = [counterpart(row) for row in PUBLISHED]
+    others = [own for own in ROWS if own not in published]
+    by_position = {"chat": (0.74, 0.50, 0.34, 0.24), "chat-greedy": (0.77, 0.55, 0.40, 0.30)}
+    assert {(own.drafter, own.kv_dtype, own.ctx_tokens) for own in others} == {("mtp", "bf16", 512)}
+    assert {(own.task, own.tokens) for own in others} == {(task, k) for task in by_position for k in (3, 4)}
+    for own in others:
+        assert own.accepted == pytest.approx(1 + sum(by_position[own.task][: own.tokens]))
+
+
+@pytest.mark.parametrize("path", sorted(ACCEPTANCE.glob("*.json")), ids=lambda path: path.stem)
+def test_acceptances_name_a_model_a_drafter_and_a_format_that_exist(path: Path) -> None:
+    specs = [load_model(name) for name in model_names() if path.stem in (name, load_model(name).family)]
+    assert specs
+    drafters = {drafter.name: drafter for spec in specs for drafter in spec.drafters}
+    rows = msgspec.json.decode(path.read_bytes(), type=list[Accepted])
+    keys = [(row.drafter, row.tokens, row.kv_dtype, row.ctx_tokens, row.task) for row in rows]
+    assert len(set(keys)) == len(keys)
+    for row in rows:
+        assert row.tokens <= drafters[row.drafter].max_tokens
+        assert row.accepted <= row.tokens + 1
+        assert row.kv_dtype in format_names()
+        assert row.source

@@ -24,18 +24,6 @@ def test_a_layout_that_does_not_fit_says_why_and_shows_no_speed() -> None:
     assert "the machine has 70.68 GiB" in next(line for line in lines if line.startswith("  why not"))
 
 
-def test_a_row_of_a_format_repeats_its_prediction() -> None:
-    compared = compare_all(FORMATS, formats=["fp8"])
-    prediction = compared.predictions[0]
-    pool, decode = prediction.memory.kv_pool, prediction.decode
-    assert pool is not None
-    assert decode is not None
-    cells = rows(compared)["fp8"]
-    assert cells[1:5] == ["32.00", "yes", f"{prediction.memory.max_ctx_tokens():,}", f"{pool.printed_tokens:,}"]
-    assert cells[5] == f"{decode.tokens_per_s.value:.3g}"
-    assert f"{1000 / decode.tokens_per_s.value:.1f}" in cells
-
-
 def test_milliseconds_a_token_are_those_of_one_sequence() -> None:
     alone, four = (
         compare_all(Question(ctx_tokens=8192, model="qwen3.8-27b", batch=batch), formats=["fp8"]) for batch in (1, 4)

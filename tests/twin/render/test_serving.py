@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.twin.serving import worlds
-from tests.twin.serving.worlds import PLENTY, request
+from tests.twin.serving.worlds import PLENTY, PagedPool, request
 from twin.answers.service import Service, serve
 from twin.ask.question import Question
 from twin.cli.delivery import dump
@@ -18,7 +18,6 @@ from twin.render import serving
 from twin.render import trace as traces
 from twin.render.serving import service_json, service_text, serving_json, serving_text
 from twin.render.trace import ServingTrace
-from twin.serving.blocks import PagedPool
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Lengths, Workload
 

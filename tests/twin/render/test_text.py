@@ -35,17 +35,6 @@ def test_a_headline_repeats_the_question_in_full() -> None:
     assert second == "layout vram, fp16 cache, 4,096 tokens of context, 3 sequences"
 
 
-def test_a_headline_gives_every_speed_with_its_interval_and_wall() -> None:
-    prediction = asked()
-    shown = rows(headline(prediction))
-    assert prediction.decode is not None
-    assert f"{prediction.decode.tokens_per_s.value:.1f} tok/s (" in shown["decode"]
-    assert prediction.decode.bound in shown["decode, continued"]
-    assert "tok/s (" in shown["prefill"]
-    assert " to " in shown["first token"]
-    assert f"{prediction.memory.max_ctx_tokens():,} tokens" in shown["fits"]
-
-
 def test_a_table_is_as_wide_as_it_needs_to_be() -> None:
     wide = "x" * 150
     text = table(("a", "b", "c"), [(wide, "[red]not markup[/red]", ":smile:"), ("", "", wide)])
@@ -113,12 +102,6 @@ def test_a_context_beyond_the_models_own_is_noted_on_the_first_screen(ctx_tokens
     (note,) = prediction.notes
     assert rows(headline(prediction))["note"] == note
     assert note.startswith(f"{ctx_tokens:,} tokens") == noted
-
-
-def test_what_fits_into_the_models_own_context_needs_no_note() -> None:
-    prediction = predict(Question(ctx_tokens=8192, model="qwen3.8-27b"))
-    assert not prediction.notes
-    assert "note" not in rows(headline(prediction))
 
 
 @pytest.mark.parametrize("ctx_tokens", [1, 1 << 20, 1 << 24, MAX_TOKENS])

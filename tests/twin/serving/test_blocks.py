@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.twin.serving import worlds
-from tests.twin.serving.worlds import Affine, HybridPool, request, serve
+from tests.twin.serving.worlds import Affine, PagedPool, request, serve
 from tests.worlds import LAWS
-from twin.serving.blocks import UNLIMITED, BlockPool, Ledger, PagedPool, Prefixes
+from twin.serving.blocks import UNLIMITED, BlockPool, Ledger, Prefixes
 from twin.serving.engine import simulate_serving
-from twin.serving.growth import ByHeap, ByModulus, growth
 from twin.serving.requests import Limits, Request
 
 
@@ -52,18 +51,6 @@ def test_taking_evicts_idle_prefixes_and_no_more_than_it_must() -> None:
     assert (ledger.in_use, ledger.idle_blocks) == (7, 2)
 
 
-def test_the_cheap_growth_is_for_even_blocks_only() -> None:
-    even = PagedPool(blocks=100, block_tokens=16)
-    speculating = Limits(speculative=1, tokens_per_step=1.5)
-    ledger = Ledger(even.blocks, even.blocks_for)
-    assert isinstance(growth(even, ledger, Limits()), ByModulus)
-    assert isinstance(growth(even, ledger, speculating), ByHeap)
-    assert isinstance(growth(even, ledger, Limits(reserve_output=True)), ByHeap)
-    assert isinstance(growth(worlds.SilentPool(even), ledger, Limits()), ByHeap)
-    broken_promise = HybridPool(blocks=100, block_tokens=16, window=100)
-    assert isinstance(growth(broken_promise, ledger, Limits()), ByHeap)
-
-
 FOURS = PagedPool(blocks=100, block_tokens=4)
 
 
@@ -80,12 +67,6 @@ def test_a_prefix_is_cached_from_the_step_that_computes_it() -> None:
     assert [each.cached_tokens for each in result.requests] == [0, 8, 8, 8, 8]
     assert result.total_s == 1 + 9 + 4
     assert result.pool_peak_blocks == 2 + 5  # the prefix once, and a block of each
-
-
-def test_a_prompt_that_is_nothing_but_a_cached_prefix_computes_its_last_block() -> None:
-    result = serve([request(0, 8, 2, prefix=8), request(1, 8, 2, at=20.0, prefix=8)], pool=FOURS)
-    assert result.requests[1].cached_tokens == 4
-    assert result.requests[1].ttft_s == 5.0
 
 
 def test_other_names_and_other_lengths_are_other_prefixes() -> None:
@@ -140,12 +121,6 @@ def test_a_trace_of_hashes_shares_its_longest_common_start() -> None:
     requests += [hashed(3, "abde", 30, 150.0), hashed(4, "a", 5, 200.0)]
     result = serve(requests, pool=FOURS)
     assert [each.cached_tokens for each in result.requests] == [0, 16, 0, 24, 0]
-
-
-def test_hashes_shorter_than_a_block_count_where_a_block_is_full() -> None:
-    wide = PagedPool(blocks=100, block_tokens=16)
-    requests = [hashed(0, "abc", 24, 0.0), hashed(1, "abd", 24, 50.0), hashed(2, "aed", 24, 100.0)]
-    assert [each.cached_tokens for each in serve(requests, pool=wide).requests] == [0, 16, 0]
 
 
 def test_pieces_are_whole_blocks_without_those_of_the_sequence() -> None:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.serving.metrics import FIRST_BIN_S, POINTS, RELATIVE_ERROR, Histogram, Residency
+from twin.serving.metrics import FIRST_BIN_S, GROWTH, POINTS, Histogram, Residency
 
+RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)
 NUMBERS = st.floats(1e-9, 1e9)
 SHARES = (0.0, 0.01, 0.5, 0.9, 0.99, 1.0)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.twin.serving.worlds import Affine, request, serve
-from twin.serving.blocks import PagedPool
+from tests.twin.serving.worlds import Affine, PagedPool, request, serve
 from twin.serving.metrics import RequestRecord, ServingResult
 
 
@@ -46,12 +45,6 @@ def test_two_requests_share_steps() -> None:
     assert times(result) == [(0, 0.0, 3.0, 9.0), (1, 0.5, 4.5, 5.5)]
     assert (result.itl_s.count, result.itl_s.most) == (4, 4.0)
     assert result.resident_max == 2
-
-
-def test_the_engine_sleeps_between_requests() -> None:
-    result = serve([request(0, 1, 2), request(1, 1, 2, at=10.0)])
-    assert (result.total_s, result.busy_s) == (13.0, 6.0)
-    assert result.resident_mean == pytest.approx(6 / 13)
 
 
 def test_an_arrival_at_the_very_end_of_a_step_is_there_for_the_next() -> None:
@@ -140,29 +133,6 @@ def test_every_sequence_holds_its_own_blocks_beside_those_of_its_tokens() -> Non
     pool = PagedPool(blocks=10, block_tokens=4, sequence_blocks=3)
     result = serve([request(index, 4, 1) for index in range(3)], pool=pool)
     assert (result.resident_max, result.pool_peak_blocks) == (2, 8)
-
-
-def four_of_60k(costs: Affine, pool_tokens: int) -> ServingResult:
-    pool = PagedPool(blocks=pool_tokens // 800, block_tokens=800)
-    return serve([request(index, 60_000, 1024) for index in range(4)], costs=costs, pool=pool)
-
-
-def test_four_long_requests_of_which_three_fit_as_published() -> None:
-    """Published for fp8 on one RTX 3090: 3 resident, 256 s (shared/facts/derived.md has the costs)."""
-    costs = Affine(fixed_s=19.1e-3, token_s=0.0765e-6, row_s=0.5475e-3, pair_s=4.43e-9)
-    result = four_of_60k(costs, 215_000)
-    assert (result.resident_max, result.completed, result.preemptions) == (3, 4, 0)
-    assert result.total_s == pytest.approx(256, rel=0.03)
-    assert result.requests[-1].queue_s > 150
-
-
-def test_four_long_requests_that_all_fit_as_published() -> None:
-    """Published for KVarN: all 4 resident, 242 s, 49 ms between tokens."""
-    costs = Affine(fixed_s=21.6e-3, token_s=0.113e-6, row_s=0.5707e-3, pair_s=3.69e-9)
-    result = four_of_60k(costs, 302_000)
-    assert (result.resident_max, result.preemptions) == (4, 0)
-    assert result.total_s == pytest.approx(242, rel=0.02)
-    assert result.itl_s.quantile(0.5) == pytest.approx(49e-3, rel=0.02)
 
 
 def test_a_fourth_that_is_let_in_by_its_first_chunk_thrashes() -> None:

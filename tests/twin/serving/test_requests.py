@@ -90,12 +90,6 @@ def test_without_a_rate_all_arrive_at_once(asked: dict[str, Any]) -> None:
     assert set(arrivals(**asked)) == {0.0}
 
 
-def test_a_shared_prefix_comes_on_top_of_the_prompt() -> None:
-    first = next(workload(prompt=Lengths(mean=10), prefix_tokens=64).requests())
-    assert (first.prompt_tokens, first.prefix_tokens, first.prefix_ids) == (74, 64, ("shared",))
-    assert next(workload().requests()).prefix_ids == ()
-
-
 def test_a_billion_requests_take_no_memory() -> None:
     requests = workload(count=10**9).requests()
     tracemalloc.start()
@@ -167,16 +161,6 @@ def test_lengths_out_of_range_are_refused(asked: dict[str, Any], message: str) -
 def test_limits_out_of_range_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(BadValue, match=message):
         Limits(**asked)
-
-
-def test_the_budget_limits_who_runs() -> None:
-    assert Limits(batched_tokens=100, max_sequences=64, speculative=3).most_running == 25
-    assert Limits(batched_tokens=2048, max_sequences=64).most_running == 64
-
-
-def test_tokens_per_step_are_whole_millionths() -> None:
-    assert Limits().ratio == (1, 1)
-    assert Limits(speculative=3, tokens_per_step=2.56).ratio == (2_560_000, 1_000_000)
 
 
 def test_requests_out_of_order_are_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from twin.serving.blocks import BlockPool, PagedPool
+from twin.serving.blocks import BlockPool
 from twin.serving.engine import simulate_serving
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Limits, Request
@@ -34,19 +34,16 @@ class Affine(Struct, frozen=True, kw_only=True):
         return seconds
 
 
-class SilentPool(Struct, frozen=True):
-    """The same blocks without the promise of even ones."""
+class PagedPool(Struct, frozen=True, kw_only=True):
+    """Equal blocks; every sequence holds `sequence_blocks` beside those of its tokens."""
 
-    pool: PagedPool
-
-    @property
-    def blocks(self) -> int:
-        """Of the pool inside."""
-        return self.pool.blocks
+    blocks: int
+    block_tokens: int
+    sequence_blocks: int = 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Of the pool inside."""
-        return self.pool.blocks_for(tokens)
+        """Blocks of a sequence with so many cached tokens."""
+        return self.sequence_blocks - (-tokens // self.block_tokens)
 
 
 class HybridPool(Struct, frozen=True, kw_only=True):
@@ -101,13 +98,11 @@ def limits(draw: st.DrawFn) -> Limits:
 
 @st.composite
 def pools(draw: st.DrawFn) -> BlockPool:
-    """So small that sequences preempt each other; even blocks with and without the promise, and uneven ones."""
+    """So small that sequences preempt each other; even blocks and uneven ones."""
     blocks, block_tokens = draw(st.integers(6, 30)), draw(st.integers(1, 6))
-    kind = draw(st.sampled_from(("even", "silent", "hybrid")))
-    if kind == "hybrid":
+    if draw(st.booleans()):
         return HybridPool(blocks=blocks, block_tokens=block_tokens, window=draw(st.integers(0, 9)))
-    even = PagedPool(blocks=blocks, block_tokens=block_tokens, sequence_blocks=draw(st.integers(0, 2)))
-    return even if kind == "even" else SilentPool(even)
+    return PagedPool(blocks=blocks, block_tokens=block_tokens, sequence_blocks=draw(st.integers(0, 2)))
 
 
 @st.composite
