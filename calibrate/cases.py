@@ -12,7 +12,7 @@ from calibrate.estimates import Load
 from calibrate.figures import FIGURES
 from calibrate.published import Row, Text, check_schema, read_as, read_published, refuse_repeats
 from hwprofiles.errors import BadFile, TwinError, UnknownName
-from hwprofiles.store import DATA
+from hwprofiles.store import RECORDS
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.formats import format_names
@@ -134,14 +134,14 @@ class Recorded(Struct, frozen=True, kw_only=True, dict=True):
 
 def recorded_machines() -> list[str]:
     """Machines of which cases are shipped."""
-    return sorted(path.parent.name for path in DATA.glob("*/cases.json"))
+    return sorted(path.parent.name for path in RECORDS.glob("*/cases.json"))
 
 
 def load_recorded(machine: str) -> Recorded:
     """The shipped cases of `machine`; UnknownName where there are none."""
     if machine not in recorded_machines():
         raise UnknownName("recorded machine", machine, recorded_machines())
-    return read_recorded(DATA / machine / "cases.json")
+    return read_recorded(RECORDS / machine / "cases.json")
 
 
 def read_recorded(path: Path) -> Recorded:

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hwprofiles.errors import BadFile
-from hwprofiles.store import DATA, read_json
+from hwprofiles.files import read_json
+from hwprofiles.store import RECORDS
 
 SCHEMA = "twin.published/1"
 
@@ -58,7 +59,7 @@ class Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 def read_published(name: str) -> Published:
     """The shipped file of rows called `name`. Raises BadFile in one line."""
-    return read_as(DATA / name, Published)
+    return read_as(RECORDS / name, Published)
 
 
 def read_as(path: Path, kind: type[_Read]) -> _Read:

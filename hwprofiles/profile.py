@@ -139,6 +139,8 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of the memory's rate at which splits' partial results are written and read again."""
     operations: Counts | None = None
     """Operations, of `Gpu.instructions`, that each stored element costs a program, over the query rows it holds."""
+    machine: str = ""
+    """Where it was measured: filled when a profile is read, empty for a kernel that was just fitted."""
 
     def __post_init__(self) -> None:
         if self.efficiency is None and self.latency is None:

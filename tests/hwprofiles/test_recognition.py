@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
 from hwprofiles.recognition import HEAD_BYTES, MODEL, PROFILE, TRACE, kind_of, kind_of_head, recognised
-from hwprofiles.store import DATA
+from hwprofiles.store import shipped_document
 from tests.worlds import LAWS
 from twin.models import load_model
 from twin.models.store import DATA as MODELS
@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[bytes, str]] = {
     ),
     "config without class": (b'{"model_type": "llama", "hidden_size": 4096}', "a Hugging Face config.json"),
     "shards": (b'{"metadata": {}, "weight_map": {"a": "b"}}', "the index of a safetensors checkpoint"),
-    "profile": ((DATA / "h200" / "profile.json").read_bytes(), PROFILE),
+    "profile": (json.dumps(shipped_document("h200")).encode(), PROFILE),
     "model": ((MODELS / "llama-3.1-8b.json").read_bytes(), MODEL),
     "prediction": (b'{"schema": "twin.prediction/1", "fits": true}', "a prediction of twin predict"),
     "simulation": (b'{"schema": "twin.simulation/1"}', "an answer of twin simulate"),

@@ -3,20 +3,24 @@
 import functools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.files import read_json
 from hwprofiles.profile import Kernel
 from hwprofiles.rates import Rate
-from hwprofiles.store import DATA, read_json
+from hwprofiles.shipping import ship
+from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, shipped_document
 
-SHIPPED = (DATA / "rtx3090" / "profile.json").read_text(encoding="utf-8")
+SHIPPED = json.dumps(shipped_document("rtx3090"))
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -185,7 +189,9 @@ def test_a_file_lies_over_the_machine_that_it_extends(tmp_path: Path) -> None:
     )
     profile = load_profile(str(path))
     assert (profile.name, profile.gpu_count, profile.gpu) == ("own", 3, base.gpu)
-    assert profile.kernels == base.kernels | {"linear/b/c": base.kernels["linear/exllamav3/exl3"]}
+    assert {kernel.machine for kernel in base.kernels.values()} == {"rtx3090"}  # where each was measured
+    added = replace(base.kernels["linear/exllamav3/exl3"], machine="own")
+    assert profile.kernels == base.kernels | {"linear/b/c": added}
 
 
 def extending(path: Path, **own: Any) -> HardwareProfile:
@@ -202,7 +208,7 @@ def tables_of(table: dict[str, Any], *above: str) -> list[tuple[str, ...]]:
     return inner + [each for path in inner for each in tables_of(table[path[-1]], *path)]
 
 
-H200 = json.loads((DATA / "h200" / "profile.json").read_text(encoding="utf-8"))
+H200 = json.loads(msgspec.json.encode(load_profile("h200")))
 LEAVES = [
     path for path in tables_of(H200) if path[0] != "kernels" and "source" in functools.reduce(dict.get, path, H200)
 ]
@@ -215,9 +221,7 @@ def test_what_extends_reaches_down_to_every_rate_and_leaves_all_others(tmp_path:
     own = functools.reduce(lambda inner, key: {key: inner}, reversed(path), mine)
     expected = json.loads(json.dumps(H200))
     functools.reduce(dict.get, path, expected)["note"] = "mine"
-    assert msgspec.to_builtins(extending(tmp_path / "own.json", **own)) == msgspec.to_builtins(
-        msgspec.convert(expected, HardwareProfile)
-    )
+    assert json.loads(msgspec.json.encode(extending(tmp_path / "own.json", **own))) == expected
 
 
 def test_a_rate_is_replaced_whole(tmp_path: Path) -> None:
@@ -233,7 +237,7 @@ def test_a_kernel_is_replaced_whole_and_the_others_stay(tmp_path: Path) -> None:
     key = next(key for key, kernel in base.kernels.items() if kernel.efficiency and kernel.latency)
     latency = msgspec.to_builtins(base.kernels[key].latency)
     kernels = extending(tmp_path / "own.json", kernels={key: {"latency": latency}}).kernels
-    assert kernels[key] == Kernel(latency=base.kernels[key].latency)
+    assert kernels[key] == Kernel(latency=base.kernels[key].latency, machine="h200")
     assert {each for each in base.kernels if kernels[each] != base.kernels[each]} == {key}
 
 
@@ -260,9 +264,8 @@ def test_tables_nested_without_end_are_refused_in_one_line(tmp_path: Path, key: 
 
 def test_machines_that_extend_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, parent in (("a", "b"), ("b", "a")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "profile.json").write_text(f'{{"extends": "{parent}"}}', encoding="utf-8")
-    monkeypatch.setattr("hwprofiles.store.DATA", tmp_path)
+        (tmp_path / f"{name}.json").write_text(f'{{"extends": "{parent}"}}', encoding="utf-8")
+    monkeypatch.setattr("hwprofiles.store.MACHINES", tmp_path)
     path = tmp_path / "own.json"
     path.write_text('{"extends": "a"}', encoding="utf-8")
     assert "extends 'a', which extends itself" in refusal(path)
@@ -292,6 +295,46 @@ def test_kernels_that_are_no_table_are_refused(tmp_path: Path, kernels: str) -> 
     path = tmp_path / "wrong.json"
     path.write_text(f'{{"extends": "rtx3090", "kernels": {kernels}}}', encoding="utf-8")
     assert "$.kernels" in refusal(path)
+
+
+def test_a_profile_that_was_shown_is_read_as_the_same_machine(tmp_path: Path) -> None:
+    path = tmp_path / "shown.json"
+    path.write_text(json.dumps(msgspec.to_builtins(load_profile("3x-rtx3090"))), encoding="utf-8")
+    assert load_profile(str(path)) == load_profile("3x-rtx3090")
+
+
+def test_shipped_files_are_strict_and_hold_a_machine_or_the_kernels_of_one_engine() -> None:
+    keys: list[tuple[str, str]] = []
+    for path in KERNELS.glob("*.json"):
+        file = read_json(path)
+        assert (file["schema"], file["engine"]) == (KERNELS_SCHEMA, path.stem)
+        assert set(file["machines"]) <= set(profile_names())
+        keys += [(machine, key) for machine, kernels in file["machines"].items() for key in kernels]
+    assert len(set(keys)) == len(keys)
+    for path in MACHINES.glob("*.json"):
+        assert read_json(path).keys() <= {"schema", "name", "summary", "gpu_count", "gpu", "host", "extends"}
+
+
+def test_shipping_what_is_shipped_changes_no_byte(tmp_path: Path) -> None:
+    for folder in (MACHINES, KERNELS):
+        shutil.copytree(folder, tmp_path / folder.name)
+    for name in profile_names():
+        ship(shipped_document(name), machines=tmp_path / "machines", kernels=tmp_path / "kernels")
+    for folder in (MACHINES, KERNELS):
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+            path.name: path.read_bytes() for path in (tmp_path / folder.name).iterdir()
+        }
+
+
+def test_a_new_machine_is_shipped_with_its_kernels_by_engine(tmp_path: Path) -> None:
+    for folder in (MACHINES, KERNELS):
+        shutil.copytree(folder, tmp_path / folder.name)
+    made = {**shipped_document("h200"), "name": "new"}
+    ship(made, machines=tmp_path / "machines", kernels=tmp_path / "kernels")
+    files = {path.stem: read_json(path)["machines"].get("new", {}) for path in (tmp_path / "kernels").iterdir()}
+    assert {engine for engine, kernels in files.items() if kernels} == {"twin", "library"}
+    assert files["twin"] | files["library"] == made["kernels"]
+    assert read_json(tmp_path / "machines" / "new.json") == {k: v for k, v in made.items() if k != "kernels"}
 
 
 def test_a_wrong_kernel_is_named(tmp_path: Path) -> None:

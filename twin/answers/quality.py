@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from hwprofiles.store import read_json
+from hwprofiles.files import read_json
 from twin.errors import BadFile
 from twin.models import ModelSpec
 

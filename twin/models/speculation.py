@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from hwprofiles.files import read_json
 from hwprofiles.spelling import match
-from hwprofiles.store import read_json
 from twin.errors import BadFile, BadValue, Impossible
 from twin.models.spec import Drafter, ModelSpec
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from hwprofiles.extending import extended
+from hwprofiles.files import extended, is_path, read_json
 from hwprofiles.spelling import match, suggestions
-from hwprofiles.store import is_path, read_json
 from twin.errors import BadFile, UnknownName
 from twin.models.spec import ModelSpec
 
