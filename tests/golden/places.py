@@ -1,22 +1,26 @@
-"""Models as engines run them on machines: where there are rates for them, and which contexts and formats are asked for.
+"""Models as engines run them on machines, and what can be asked for there: contexts, formats, values of every option.
 
 Where every combination would be too many, one is drawn by lot: the one whose words have the smallest checksum. Such a
 draw does not depend on what else there is, so that a new model or machine adds questions and leaves the others alone.
 """
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
 from hwprofiles import load_profile, profile_names
 from twin.engines import EngineRules, engine_names, load_engine
 from twin.formats import is_exl3, kv_format
-from twin.models import load_model, model_names
+from twin.models import ModelSpec, load_model, model_names
+from twin.models.speculation import ACCEPTANCE
 from twin.operations.counts import layer_parameters, parameters
 from twin.units import parse_tokens
 
 Words = tuple[str, ...]
+Options = dict[str, list[Words]]
+"""What can be asked, value by value, by the option that it is about."""
 Item = TypeVar("Item")
 
 CONTEXTS = ("1", "512", "2051", "8k", "32k", "100k", "200k", "1M", "3M")
@@ -51,35 +55,46 @@ class Place(NamedTuple):
         """The engine's rulebook."""
         return load_engine(self.engine)
 
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return load_model(self.model)
+
+    @property
+    def usual(self) -> list[str]:
+        """Contexts of questions about options."""
+        longest = parse_tokens(USUAL_SPARSE if self.spec.indexer else USUAL_DENSE)
+        return [ctx for ctx in CONTEXTS if 512 < parse_tokens(ctx) <= longest]
+
 
 def drawn(items: Iterable[Item], by: str, *, most: int = 1) -> list[Item]:
     """Those that the lot `by` falls on: the smallest checksums first."""
     return sorted(items, key=lambda item: hashlib.sha256(f"{by} {item}".encode()).digest())[:most]
 
 
+def one(items: Iterable[Item], by: str) -> Item:
+    """The one that the lot falls on; there must be any."""
+    return drawn(items, by)[0]
+
+
+@cache
 def places() -> list[Place]:
-    """Wherever a rulebook loads the model, whether or not the machine has rates for it."""
+    """Wherever a rulebook loads the model's checkpoint and runs its attention, with or without rates on the machine."""
     return [
         Place(model, engine, machine, layout)
-        for model in model_names()
-        for engine in engine_names()
-        if loads(model, engine)
+        for model, spec in ((name, load_model(name)) for name in model_names())
+        for engine, rules in ((name, load_engine(name)) for name in engine_names())
+        if spec.weights.format in rules.weight_formats and (spec.indexer is None or rules.sparse_kernels)
         for machine in profile_names()
-        for layout in load_engine(engine).layouts
-        if layout != "offload" or load_model(model).indexer
+        for layout in rules.layouts
+        if layout != "offload" or spec.indexer
     ]
-
-
-def loads(model: str, engine: str) -> bool:
-    """Whether the engine loads the model's checkpoint and runs its attention."""
-    spec, rules = load_model(model), load_engine(engine)
-    return spec.weights.format in rules.weight_formats and bool(spec.indexer is None or rules.sparse_kernels)
 
 
 @cache
 def at_home(place: Place) -> bool:
     """Whether the machine has rates for the model's weights under that engine, and memory enough for them."""
-    spec, machine = load_model(place.model), load_profile(place.machine)
+    spec, machine = place.spec, load_profile(place.machine)
     counts = parameters(spec)
     total = counts.head + counts.embedding + sum(layer_parameters(spec, kind) for kind in spec.layer_kinds)
     rated = place.rules.kernel("linear", spec.weights.format) in machine.kernels
@@ -91,24 +106,29 @@ def homes() -> list[Place]:
     return [place for place in places() if at_home(place)]
 
 
-def abroad(*, models: int) -> list[Place]:
-    """Places without rates or memory enough, of so many models each."""
+def kinds() -> dict[str, list[Place]]:
+    """Places at home, by kind."""
+    found = homes()
+    return {kind: [place for place in found if place.kind == kind] for kind in sorted({place.kind for place in found})}
+
+
+def abroad() -> list[Place]:
+    """Places without rates or memory enough, of one model each."""
     groups: dict[str, list[Place]] = {}
     for place in places():
         if not at_home(place):
             groups.setdefault(f"{place.kind} {place.machine}", []).append(place)
-    return [place for group, alike in groups.items() for place in drawn(alike, group, most=models)]
+    return [one(alike, group) for group, alike in groups.items()]
 
 
 def fits_heads(place: Place, fmt: str) -> bool:
-    return not kv_format(fmt).check(head_dim=load_model(place.model).attention.head_dim)
+    return not kv_format(fmt).check(head_dim=place.spec.attention.head_dim)
 
 
 @cache
 def rated_formats(place: Place, operations: tuple[str, ...] = DECODES) -> list[str]:
     """What the engine keeps there, its kernels start on and the machine has rates for, of one of the operations."""
-    machine, rules = load_profile(place.machine), place.rules
-    has = float(machine.gpu.compute_capability)
+    rules, has = place.rules, float(load_profile(place.machine).gpu.compute_capability)
     return [
         fmt
         for fmt in rules.formats_of(place.layout)
@@ -124,13 +144,103 @@ def has_rate(place: Place, fmt: str, backend: str, operations: tuple[str, ...] =
     return any(f"{operation}/{backend}/{fmt}" in kernels for operation in operations)
 
 
-def usual(place: Place) -> list[str]:
-    """Contexts of questions about options."""
-    longest = parse_tokens(USUAL_SPARSE if load_model(place.model).indexer else USUAL_DENSE)
-    return [ctx for ctx in CONTEXTS if 512 < parse_tokens(ctx) <= longest]
-
-
 def only_what_if(place: Place, fmt: str) -> bool:
     """Whether the format can be asked for there, but not without `--what-if`; exllamav3's many by exllamav3 alone."""
     foreign = is_exl3(fmt) and fmt not in place.rules.formats
     return fits_heads(place, fmt) and not foreign and fmt not in rated_formats(place)
+
+
+def valued(**options: Sequence[str]) -> Options:
+    """Options with values of their own; an empty one stands for an option without."""
+    named = {f"--{name.replace('_', '-')}": values for name, values in options.items()}
+    return {name: [(name, value) if value else (name,) for value in values] for name, values in named.items()}
+
+
+EVERYWHERE = valued(
+    batch=("2", "8", "64"), chunk=("512", "4096", "16k"), pcie=("x16", "x8", "x4"), state_dtype=("fp16", "fp32")
+)
+OFFLOADED = valued(
+    staging=("4MiB", "128MiB", "1GiB"),
+    prefill=("auto", "staged", "naive"),
+    copies=("serial", "overlapped"),
+    pooled=("vram", "host"),
+    host_pages=("huge", "4KiB"),
+)
+TABLED = valued(ngram=("ram", "disk"))
+POOLED = valued(
+    util=("0.8", "0.93", "0.97"),
+    pool=("2GiB", "5GiB"),
+    max_seqs=("1", "16", "256"),
+    max_model_len=("128k", "1M"),
+    prefix_cache=("",),
+    cold_start=("",),
+    stock=("",),
+    sync_scheduling=("",),
+) | {"--cached": [("--prefix-cache", "--cached", tokens) for tokens in ("300", "6k")]}
+HASHED = ("--trace-in", "hashed.jsonl", "--time-unit")
+WORKLOADS = (
+    valued(
+        requests=("1", "60"),
+        rate=("0.2", "4", "50"),
+        prompt=("64", "4k", "30k"),
+        output_tokens=("1", "16", "1k"),
+        lengths=("fixed", "uniform", "exponential", "lognormal"),
+        seed=("7",),
+        max_model_len=("8k", "64k"),
+        no_interval=("",),
+    )
+    | {
+        "--cv": [("--lengths", "lognormal", "--cv", "2"), ("--lengths", "uniform", "--cv", "0.3")],
+        "--arrivals": [("--rate", "4", "--arrivals", kind) for kind in ("poisson", "constant", "burst")],
+        "--burstiness": [("--rate", "4", "--burstiness", "0.25")],
+        "--prefix": [("--prefix", "2k"), ("--prefix", "2k", "--prefix-cache")],
+    }
+    | {  # files beside which every question is asked, see `answers.py`
+        "--trace-in": [("--trace-in", "trace.jsonl")],
+        "--time-unit": [(*HASHED, unit) for unit in ("s", "ms")],
+        "--hash-tokens": [(*HASHED, unit, "--hash-tokens", "16", "--prefix-cache") for unit in ("s", "ms")],
+    }
+)
+NOT_COMPARED = {"--cached", *OFFLOADED}
+"""Options that `compare` does not have."""
+NOT_SIMULATED = {"--cached", "--batch"}
+"""The same of `simulate`."""
+
+
+def options_of(place: Place, *, simulated: bool = False) -> Options:
+    """Options of a prediction, or of a simulation, there: what can be asked for beside context and format."""
+    made = dict(EVERYWHERE)
+    if place.layout == "offload":
+        made |= OFFLOADED
+    if place.spec.ngram is not None:
+        made |= TABLED
+    if place.rules.block_pool is not None:
+        made |= POOLED | {"--spec": [words for words in drafts(place.model) if "--accept" in words]}
+        made["--task"] = published_tasks(place.model)
+    other = drawn((fmt for fmt in place.rules.formats if only_what_if(place, fmt)), str(place))
+    made["--what-if"] = [("--kv-dtype", fmt, "--what-if") for fmt in other]
+    made["--backend"] = [
+        ("--kv-dtype", fmt, "--backend", backend)
+        for fmt in rated_formats(place)
+        for backend in place.rules.backends_of(fmt)
+        if has_rate(place, fmt, backend)
+    ]
+    made = {option: values for option, values in made.items() if values}
+    return {name: each for name, each in made.items() if name not in NOT_SIMULATED} | WORKLOADS if simulated else made
+
+
+def drafts(model: str) -> list[Words]:
+    """Drafters with the published acceptance, and with few to the most tokens of which half are accepted."""
+    made: list[Words] = []
+    for drafter in load_model(model).drafters:
+        made.append(("--spec", drafter.name))
+        for tokens in sorted({1, drafter.default_tokens, (drafter.max_tokens * 3) // 4, drafter.max_tokens}):
+            made.append(("--spec", f"{drafter.name}:{tokens}", "--accept", f"{1 + tokens / 2:g}"))
+    return made
+
+
+def published_tasks(model: str) -> list[Words]:
+    """Drafters and tasks whose acceptance is published for the model's family, as they are asked for."""
+    path = ACCEPTANCE / f"{load_model(model).family}.json"
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return sorted({("--spec", f"{row['drafter']}:{row['tokens']}", "--task", row["task"]) for row in rows})
