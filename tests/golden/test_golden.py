@@ -7,8 +7,7 @@ import cli
 from hwprofiles import profile_names
 from tests.golden.answers import FOLDER, read
 from tests.golden.moves import compared, report
-from tests.golden.places import homes, published_tasks, rated_formats
-from tests.golden.questions import questions
+from tests.golden.questions import homes, published_tasks, questions, rated_formats
 from tests.golden.regenerate import asked_again
 from twin.engines import engine_names
 from twin.formats import format_names, is_exl3
