@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 from calibrate.kernel_cases import KernelCase
 from calibrate.measure import Measurement
 from hwprofiles.errors import BadFile
-from hwprofiles.store import DATA, profile_names, read_json
+from hwprofiles.files import read_json
+from hwprofiles.store import RECORDS, profile_names
 
 SCHEMA = "twin.measurements/1"
 NAME = "measurements.json"
@@ -62,7 +63,7 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def measured_machines() -> list[str]:
     """Shipped machines with measurements of their own."""
-    return sorted(path.parent.name for path in DATA.glob(f"*/{NAME}"))
+    return sorted(path.parent.name for path in RECORDS.glob(f"*/{NAME}"))
 
 
 def read_measurements(path: Path) -> Measurements:
@@ -75,12 +76,12 @@ def read_measurements(path: Path) -> Measurements:
 
 def shipped_measurements(machine: str) -> Measurements:
     """The measurements shipped with `machine`."""
-    return read_measurements(DATA / machine / NAME)
+    return read_measurements(RECORDS / machine / NAME)
 
 
 def measurements_path(machine: str) -> Path:
     """Where the measurements of a machine lie, be it shipped or the path of a profile: beside its profile."""
-    return DATA / machine / NAME if machine in profile_names() else Path(machine).with_suffix(f".{NAME}")
+    return RECORDS / machine / NAME if machine in profile_names() else Path(machine).with_suffix(f".{NAME}")
 
 
 def row_of(measurement: Measurement, group: Group = "grid") -> MeasuredRow:

@@ -7,8 +7,8 @@ from calibrate.published.recorded import validate_recorded
 from calibrate.validation import Validation, joined
 from hwprofiles import load_profile
 from hwprofiles.errors import find
+from hwprofiles.files import is_path
 from hwprofiles.spelling import match
-from hwprofiles.store import is_path
 from twin.errors import BadFile
 
 

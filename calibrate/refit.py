@@ -16,12 +16,14 @@ from calibrate.format_fits import format_rates
 from calibrate.kernel_fits import record_rates
 from calibrate.library_fits import library_rates
 from calibrate.probes import Machine, ProbeRecord
+from hwprofiles.files import read_json
 from hwprofiles.profile import HardwareProfile
-from hwprofiles.store import DATA, read_json
+from hwprofiles.shipping import ship
+from hwprofiles.store import RECORDS, shipped_document
 
 Records = Mapping[str, ProbeRecord]
 
-OWN, LIBRARY, FORMATS, PROFILE = "calibration.json", "library_suite.json", "format_rates.json", "profile.json"
+OWN, LIBRARY, FORMATS, PROFILE = "calibration.json", "library_suite.json", "format_rates.json", "profile"
 DERIVED = ("median_s", "spread", "n")
 """What a record holds beside a sample's raw seconds."""
 
@@ -33,7 +35,7 @@ def as_they_are(records: Records) -> Records:
 
 def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) -> dict[str, dict[str, Any]]:
     """Every file of the machine that rates are in, by name; `samples` may change those of each record first."""
-    own, library, formats = (read_json(DATA / machine / name) for name in (OWN, LIBRARY, FORMATS))
+    own, library, formats = (read_json(RECORDS / machine / name) for name in (OWN, LIBRARY, FORMATS))
     profile, record = build(
         machine=msgspec.convert(own["machine"], Machine), records=samples(probes(own)),
         name=own["name"], date=own["date"], command=own["command"],
@@ -52,7 +54,7 @@ def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) 
         OWN: own | record | {"machine": own["machine"]},
         LIBRARY: library | {"kernels": of_library, "fitted": parts},
         FORMATS: formats | {"kernels": of_formats, "fitted": coded, "gpu": instructions_roof(evidence)},
-        PROFILE: read_json(DATA / machine / PROFILE) | profile,
+        PROFILE: shipped_document(machine) | profile,
     }
     as_data: dict[str, dict[str, Any]] = json.loads(json.dumps(made, allow_nan=False))
     return as_data
@@ -77,7 +79,10 @@ def probes(record: dict[str, Any]) -> dict[str, ProbeRecord]:
 def main(machine: str) -> None:
     """Write every file anew."""
     for name, document in refitted(machine).items():
-        Path(DATA / machine / name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if name == PROFILE:
+            ship(document)
+        else:
+            Path(RECORDS / machine / name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""Reading a data file whole, within bounds: of bytes, and of the time that nothing comes."""
+"""Reading a data file: whole and within bounds, as strict JSON, and laid over the shipped one that it extends."""
 
+import json
 import os
 import stat
 import time
+from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from hwprofiles.errors import BadFile
 
@@ -12,6 +16,89 @@ MOST_BYTES = 8 * 2**20
 
 LONGEST_WAIT_S = 5.0
 """Until the next byte of a pipe."""
+
+Table = dict[str, Any]
+
+
+def is_path(name: str) -> bool:
+    """Whether it means a file, and not something that is shipped under a name."""
+    return "/" in name or name.endswith(".json") or os.path.isfile(name)
+
+
+def extended(
+    raw: Any,
+    path: Path,
+    *,
+    kind: str,
+    names: Sequence[str],
+    shipped: Callable[[str], Any],
+    lay_over: Callable[[Table, Table], Table],
+) -> Any:
+    """`raw`, read from `path`, laid over the one that its key `extends` names, and that over its own parent.
+
+    `shipped` reads what is shipped under one of `names`. BadFile for another parent, or for parents that form a ring.
+    """
+    layers = []
+    above: list[str] = []
+    while isinstance(raw, dict) and "extends" in raw:
+        parent = raw["extends"]
+        if parent not in names:
+            raise BadFile(f"{path}: extends {parent!r}, which is not a shipped {kind}", hint=", ".join(names))
+        if parent in above:
+            raise BadFile(f"{path}: extends {parent!r}, which extends itself", hint=", ".join(names))
+        layers.append({key: value for key, value in raw.items() if key != "extends"})
+        above.append(parent)
+        raw = shipped(parent)
+    for layer in reversed(layers):
+        raw = lay_over(raw, layer)
+    return raw
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`, read strictly: no NaN, no infinity, no half characters, no repeated key.
+
+    Raises BadFile in one line.
+    """
+    content = read_whole(path)
+    try:
+        value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)
+        _check_values(value, "$")
+    except UnicodeDecodeError as wrong:
+        raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
+    except (ValueError, RecursionError) as wrong:
+        raise BadFile(f"{path}: not valid JSON: {wrong}") from None
+    return value
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> Table:
+    table: Table = {}
+    for key, value in pairs:
+        if key in table:
+            raise ValueError(f"key {key!r} appears twice")
+        table[key] = value
+    return table
+
+
+def _check_values(value: Any, where: str) -> None:
+    """Raise ValueError where a number is not finite or a text could not be written again."""
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{where} is {value}, which is not a number that a data file may hold")
+    if isinstance(value, str):
+        _check_text(value, where)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _check_text(key, f"a key of {where}")
+            _check_values(part, f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            _check_values(part, f"{where}[{index}]")
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as wrong:
+        raise ValueError(f"{where} holds half of a surrogate pair (character {wrong.start})") from None
 
 
 def read_whole(path: Path) -> bytes:
@@ -39,21 +126,21 @@ def _read(handle: int, path: Path) -> bytes:
         raise BadFile(f"{path}: cannot be read: Is a directory")
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
         raise BadFile(f"{path}: cannot be read: a device, not a file")
-    pieces: list[bytes] = []
+    parts: list[bytes] = []
     left = MOST_BYTES + 1
-    while left and (piece := _piece(handle, left, path, piped=stat.S_ISFIFO(mode) and not pieces)):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
+    while left and (part := _part(handle, left, path, piped=stat.S_ISFIFO(mode) and not parts)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
-def _piece(handle: int, most: int, path: Path, *, piped: bool) -> bytes:
+def _part(handle: int, most: int, path: Path, *, piped: bool) -> bytes:
     """What comes next; empty at the end. A pipe whose writer has yet to come is not at its end: `piped`."""
     deadline = time.monotonic() + LONGEST_WAIT_S
     while True:
         try:
-            if (piece := os.read(handle, min(most, 2**20))) or not piped:
-                return piece
+            if (part := os.read(handle, min(most, 2**20))) or not piped:
+                return part
         except BlockingIOError:  # somebody has it open and writes nothing for now
             pass
         if time.monotonic() >= deadline:

@@ -35,7 +35,7 @@ KERNEL_AXES = {
 """What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
 RESIDENT_PROGRAMS = "resident_programs"
-"""Programs that a multiprocessor holds at a time, in each wave of a call's programs (wave quantisation)."""
+"""Thread blocks that a multiprocessor holds at a time, in each wave of a call (wave quantisation)."""
 
 OTHER_AXES = {"attend_dense": (RESIDENT_PROGRAMS,)}
 """What it may depend on instead."""
@@ -46,27 +46,11 @@ Allowed = tuple[Unit, float, float]
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
 _OP_PER_S: Allowed = ("op/s", 1e9, 1e16)
-_OPS_AN_ELEMENT = (1e-3, 1e4)
+_OPS_AN_ELEMENT = ("operations an element", 1e-3, 1e4)
 _COMBINE: Allowed = ("1", 1e-3, 1e3)
 _FLOP_PER_S: Allowed = ("FLOP/s", 1e10, 1e17)
 _LATENCY_S: Allowed = ("s", 1e-8, 1.0)
 _CAPACITY_BYTES: Allowed = ("B", 2.0**28, 2.0**50)
-
-
-class Link(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One direction between two memories: seconds = latency + bytes / (rate x efficiency of the run length)."""
-
-    rate: Rate
-    latency: Rate
-    run_length: Curve
-    datasheet: Rate
-
-    def check(self, path: str) -> None:
-        """Raise ValueError where a unit or range is wrong or the link beats its datasheet."""
-        _check(self.rate, f"{path}.rate", _LINK_BYTES_PER_S)
-        _check(self.latency, f"{path}.latency", _LATENCY_S)
-        _check_peak(self.rate, self.datasheet, path, _LINK_BYTES_PER_S)
-        _check_axis(self.run_length, f"{path}.run_length", "run_bytes")
 
 
 class Roof(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,6 +58,32 @@ class Roof(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     rate: Rate
     datasheet: Rate
+
+    def check(self, path: str, allowed: Allowed) -> None:
+        """Raise ValueError where a unit or range is wrong or the rate beats its datasheet."""
+        _check(self.rate, f"{path}.rate", allowed)
+        _check(self.datasheet, f"{path}.datasheet", allowed)
+        rate, peak = self.rate.value, self.datasheet.value
+        if rate > peak:
+            raise ValueError(f"{path}: the rate {rate:g} is above its datasheet peak {peak:g} {self.datasheet.unit}")
+
+
+class Link(Roof, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One direction between two memories: seconds = latency + bytes / (rate x efficiency of the run length)."""
+
+    latency: Rate
+    run_length: Curve
+
+    def check(self, path: str, allowed: Allowed = _LINK_BYTES_PER_S) -> None:
+        """The same of a link."""
+        super().check(path, allowed)
+        _check(self.latency, f"{path}.latency", _LATENCY_S)
+        _check_axis(self.run_length, f"{path}.run_length", "run_bytes")
+
+    def narrowed(self, share: float) -> "Link":
+        """The same link with a share of its lanes."""
+        rate, peak = (replace(each, value=each.value * share) for each in (self.rate, self.datasheet))
+        return replace(self, rate=rate, datasheet=peak)
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -103,10 +113,10 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Raise ValueError naming the key that is out of range."""
         _check(self.vram, f"{path}.vram", _CAPACITY_BYTES)
         if self.instructions is not None:
-            _check_peak(self.instructions.rate, self.instructions.datasheet, f"{path}.instructions", _OP_PER_S)
-        _check_peak(self.vram_read.rate, self.vram_read.datasheet, f"{path}.vram_read", _VRAM_BYTES_PER_S)
+            self.instructions.check(f"{path}.instructions", _OP_PER_S)
+        self.vram_read.check(f"{path}.vram_read", _VRAM_BYTES_PER_S)
         for dtype, roof in self.tensor.items():
-            _check_peak(roof.rate, roof.datasheet, f"{path}.tensor.{dtype}", _FLOP_PER_S)
+            roof.check(f"{path}.tensor.{dtype}", _FLOP_PER_S)
         self.h2d.check(f"{path}.h2d")
         self.d2h.check(f"{path}.d2h")
 
@@ -139,10 +149,29 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of the memory's rate at which splits' partial results are written and read again."""
     operations: Counts | None = None
     """Operations, of `Gpu.instructions`, that each stored element costs a program, over the query rows it holds."""
+    machine: str = ""
+    """Where it was measured: filled when a profile is read, empty for a kernel that was just fitted."""
 
     def __post_init__(self) -> None:
         if self.efficiency is None and self.latency is None:
             raise ValueError("a kernel needs an efficiency, a latency or both")
+
+    def check(self, key: str) -> None:
+        """Raise ValueError where the kernel's name, an axis or a range is wrong."""
+        path, (operation, *named) = f"$.kernels.{key}", key.split("/")
+        if len(named) != 2 or not all((operation, *named)):
+            raise ValueError(f"{path}: a kernel is named operation/implementation/format")
+        if self.efficiency is not None:
+            axes = (KERNEL_AXES.get(operation, "tokens"), *OTHER_AXES.get(operation, ()))
+            _check_axis(self.efficiency, f"{path}.efficiency", *axes)
+        if self.operations is not None:
+            _check_axis(self.operations, f"{path}.operations", "program_rows")
+            for count in self.operations.counts:
+                _check_range(count, f"{path}.operations", _OPS_AN_ELEMENT)
+        if self.combine is not None:
+            _check(self.combine, f"{path}.combine", _COMBINE)
+        if self.latency is not None:
+            _check(self.latency, f"{path}.latency", _LATENCY_S)
 
 
 class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -164,19 +193,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self.host.check("$.host")
         self._check_one_memory()
         for key, kernel in self.kernels.items():
-            if len(key.split("/")) != 3 or not all(key.split("/")):
-                raise ValueError(f"$.kernels.{key}: a kernel is named operation/implementation/format")
-            if kernel.efficiency is not None:
-                operation = key.split("/")[0]
-                axes = (KERNEL_AXES.get(operation, "tokens"), *OTHER_AXES.get(operation, ()))
-                _check_axis(kernel.efficiency, f"$.kernels.{key}.efficiency", *axes)
-            if kernel.operations is not None:
-                _check_axis(kernel.operations, f"$.kernels.{key}.operations", "program_rows")
-                _check_counts(kernel.operations, f"$.kernels.{key}.operations")
-            if kernel.combine is not None:
-                _check(kernel.combine, f"$.kernels.{key}.combine", _COMBINE)
-            if kernel.latency is not None:
-                _check(kernel.latency, f"$.kernels.{key}.latency", _LATENCY_S)
+            kernel.check(key)
 
     def _check_one_memory(self) -> None:
         if not self.gpu.unified_memory:
@@ -199,41 +216,23 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """
         share = lanes / FULL_LANES
         narrow = copy(self)
-        gpu = replace(self.gpu, h2d=_narrowed(self.gpu.h2d, share), d2h=_narrowed(self.gpu.d2h, share))
+        gpu = replace(self.gpu, h2d=self.gpu.h2d.narrowed(share), d2h=self.gpu.d2h.narrowed(share))
         force_setattr(narrow, "gpu", gpu)
         return narrow
 
 
-def _narrowed(link: Link, share: float) -> Link:
-    return replace(
-        link,
-        rate=replace(link.rate, value=link.rate.value * share),
-        datasheet=replace(link.datasheet, value=link.datasheet.value * share),
-    )
-
-
 def _check(rate: Rate, path: str, allowed: Allowed) -> None:
+    if rate.unit != allowed[0]:
+        raise ValueError(f"{path}: unit must be {allowed[0]!r}, not {rate.unit!r}")
+    _check_range(rate.value, path, allowed)
+
+
+def _check_range(value: float, path: str, allowed: tuple[str, float, float]) -> None:
     unit, low, high = allowed
-    if rate.unit != unit:
-        raise ValueError(f"{path}: unit must be {unit!r}, not {rate.unit!r}")
-    if not low <= rate.value <= high:
-        raise ValueError(f"{path}: {rate.value:g} {unit} is outside the range of {low:g} to {high:g} {unit}")
-
-
-def _check_peak(rate: Rate, peak: Rate, path: str, allowed: Allowed) -> None:
-    _check(rate, f"{path}.rate", allowed)
-    _check(peak, f"{path}.datasheet", allowed)
-    if rate.value > peak.value:
-        raise ValueError(f"{path}: the rate {rate.value:g} is above its datasheet peak {peak.value:g} {peak.unit}")
+    if not low <= value <= high:
+        raise ValueError(f"{path}: {value:g} {unit} is outside the range of {low:g} to {high:g} {unit}")
 
 
 def _check_axis(curve: Curve | Counts, path: str, *axes: str) -> None:
     if curve.over not in axes:
         raise ValueError(f"{path}: 'over' must be {' or '.join(repr(axis) for axis in axes)}, not {curve.over!r}")
-
-
-def _check_counts(counts: Counts, path: str) -> None:
-    low, high = _OPS_AN_ELEMENT
-    for count in counts.counts:
-        if not low <= count <= high:
-            raise ValueError(f"{path}: {count:g} operations an element is outside the range of {low:g} to {high:g}")

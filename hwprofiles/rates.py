@@ -48,21 +48,31 @@ class Rate(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     unit: Unit
 
 
-class Curve(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Line(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Numbers over one quantity, read between places that rise."""
+
+    over: str
+    at: tuple[Place, ...]
+
+    def check(self, name: str, values: tuple[float, ...]) -> None:
+        """Raise ValueError unless there is a value called `name` for each place, and places rise."""
+        if not self.at or len(self.at) != len(values):
+            raise ValueError(f"'at' and {name!r} need the same length, at least 1")
+        if any(b <= a * (1 + CLOSEST) for a, b in pairwise(self.at)):
+            raise ValueError("'at' must rise strictly, by more than rounding")
+
+
+class Curve(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Efficiency (share of the roof, at most 1) over one quantity; linear in the logarithm of that quantity.
 
     Outside the outermost points the nearest value holds: see `covers`.
     """
 
-    over: str
-    at: tuple[Place, ...]
     efficiency: tuple[Efficiency, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.at or len(self.at) != len(self.efficiency):
-            raise ValueError("'at' and 'efficiency' need the same length, at least 1")
-        _check_rising(self.at)
+        self.check("efficiency", self.efficiency)
 
     def __call__(self, x: float) -> float:
         """Efficiency at `x`, in (0, 1]."""
@@ -86,18 +96,14 @@ class Curve(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return len(self.at) == 1 or self.at[0] <= x <= self.at[-1]
 
 
-class Counts(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Counts(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A count over one quantity: linear between points; beyond the outermost their line goes on, but never falls."""
 
-    over: str
-    at: tuple[Place, ...]
     counts: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.at or len(self.at) != len(self.counts):
-            raise ValueError("'at' and 'counts' need the same length, at least 1")
-        _check_rising(self.at)
+        self.check("counts", self.counts)
 
     def __call__(self, x: float) -> float:
         """The count at `x`; below the first point it is that of the first."""
@@ -113,8 +119,3 @@ class Counts(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def covers(self, x: float) -> bool:
         """Whether `x` lies inside what was calibrated."""
         return self.at[0] <= x <= self.at[-1]
-
-
-def _check_rising(at: tuple[float, ...]) -> None:
-    if any(b <= a * (1 + CLOSEST) for a, b in pairwise(at)):
-        raise ValueError("'at' must rise strictly, by more than rounding")

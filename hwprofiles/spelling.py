@@ -5,7 +5,7 @@ digits are as written, or where the name is a known one cut short.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 MOST_SUGGESTED = 6
 """Names that a short one may stand for; where there are more, the list of all says as much."""
@@ -53,12 +53,17 @@ def suggestions(name: str, known: Iterable[str]) -> list[str]:
 
 def _shortened(name: str, names: list[str]) -> list[str]:
     """Names that begin with it, or else that hold it: words may be cut short and left out, numbers may not."""
-    tokens = _tokens(_without_vendor(name))
-    if not tokens:
+    asked = _tokens(_without_vendor(name))
+    if not asked:
         return []
-    whole = [each for each in names if _tokens(each) == tokens]
-    begun = [each for each in names if _starts(_tokens(each), tokens)]
-    return whole or begun or [each for each in names if any(_starts(rest, tokens) for rest in _rests(_tokens(each)))]
+    tokens = {each: _tokens(each) for each in names}
+    whole = [each for each in names if tokens[each] == asked]
+    begun = [each for each in names if _starts(tokens[each], asked)]
+    return (
+        whole
+        or begun
+        or [each for each in names if any(_starts(tokens[each][at:], asked) for at in range(len(tokens[each])))]
+    )
 
 
 def nearest(name: str, known: Iterable[str], *, alike: float = 0.5) -> str | None:
@@ -82,23 +87,15 @@ def _tokens(name: str) -> list[str]:
     return _TOKENS.findall(name.casefold())
 
 
-def _rests(tokens: list[str]) -> Iterator[list[str]]:
-    return (tokens[first:] for first in range(len(tokens)))
-
-
 def _starts(tokens: list[str], asked: list[str]) -> bool:
     """Whether `asked` is a beginning of `tokens`, as `_shortened` has it."""
-    if not _begins(tokens[0], asked[0]):
-        return False
-    at = 1
-    for each in asked[1:]:
-        while at < len(tokens) and not _begins(tokens[at], each) and not tokens[at].isdecimal():
-            at += 1
-        if at == len(tokens) or not _begins(tokens[at], each):
+    left = iter(tokens)
+    for place, each in enumerate(asked):
+        for token in left:
+            if token == each if each.isdecimal() else token.startswith(each):
+                break
+            if place == 0 or token.isdecimal():
+                return False
+        else:
             return False
-        at += 1
     return True
-
-
-def _begins(token: str, asked: str) -> bool:
-    return token == asked if asked.isdecimal() else token.startswith(asked)

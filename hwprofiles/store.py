@@ -1,31 +1,46 @@
-"""Finding and reading profiles: a shipped name, or the path of a JSON file."""
+"""Finding machines, by a shipped name or the path of a file, and joining them with what engines' kernels reach there.
 
-import json
+Shipped: `machines/<name>.json` is what a machine is, `kernels/<engine>.json` what share of a roof each kernel of that
+engine reaches on the machines where it was measured, and `records/` the raw samples and figures behind both. A file of
+one's own, as `twin calibrate -o` writes it, holds a machine with its kernels.
+"""
+
 from functools import cache
-from math import isfinite
-from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
-from hwprofiles.extending import Table, extended
-from hwprofiles.files import read_whole
+from hwprofiles.files import Table, extended, is_path, read_json
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
 from hwprofiles.renames import in_todays_words
 from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
-DATA = Path(__file__).parent / "data"
+FOLDER = Path(__file__).parent
+MACHINES, KERNELS, RECORDS = FOLDER / "machines", FOLDER / "kernels", FOLDER / "records"
+
+KERNELS_SCHEMA = "twin.kernels/1"
 
 _INSTEAD = (
     "--hw reads JSON of schema twin.hardware/1: twin calibrate -o FILE writes it, twin profiles NAME --json shows it"
 )
 
 
+class EngineKernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A file of `kernels/`: entries of `HardwareProfile.kernels`, by the machine that they were measured on.
+
+    Of whoever wrote or published the kernels; machines that nobody asks for are not taken apart.
+    """
+
+    schema: str
+    engine: str
+    machines: dict[str, msgspec.Raw]
+
+
 def profile_names() -> list[str]:
     """Names of the shipped machines."""
-    return sorted(path.parent.name for path in DATA.glob("*/profile.json"))
+    return sorted(path.stem for path in MACHINES.glob("*.json"))
 
 
 def load_profile(name: str) -> HardwareProfile:
@@ -40,8 +55,9 @@ def load_profile(name: str) -> HardwareProfile:
     if is_path(name):
         from hwprofiles.recognition import PROFILE, recognised  # noqa: PLC0415 - a shipped machine needs none
 
-        with recognised(Path(name), PROFILE, instead=_INSTEAD):
-            return _parse(Path(name))
+        path = Path(name)
+        with recognised(path, PROFILE, instead=_INSTEAD):
+            return _profile(_of_ones_own(path), path)
     if is_accelerator(name) and not suggestions(name, names):
         near = nearest(name, names)
         other = f"; the nearest, {near}, is another machine" if near else ""
@@ -50,36 +66,55 @@ def load_profile(name: str) -> HardwareProfile:
     raise UnknownName("machine", name, names)
 
 
-def is_path(name: str) -> bool:
-    """Whether it means a file, and not something that is shipped under a name."""
-    return "/" in name or name.endswith(".json") or isfile(name)
+def shipped_document(name: str) -> Table:
+    """A shipped machine as one file of one's own would hold it: `extends` as it is, kernels of all engines joined."""
+    machine: Table = msgspec.json.decode((MACHINES / f"{name}.json").read_bytes())
+    kernels: Table = {}
+    for path in sorted(KERNELS.glob("*.json")):
+        measured = msgspec.json.decode(path.read_bytes(), type=EngineKernels).machines.get(name)
+        if measured is not None:
+            kernels |= msgspec.json.decode(measured)
+    return {**machine, "kernels": kernels} if kernels else machine
 
 
 @cache
 def _shipped(name: str) -> HardwareProfile:
-    return _parse(DATA / name / "profile.json")
+    return _profile(shipped_document(name), MACHINES / f"{name}.json")
 
 
-def _parse(path: Path) -> HardwareProfile:
+def _of_ones_own(path: Path) -> Any:
+    raw = read_json(path)
+    try:
+        return in_todays_words(raw)
+    except ValueError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+
+
+def _profile(raw: Any, path: Path) -> HardwareProfile:
+    """`raw`, read from `path`, with what it extends. Raises BadFile."""
     raw = extended(
-        _read(path),
+        raw,
         path,
         kind="machine",
         names=profile_names(),
-        shipped=lambda name: read_json(DATA / name / "profile.json"),
+        shipped=lambda name: _measured_on(name, shipped_document(name)),
         lay_over=_lay_over,
     )
+    if isinstance(raw, dict):
+        raw = _measured_on(raw.get("name"), raw)
     try:
         return msgspec.convert(raw, HardwareProfile)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise BadFile(f"{path}: {_named(raw, wrong)}") from None
 
 
-def _read(path: Path) -> Any:
-    try:
-        return in_todays_words(read_json(path))
-    except ValueError as wrong:
-        raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
+def _measured_on(machine: Any, document: Table) -> Table:
+    """The same, with that machine in every kernel that names none."""
+    kernels = document.get("kernels")
+    if not isinstance(kernels, dict) or not isinstance(machine, str):
+        return document
+    told = {key: {"machine": machine, **each} if isinstance(each, dict) else each for key, each in kernels.items()}
+    return {**document, "kernels": told}
 
 
 def _named(raw: Any, wrong: Exception) -> str:
@@ -103,56 +138,9 @@ def _lay_over(parent: Table, own: Table) -> Table:
 
     These are replaced whole: half a rate with another's source and date would be a lie.
     """
-    merged = {**parent, **own}
+    laid = {**parent, **own}
     for key, there in parent.items():
         mine = own.get(key)
         if isinstance(there, dict) and isinstance(mine, dict) and "source" not in there:
-            merged[key] = {**there, **mine} if key == "kernels" else _lay_over(there, mine)
-    return merged
-
-
-def read_json(path: Path) -> Any:
-    """The JSON value in `path`, read strictly: no NaN, no infinity, no half characters, no repeated key.
-
-    Raises BadFile in one line.
-    """
-    content = read_whole(path)
-    try:
-        value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)
-        _check_values(value, "$")
-    except UnicodeDecodeError as wrong:
-        raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
-    except (ValueError, RecursionError) as wrong:
-        raise BadFile(f"{path}: not valid JSON: {wrong}") from None
-    return value
-
-
-def _check_values(value: Any, where: str) -> None:
-    """Raise ValueError where a number is not finite or a text could not be written again."""
-    if isinstance(value, float) and not isfinite(value):
-        raise ValueError(f"{where} is {value}, which is not a number that a data file may hold")
-    if isinstance(value, str):
-        _check_text(value, where)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            _check_text(key, f"a key of {where}")
-            _check_values(part, f"{where}.{key}")
-    elif isinstance(value, list):
-        for index, part in enumerate(value):
-            _check_values(part, f"{where}[{index}]")
-
-
-def _check_text(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as wrong:
-        raise ValueError(f"{where} holds half of a surrogate pair (character {wrong.start})") from None
-
-
-def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {repeated!r} appears twice")
-    return table
+            laid[key] = {**there, **mine} if key == "kernels" else _lay_over(there, mine)
+    return laid

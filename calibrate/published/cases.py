@@ -14,7 +14,8 @@ from calibrate.published.estimates import Load
 from calibrate.published.figures import FIGURES
 from calibrate.validation import NotCompared
 from hwprofiles.errors import BadFile, TwinError, UnknownName
-from hwprofiles.store import DATA, read_json
+from hwprofiles.files import read_json
+from hwprofiles.store import RECORDS
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.formats import format_names
@@ -177,19 +178,19 @@ class Recorded(Struct, frozen=True, kw_only=True, dict=True):
 
 def recorded_machines() -> list[str]:
     """Machines of which cases are shipped."""
-    return sorted(path.parent.name for path in DATA.glob("*/cases.json"))
+    return sorted(path.parent.name for path in RECORDS.glob("*/cases.json"))
 
 
 def load_recorded(machine: str) -> Recorded:
     """The shipped cases of `machine`; UnknownName where there are none."""
     if machine not in recorded_machines():
         raise UnknownName("recorded machine", machine, recorded_machines())
-    return read_recorded(DATA / machine / "cases.json")
+    return read_recorded(RECORDS / machine / "cases.json")
 
 
 def read_published(name: str) -> Published:
     """The shipped file of rows called `name`. Raises BadFile in one line."""
-    return _read_as(DATA / name, Published)
+    return _read_as(RECORDS / name, Published)
 
 
 def read_recorded(path: Path) -> Recorded:

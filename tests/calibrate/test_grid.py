@@ -8,7 +8,7 @@ import pytest
 from calibrate.grid import LONG_CURVE, validation_grid
 from calibrate.grid import long_curve as curve_of
 from calibrate.kernel_cases import DECODE, KernelCase
-from hwprofiles.store import DATA
+from hwprofiles.store import RECORDS
 
 TIERS = ("vram", "host")
 CALIBRATED_CTX = {2**power for power in range(12, 23)}
@@ -42,7 +42,7 @@ def sampled_at(key: str) -> set[float]:
     """Every value of `key` at which the shipped calibration of the h200 holds a sample."""
 
     def values() -> Iterator[float]:
-        record = json.loads((DATA / "h200" / "calibration.json").read_text(encoding="utf-8"))
+        record = json.loads((RECORDS / "h200" / "calibration.json").read_text(encoding="utf-8"))
         for name, probe in record["probes"].items():
             if name != "matrix_vector" or key == "matrix_rows":
                 wanted = "rows" if key == "matrix_rows" else key

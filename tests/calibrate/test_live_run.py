@@ -194,7 +194,7 @@ def test_rows_are_recorded_beside_a_profile_s_file(tmp_path: Path) -> None:
 
 def test_rows_of_a_shipped_machine_are_recorded_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "h200").mkdir()
-    monkeypatch.setattr("calibrate.measurements.DATA", tmp_path)
+    monkeypatch.setattr("calibrate.measurements.RECORDS", tmp_path)
     assert record(measurements(row(STEP, 1e-3)), "h200") == tmp_path / "h200" / "measurements.json"
 
 

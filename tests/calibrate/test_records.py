@@ -16,7 +16,7 @@ from calibrate.published.recorded import validate_recorded
 from calibrate.records import validate_records
 from calibrate.validation import Validation, to_json
 from hwprofiles import load_profile, profile_names
-from hwprofiles.store import DATA
+from hwprofiles.store import shipped_document
 from twin.errors import BadFile, UnknownName
 
 MACHINES = sorted({*recorded_machines(), *measured_machines()})
@@ -69,7 +69,7 @@ def test_an_unknown_machine_is_refused_with_the_nearest_one(name: str, meant: st
 def test_what_was_recorded_beside_a_profile_of_one_s_own_is_read_back(tmp_path: Path) -> None:
     """As the command that measures and the one that reads are told: by the same path."""
     profile = tmp_path / "me.json"
-    profile.write_bytes((DATA / "h200" / "profile.json").read_bytes())
+    profile.write_text(json.dumps(shipped_document("h200")), encoding="utf-8")
     with pytest.raises(BadFile, match=f"nothing is recorded of {profile}") as refused:
         validate_records(str(profile))
     assert "--record" in refused.value.hint

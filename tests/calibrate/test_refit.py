@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ from msgspec.structs import replace
 from calibrate.build import build
 from calibrate.probes import ProbeRecord
 from calibrate.refit import PROFILE, Records, main, refitted
-from hwprofiles.store import DATA, read_json
+from hwprofiles.files import read_json
+from hwprofiles.store import RECORDS, shipped_document
 from tests.calibrate import format_worlds as formats
 from tests.calibrate import library_worlds as library
 from tests.calibrate import probe_worlds as worlds
@@ -77,7 +79,8 @@ def again() -> dict[str, dict[str, Any]]:
 
 def test_every_shipped_rate_and_residual_is_what_the_raw_samples_make(again: dict[str, dict[str, Any]]) -> None:
     for name, document in again.items():
-        assert list(differences(document, read_json(DATA / MACHINE / name))) == [], name
+        shipped = shipped_document(MACHINE) if name == PROFILE else read_json(RECORDS / MACHINE / name)
+        assert list(differences(document, shipped)) == [], name
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -122,10 +125,11 @@ def test_the_comparison_finds_what_moved(again: dict[str, dict[str, Any]]) -> No
 def test_the_command_writes_every_file(
     again: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    (tmp_path / MACHINE).mkdir()
-    for name in again:
-        (tmp_path / MACHINE / name).write_text((DATA / MACHINE / name).read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr("calibrate.refit.DATA", tmp_path)
+    shutil.copytree(RECORDS / MACHINE, tmp_path / MACHINE)
+    shipped: list[dict[str, Any]] = []
+    monkeypatch.setattr("calibrate.refit.RECORDS", tmp_path)
+    monkeypatch.setattr("calibrate.refit.ship", shipped.append)
     main(MACHINE)
-    for name, document in again.items():
-        assert json.loads((tmp_path / MACHINE / name).read_text(encoding="utf-8")) == document
+    assert shipped == [again[PROFILE]]
+    for name in again.keys() - {PROFILE}:
+        assert json.loads((tmp_path / MACHINE / name).read_text(encoding="utf-8")) == again[name]

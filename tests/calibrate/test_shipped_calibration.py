@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from calibrate.refit import FORMATS, LIBRARY, OWN, probes
-from hwprofiles.store import DATA, read_json
+from hwprofiles.files import read_json
+from hwprofiles.store import RECORDS
 
 MACHINE = "h200"
 LAYER_TOLERANCE = 0.15
@@ -15,7 +16,7 @@ LAYER_TOLERANCE = 0.15
 @pytest.fixture(scope="module")
 def suite() -> dict[str, Any]:
     """The record of the library kernels, which were measured on their own."""
-    document: dict[str, Any] = read_json(DATA / MACHINE / LIBRARY)
+    document: dict[str, Any] = read_json(RECORDS / MACHINE / LIBRARY)
     return document
 
 
@@ -48,4 +49,4 @@ def test_no_part_was_fitted_at_the_points_of_a_whole_layer(suite: dict[str, Any]
 
 def test_no_record_says_which_card_it_was() -> None:
     for name in (OWN, FORMATS):
-        assert read_json(DATA / MACHINE / name)["machine"]["device_id"] == ""
+        assert read_json(RECORDS / MACHINE / name)["machine"]["device_id"] == ""

@@ -11,7 +11,8 @@ from calibrate.measurements import shipped_measurements
 from calibrate.refit import FORMATS as RECORD
 from calibrate.refit import probes
 from hwprofiles import load_profile
-from hwprofiles.store import DATA, read_json
+from hwprofiles.files import read_json
+from hwprofiles.store import RECORDS
 from twin.engines.twin import INLINE
 
 MACHINE = "h200"
@@ -25,7 +26,7 @@ LEAST_CASES = 120
 @pytest.fixture(scope="module")
 def suite() -> dict[str, Any]:
     """The record of `tests/gpu/format_rates.py`."""
-    document: dict[str, Any] = read_json(DATA / MACHINE / RECORD)
+    document: dict[str, Any] = read_json(RECORDS / MACHINE / RECORD)
     return document
 
 

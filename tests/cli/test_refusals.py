@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hwprofiles.store import DATA
+from hwprofiles.store import shipped_document
 from tests.cli.command import WRONG_INPUT, assert_one_line, child, run
 
-PROFILE = json.loads((DATA / "rtx3090" / "profile.json").read_text(encoding="utf-8"))
+PROFILE = shipped_document("rtx3090")
 
 Capture = pytest.CaptureFixture[str]
 Edit = Callable[[dict[str, Any]], object]

@@ -1,4 +1,4 @@
-"""Asking the product in this process, and what of its JSON answers is kept.
+"""Asking the product in this process, what of its JSON answers is kept, and the files that keep it.
 
 All fields are, with these reductions, so that the files stay small and nothing but what an answer says can move them:
 - floats have 12 digits;
@@ -23,6 +23,9 @@ from unittest.mock import patch
 import cli
 from twin.cli.delivery import end
 
+FOLDER = Path(__file__).parent
+WIDE = 800
+"""Characters of the longest part of a file that stands on one line."""
 DIGITS = 12
 LEFT_OUT = {"note", "tolerance_reason", "role_reason"}
 NAMED_ONLY = {"sources": "rate", "skipped": "id"}
@@ -37,18 +40,15 @@ TRACES = {
         for at in range(20)
     ],
     "hashed.jsonl": [
-        {
-            "timestamp": 2 * at,
-            "input_length": 40 + at,
-            "output_length": 9,
-            "hash_ids": [1, 2, *range(3 * at, 3 * at + 1)],
-        }
+        {"timestamp": 2 * at, "input_length": 40 + at, "output_length": 9, "hash_ids": [1, 2, 3 * at]}
         for at in range(8)
     ],
 }
 """What lies in the folder: requests in seconds, and hashes of 16 tokens with arrivals in what an option says."""
 
 Document = dict[str, Any]
+Answers = dict[str, Document]
+"""By question, its words as they are typed after `twin`."""
 
 
 @contextmanager
@@ -125,20 +125,36 @@ def _name(entry: Any) -> str:
 def digest(entries: list[Document]) -> Document:
     """Few numbers for a long list of like entries: if one of its numbers moves, so does a sum."""
     fields: dict[str, list[tuple[int, float]]] = {}
-    others: dict[str, list[str]] = {}
+    texts: dict[str, set[str]] = {}
     for at, entry in enumerate(entries, start=1):
         for name, value in entry.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 fields.setdefault(name, []).append((at, value))
             else:
-                others.setdefault(name, []).append(json.dumps(value))
-    sums = {
-        name: {
-            "count": len(pairs),
-            "sum": kept(math.fsum(value for _, value in pairs)),
-            "by_place": kept(math.fsum(at * value for at, value in pairs)),
-        }
-        for name, pairs in fields.items()
-    }
-    texts = {f"{name}_texts": sorted(set(values))[:20] for name, values in others.items()}
-    return {"count": len(entries), **sums, **texts}
+                texts.setdefault(f"{name}_texts", set()).add(json.dumps(value))
+    made: Document = {"count": len(entries)}
+    for name, pairs in fields.items():
+        sums = {"sum": math.fsum(value for _, value in pairs), "by_place": math.fsum(at * value for at, value in pairs)}
+        made[name] = {"count": len(pairs), **kept(sums)}
+    return made | {name: sorted(values)[:20] for name, values in texts.items()}
+
+
+def read(name: str) -> Answers:
+    """The kept answers of that file; none where there is no file yet."""
+    path = FOLDER / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def write(name: str, answers: Answers) -> None:
+    """Keep them: sorted keys, a line for every part that fits one, so that diffs are short."""
+    (FOLDER / f"{name}.json").write_text(folded(answers) + "\n", encoding="utf-8")
+
+
+def folded(value: Any, depth: int = 0) -> str:
+    """JSON on one line where that is short, otherwise a line for each entry; the questions always have lines."""
+    flat = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if not isinstance(value, dict) or not value or (depth > 1 and len(flat) <= WIDE):
+        return flat
+    indent = " " * (depth + 1)
+    lines = [f"{indent}{json.dumps(key, ensure_ascii=False)}: {folded(value[key], depth + 1)}" for key in sorted(value)]
+    return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"

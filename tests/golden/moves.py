@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.golden.store import Answers
+from tests.golden.answers import Answers
 
 RELATIVE = 1e-9
 """Numbers nearer than this are the same; whole numbers and texts have to be equal."""
@@ -103,19 +103,15 @@ def settled(old: Any, new: Any) -> Any:
 
 def report(found: Compared, *, most: int) -> str:
     """How many answers moved, and a row for every field that did, the farthest first, with its largest move."""
-    counts = (
-        f"{found.moved:,} of {found.asked:,} answers moved; {len(found.new):,} are new, {len(found.gone):,} are gone"
-    )
-    if not found:
-        return counts
+    came, went = len(found.new), len(found.gone)
+    lines = [f"{found.moved:,} of {found.asked:,} answers moved; {came:,} are new, {went:,} are gone"]
     grouped: dict[str, list[Move]] = {}
     for move in found.moves:
         grouped.setdefault(move.kind, []).append(move)
     farthest = {kind: max(each, key=lambda move: abs(move.relative)) for kind, each in grouped.items()}
     kinds = sorted(grouped, key=lambda kind: (-abs(farthest[kind].relative), kind))
-    lines = [counts, ""]
     if kinds:
-        lines += ["| field | moves | old | new | relative | the largest: `twin ...` |", "|---|---|---|---|---|---|"]
+        lines += ["", "| field | moves | old | new | relative | the largest: `twin ...` |", "|---|---|---|---|---|---|"]
         lines += [_row(farthest[kind], len(grouped[kind])) for kind in kinds[:most]]
     if len(kinds) > most:
         lines.append(f"... and {len(kinds) - most:,} more fields")
@@ -127,7 +123,7 @@ def report(found: Compared, *, most: int) -> str:
 
 
 def _row(move: Move, count: int) -> str:
-    where = f"{move.question}" if move.field == move.kind else f"{move.question} ({move.field})"
+    where = move.question if move.field == move.kind else f"{move.question} ({move.field})"
     relative = f"{100 * move.relative:+.3g} %" if math.isfinite(move.relative) else ""
     return f"| {move.kind} | {count:,} | {_shown(move.old)} | {_shown(move.new)} | {relative} | {where} |"
 

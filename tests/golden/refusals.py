@@ -13,72 +13,62 @@ from twin.models import load_model, model_names
 
 Words = tuple[str, ...]
 
-DENSE, SPARSE = "qwen3.8-27b", "qwen3.8-flash-next"
+DENSE = "qwen3.8-27b"
 NAMED = ("--model", "--hw", "--engine", "--layout", "--kv-dtype", "--backend")
 UNKNOWN = "nonesuch"
 TOO_MANY = "99999999999999"
 
-ONLY_OFFLOADED: tuple[Words, ...] = (
-    ("--staging", "32MiB"),
-    ("--prefill", "staged"),
-    ("--copies", "serial"),
-    ("--pooled", "host"),
-    ("--host-pages", "4KiB"),
+
+def words_of(*texts: str) -> list[Words]:
+    """What is typed; of the last word every one of its alternatives."""
+    split = [text.split(" ") for text in texts]
+    return [(*before, value) for *before, values in split for value in values.split("|")]
+
+
+ONLY_OFFLOADED = words_of(
+    "--staging 32MiB", "--prefill staged", "--copies serial", "--pooled host", "--host-pages 4KiB"
 )
-ONLY_POOLED: tuple[Words, ...] = (
-    ("--util", "0.9"),
-    ("--pool", "2GiB"),
-    ("--max-model-len", "2M"),
-    ("--max-seqs", "4"),
-    ("--prefix-cache",),
-    ("--cached", "1k"),
-    ("--cold-start",),
-    ("--stock",),
-    ("--sync-scheduling",),
-    ("--spec", "mtp:3"),
+ONLY_POOLED = words_of(
+    "--util 0.9", "--pool 2GiB", "--max-model-len 2M", "--max-seqs 4", "--prefix-cache", "--cached 1k", "--cold-start",
+    "--stock", "--sync-scheduling", "--spec mtp:3",
+)  # fmt: skip
+OUT_OF_RANGE = words_of(
+    f"--ctx 0|-1|{TOO_MANY}|1.5|{UNKNOWN}", "--batch 0|4097", "--chunk 0|100", "--staging 0|1KiB|32",
+    "--prefill staged --batch 2",
+)  # fmt: skip
+OUT_OF_RANGE_POOLED = words_of(
+    "--util 0|1.5|nan",
+    "--pool 0|7",
+    "--max-seqs 0|4097",
+    "--max-seqs 2 --batch 3",
+    "--max-model-len 1k --ctx 2k",
+    "--prefix-cache --cached 3k --ctx 2k",
+    "--cached 1k --ctx 2k",
+    "--accept 2",
+    "--task all",
+    "--ngram ram",
+    f"--spec {UNKNOWN}|{UNKNOWN}:3|mtp:0|mtp:99|mtp:x|dflash2:21",
+    "--spec mtp:3 --accept 0.5|4.5|nan",
+    f"--spec mtp:3 --task {UNKNOWN}",
+    "--spec mtp:3 --task all --accept 2",
 )
-OUT_OF_RANGE: tuple[Words, ...] = (
-    *(("--ctx", ctx) for ctx in ("0", "-1", TOO_MANY, "1.5", UNKNOWN)),
-    *(("--batch", batch) for batch in ("0", "4097")),
-    *(("--chunk", chunk) for chunk in ("0", "100")),
-    *(("--staging", size) for size in ("0", "1KiB", "32")),
-    ("--prefill", "staged", "--batch", "2"),
+WRONG_WORKLOADS = words_of(
+    "--requests 0",
+    "--rate 0|-1|nan",
+    f"--prompt 0|{TOO_MANY}",
+    f"--output-tokens 0|{TOO_MANY}",
+    "--cv 0.5",
+    "--lengths lognormal --cv -1",
+    "--burstiness 0 --rate 1",
+    "--arrivals burst --rate 1",
+    "--trace-in trace.jsonl --requests 3",
+    f"--trace-in {UNKNOWN}.jsonl",
 )
-OUT_OF_RANGE_POOLED: tuple[Words, ...] = (
-    *(("--util", share) for share in ("0", "1.5", "nan")),
-    *(("--pool", size) for size in ("0", "7")),
-    *(("--max-seqs", most) for most in ("0", "4097")),
-    ("--max-seqs", "2", "--batch", "3"),
-    ("--max-model-len", "1k", "--ctx", "2k"),
-    ("--prefix-cache", "--cached", "3k", "--ctx", "2k"),
-    ("--cached", "1k", "--ctx", "2k"),
-    ("--accept", "2"),
-    ("--task", "all"),
-    ("--ngram", "ram"),
-    *(("--spec", spec) for spec in (UNKNOWN, f"{UNKNOWN}:3", "mtp:0", "mtp:99", "mtp:x", "dflash2:21")),
-    *(("--spec", "mtp:3", "--accept", accepted) for accepted in ("0.5", "4.5", "nan")),
-    ("--spec", "mtp:3", "--task", UNKNOWN),
-    ("--spec", "mtp:3", "--task", "all", "--accept", "2"),
-)
-WRONG_WORKLOADS: tuple[Words, ...] = (
-    ("--requests", "0"),
-    *(("--rate", rate) for rate in ("0", "-1", "nan")),
-    *(("--prompt", tokens) for tokens in ("0", TOO_MANY)),
-    *(("--output-tokens", tokens) for tokens in ("0", TOO_MANY)),
-    ("--cv", "0.5"),
-    ("--lengths", "lognormal", "--cv", "-1"),
-    ("--burstiness", "0", "--rate", "1"),
-    ("--arrivals", "burst", "--rate", "1"),
-    ("--trace-in", "trace.jsonl", "--requests", "3"),
-    ("--trace-in", f"{UNKNOWN}.jsonl"),
-)
-WRONG_COMPARISONS: tuple[Words, ...] = (
-    ("--over", "layouts", "--formats", "fp16"),
-    ("--over", "layouts", "--layout", "vram"),
-    ("--over", "formats", "--kv-dtype", "fp16"),
+WRONG_COMPARISONS = [
+    *words_of("--over layouts --formats fp16", "--over layouts --layout vram", "--over formats --kv-dtype fp16"),
     ("--formats", UNKNOWN),
     ("--formats", ""),
-)
+]
 
 
 def refusals() -> Iterator[Words]:

@@ -7,10 +7,9 @@ The table is what a change quotes in the changelog under Predictions.
 import argparse
 import sys
 
-from tests.golden.answers import answer, nobodys_home
+from tests.golden.answers import Answers, answer, nobodys_home, read, write
 from tests.golden.moves import compared, report, settled
 from tests.golden.questions import questions
-from tests.golden.store import Answers, path_of, read, write
 
 MOST = 60
 """Rows of the table unless more are asked for."""
@@ -28,24 +27,17 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only print what moved; exit code 1 if anything did")
     parser.add_argument("--most", type=int, default=MOST, metavar="N", help="rows of the table [default: %(default)s]")
     given = parser.parse_args()
-    old = {name: read(name) for name in questions()}
-    new = {name: asked_again(name) for name in old}
-    found = compared(_together(old), _together(new))
-    if not given.check:
-        _keep(old, new)
+    before: Answers = {}
+    after: Answers = {}
+    for name in questions():
+        old, new = read(name), asked_again(name)
+        before, after = before | old, after | new
+        if not given.check and compared(old, new):
+            write(name, settled(old, new))
+            print(f"written: {name}.json", file=sys.stderr)
+    found = compared(before, after)
     print(report(found, most=given.most))
     return int(given.check and bool(found))
-
-
-def _keep(old: dict[str, Answers], new: dict[str, Answers]) -> None:
-    for name, answers in new.items():
-        if compared(old[name], answers):
-            write(name, settled(old[name], answers))
-            print(f"written: {path_of(name).name}", file=sys.stderr)
-
-
-def _together(files: dict[str, Answers]) -> Answers:
-    return {question: told for answers in files.values() for question, told in answers.items()}
 
 
 if __name__ == "__main__":

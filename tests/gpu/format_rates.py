@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from calibrate.build import Evidence, checked, instructions_roof
 from calibrate.probes import Machine, ProbeRecord
 from calibrate.refit import format_kernels
+from hwprofiles.files import read_json
 from hwprofiles.profile import HardwareProfile, Roof
-from hwprofiles.store import DATA, read_json
+from hwprofiles.store import shipped_document
 from tests.gpu.probing import probed, reported
 
 
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--again", type=Path, help="fit the samples of this report, measure nothing")
     parser.add_argument("--into", type=Path, help="where to write that profile with the new rates")
     asked = parser.parse_args()
-    raw = read_json(DATA / asked.hw / "profile.json")
+    raw = shipped_document(asked.hw)
     if asked.again is None:
         from calibrate.machine import launches  # need torch
         from calibrate.probes import format_prefill, formats

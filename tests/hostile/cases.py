@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import cli
-from hwprofiles.store import DATA
+from hwprofiles.store import RECORDS, shipped_document
 from twin.cli.options import Name, Stream, _names
 from twin.models import model_names
 from twin.models.store import DATA as MODELS
@@ -164,11 +164,11 @@ def _bounds(name: str, words: list[str]) -> list[str]:
 
 def _measured(draw: random.Random) -> Case:
     """A machine of one's own and what was recorded of it."""
-    measurements = json.loads((DATA / "h200" / "measurements.json").read_text(encoding="utf-8"))
+    measurements = json.loads((RECORDS / "h200" / "measurements.json").read_text(encoding="utf-8"))
     measurements["rows"] = draw.sample(measurements["rows"], 3)
     factors = draw.choice((FACTORS, FAR, None))
     content = _mutated(measurements, draw) if factors is None else _text(_shifted(measurements, factors, draw))
-    files = {"me.json": (DATA / "h200" / "profile.json").read_bytes(), "me.measurements.json": content}
+    files = {"me.json": _text(shipped_document("h200")), "me.measurements.json": content}
     return Case(words=("validate", "--hw", "./me.json", *_json(draw)), files=files)
 
 
@@ -203,14 +203,16 @@ def _json(draw: random.Random) -> list[str]:
 
 def _document(kind: str, draw: random.Random, name: str) -> Any:
     """A shipped one, with what it extends laid under it."""
-    path = MODELS / f"{name}.json" if kind == "model" else DATA / name / "profile.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = _shipped(kind, name)
     if "extends" in document and draw.random() < 0.5:
-        below = path.with_name(f"{document['extends']}.json")
-        if kind == "profile":
-            below = DATA / document["extends"] / "profile.json"
-        document = json.loads(below.read_text(encoding="utf-8")) | {k: v for k, v in document.items() if k != "extends"}
+        document = _shipped(kind, document["extends"]) | {k: v for k, v in document.items() if k != "extends"}
     return document
+
+
+def _shipped(kind: str, name: str) -> Any:
+    if kind == "profile":
+        return shipped_document(name)
+    return json.loads((MODELS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def _text(document: Any) -> bytes:

@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
 from hwprofiles.recognition import HEAD_BYTES, MODEL, PROFILE, TRACE, kind_of, kind_of_head, recognised
-from hwprofiles.store import DATA
+from hwprofiles.store import shipped_document
 from tests.worlds import LAWS
 from twin.models import load_model
 from twin.models.store import DATA as MODELS
@@ -36,28 +37,19 @@ def safetensors(header: dict[str, object]) -> bytes:
 
 KINDS: dict[str, tuple[bytes, str]] = {
     "gguf": (b"GGUF\x03\x00\x00\x00", "a GGUF model"),
-    "safetensors": (
-        safetensors({"w": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}),
-        "a safetensors checkpoint",
-    ),
+    "safetensors": (safetensors({"w": {"dtype": "BF16", "data_offsets": [0, 2]}}), "a safetensors checkpoint"),
     "checkpoint": (zipped("archive/data.pkl"), "a PyTorch checkpoint"),
     "zip": (zipped("readme.txt"), "a zip archive"),
     "pickle": (pickle.dumps({"w": 1}, protocol=2), "a pickle, as old PyTorch checkpoints are"),
     "gzip": (gzip.compress(b"{}"), "a gzip file"),
     "zstd": (b"\x28\xb5\x2f\xfd\x04\x00", "a zstd file"),
     "parquet": (b"PAR1\x15\x04", "a Parquet file"),
-    "lfs": (
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:3d\nsize 132\n",
-        "a pointer of Git LFS, not the file that it stands for",
-    ),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, not the file that it stands for"),
     "page": (b"\n<!DOCTYPE html><html>", "a web page or other markup"),
-    "config": (
-        b'{\n  "architectures": [\n    "LlamaForCausalLM"\n  ],\n  "hidden_size": 4096}',
-        "a Hugging Face config.json",
-    ),
+    "config": (b'{\n  "architectures": [\n    "LlamaForCausalLM"\n  ],\n  "a": 4096}', "a Hugging Face config.json"),
     "config without class": (b'{"model_type": "llama", "hidden_size": 4096}', "a Hugging Face config.json"),
     "shards": (b'{"metadata": {}, "weight_map": {"a": "b"}}', "the index of a safetensors checkpoint"),
-    "profile": ((DATA / "h200" / "profile.json").read_bytes(), PROFILE),
+    "profile": (json.dumps(shipped_document("h200")).encode(), PROFILE),
     "model": ((MODELS / "llama-3.1-8b.json").read_bytes(), MODEL),
     "prediction": (b'{"schema": "twin.prediction/1", "fits": true}', "a prediction of twin predict"),
     "simulation": (b'{"schema": "twin.simulation/1"}', "an answer of twin simulate"),
@@ -67,19 +59,13 @@ KINDS: dict[str, tuple[bytes, str]] = {
     "sharegpt": (b'[\n  {"id": "a", "conversations": [{"from": "human"}]}]', "a list of ShareGPT conversations"),
     "batch": (b'{"custom_id": "1", "method": "POST", "body": {"prompt": "x"}}', "an OpenAI batch of requests"),
     "prompts": (b'{"prompt": "Hello"}\n', "a list of prompts without arrivals, as vLLM's custom data sets are"),
-    "azure": (
-        b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n",
-        "an Azure LLM inference trace (CSV)",
-    ),
+    "azure": (b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,374,44\n", "an Azure LLM inference trace (CSV)"),
     "burstgpt": (b"Timestamp,Model,Request tokens,Response tokens,Total tokens\n5,G,4,1,5\n", "a BurstGPT trace (CSV)"),
     "burstgpt sessions": (
         b"\xef\xbb\xbfTimestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens\r\n",
         "a BurstGPT trace (CSV)",
     ),
-    "splitwise": (
-        b"request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n",
-        "a Splitwise trace (CSV)",
-    ),
+    "splitwise": (b"request_id,arrival_timestamp,batch_size,prompt_size,token_size\n", "a Splitwise trace (CSV)"),
     "vidur": (b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.1,5,7\n", "a Vidur trace (CSV)"),
     "csv": (b"a,b\n1,2\n", "a CSV file"),
 }
@@ -121,26 +107,20 @@ def test_little_of_a_large_file_is_read(tmp_path: Path) -> None:
     assert kind_of(path) == "a GGUF model"
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "model"])
-def test_another_file_in_place_of_a_model_is_named(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("load", "wanted"), [(load_model, "model"), (load_profile, "profile")])
+@pytest.mark.parametrize("name", KINDS)
+def test_another_file_in_place_of_a_model_or_a_profile_is_named(
+    tmp_path: Path, load: Callable[[str], object], wanted: str, name: str
+) -> None:
     content, known = KINDS[name]
+    if name == wanted:
+        return
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(BadFile) as refused:
-        load_model(str(path))
-    assert str(refused.value) == f"{path}: {known}, not a twin model file"
-    assert "twin.model/1" in refused.value.hint
-
-
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "profile"])
-def test_another_file_in_place_of_a_profile_is_named(tmp_path: Path, name: str) -> None:
-    content, known = KINDS[name]
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    with pytest.raises(BadFile) as refused:
-        load_profile(str(path))
-    assert str(refused.value) == f"{path}: {known}, not a twin machine profile"
-    assert "twin.hardware/1" in refused.value.hint
+        load(str(path))
+    assert str(refused.value) == f"{path}: {known}, not {KINDS[wanted][1]}"
+    assert {"model": "twin.model/1", "profile": "twin.hardware/1"}[wanted] in refused.value.hint
 
 
 def test_a_file_of_the_wanted_kind_keeps_its_own_refusal(tmp_path: Path) -> None:

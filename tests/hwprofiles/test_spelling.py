@@ -38,27 +38,13 @@ def test_a_name_is_found_whatever_its_case_and_separators(named: tuple[str, str]
     assert match(written, KINDS[kind]) == name
 
 
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [
-        ("H200", "h200"),
-        ("RTX3090", "rtx3090"),
-        ("RTX 3090", "rtx3090"),
-        ("3x_rtx3090", "3x-rtx3090"),
-        ("3xrtx3090", "3x-rtx3090"),
-        ("Llama-3.1-8B", "llama-3.1-8b"),
-        ("vLLM", "vllm"),
-        ("FP8", "fp8"),
-        ("Q4-0", "q4_0"),
-        ("exl3k4v4", "exl3_k4v4"),
-    ],
-)
-def test_usual_ways_of_writing_a_name(written: str, name: str) -> None:
-    assert match(written, [known for _, known in NAMES]) == name
-
-
-def test_an_equal_name_wins_over_one_that_is_written_otherwise() -> None:
-    assert match("A-b", ["a-b", "A-b", "ab"]) == "A-b"
+def test_usual_ways_of_writing_a_name() -> None:
+    known = [name for _, name in NAMES]
+    written = "H200 RTX3090 3x_rtx3090 3xrtx3090 Llama-3.1-8B vLLM FP8 Q4-0 exl3k4v4"
+    names = "h200 rtx3090 3x-rtx3090 3x-rtx3090 llama-3.1-8b vllm fp8 q4_0 exl3_k4v4"
+    assert [match(each, known) for each in written.split()] == names.split()
+    assert match("RTX 3090", known) == "rtx3090"
+    assert match("A-b", ["a-b", "A-b", "ab"]) == "A-b"  # an equal name wins
     assert match("AB", ["a-b", "ab"]) == "a-b"
 
 
@@ -67,51 +53,44 @@ def test_two_numbers_never_run_together_and_nothing_is_no_name(name: str) -> Non
     assert match(name, [known for _, known in NAMES]) is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "meant"),
-    [
-        ("machine", "rtx", ["rtx3090"]),
-        ("machine", "3090", ["3x-rtx3090", "rtx3090"]),
-        ("machine", "NVIDIA H200", ["h200"]),
-        ("machine", "geforce-rtx-3090", ["rtx3090"]),
-        ("machine", "rtz3090", ["rtx3090"]),
-        ("format", "k8v4", ["exl3_k8v4", "turboquant_k8v4"]),
-        ("format", "turbo3", ["turboquant_3bit_nc", "turboquant_k3v4_nc"]),
-        ("format", "int4", ["int4_per_token_head"]),
-        ("format", "q4", ["q4_0"]),
-        ("model", "27b", ["qwen3.8-27b", "qwen3.8-27b-fast", "qwen3.8-27b-int8-mlp"]),
-        ("model", "llama-3.1-8b-instruct", ["llama-3.1-8b"]),
-        ("model", "qwen3.8-27b-fst", ["qwen3.8-27b-fast"]),
-        ("engine", "vlm", ["vllm"]),
-        ("engine", "exlama", ["exllamav3"]),
-    ],
-)
-def test_all_names_that_may_be_meant_are_suggested(kind: str, name: str, meant: list[str]) -> None:
-    assert suggestions(name, KINDS[kind]) == meant
+MEANT = {
+    "machine": {
+        "rtx": "rtx3090",
+        "3090": "3x-rtx3090 rtx3090",
+        "NVIDIA H200": "h200",
+        "geforce-rtx-3090": "rtx3090",
+        "rtz3090": "rtx3090",
+    },
+    "format": {
+        "k8v4": "exl3_k8v4 turboquant_k8v4",
+        "turbo3": "turboquant_3bit_nc turboquant_k3v4_nc",
+        "int4": "int4_per_token_head",
+        "q4": "q4_0",
+    },
+    "model": {
+        "27b": "qwen3.8-27b qwen3.8-27b-fast qwen3.8-27b-int8-mlp",
+        "llama-3.1-8b-instruct": "llama-3.1-8b",
+        "qwen3.8-27b-fst": "qwen3.8-27b-fast",
+    },
+    "engine": {"vlm": "vllm", "exlama": "exllamav3"},
+}
+OTHERS = {
+    "machine": "h100 a100 rtx5090 4090 2x-rtx3090 rtx309",
+    "model": "llama-3.1-70b llama-3-8b qwen3.8-72b",
+    "format": "fp17 exl3_k1v1 exl3",
+    "engine": "exllamav2 llama.cpp",
+    "layout": "zzz",
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("machine", "h100"),
-        ("machine", "a100"),
-        ("machine", "rtx5090"),
-        ("machine", "4090"),
-        ("machine", "2x-rtx3090"),
-        ("machine", "rtx309"),
-        ("model", "llama-3.1-70b"),
-        ("model", "llama-3-8b"),
-        ("model", "qwen3.8-72b"),
-        ("format", "fp17"),
-        ("format", "exl3_k1v1"),
-        ("format", "exl3"),
-        ("engine", "exllamav2"),
-        ("engine", "llama.cpp"),
-        ("layout", "zzz"),
-    ],
-)
-def test_another_number_is_another_product(kind: str, name: str) -> None:
-    assert suggestions(name, KINDS[kind]) == []
+@pytest.mark.parametrize("kind", MEANT)
+def test_all_names_that_may_be_meant_are_suggested(kind: str) -> None:
+    assert {name: " ".join(suggestions(name, KINDS[kind])) for name in MEANT[kind]} == MEANT[kind]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_number_is_another_product(kind: str) -> None:
+    assert not [name for name in OTHERS[kind].split() if suggestions(name, KINDS[kind])]
 
 
 @LAWS
@@ -127,40 +106,19 @@ def test_a_name_with_one_digit_changed_is_never_suggested(named: tuple[str, str]
     assert name not in suggestions(changed, KINDS[kind])
 
 
-CARDS = [
-    "h100",
-    "a100",
-    "A100-80GB",
-    "l40s",
-    "v100",
-    "t4",
-    "b200",
-    "gb10",
-    "gh200",
-    "mi300x",
-    "rtx5090",
-    "RTX4090",
-    "gtx1080ti",
-    "rtx3090ti",
-    "4090",
-    "2x-rtx3090",
-    "m1",
-    "m4-max",
-    "apple-m2",
-    "nvidia-h100",
-    "h200-nvl",
-]
+CARDS = (
+    "h100 a100 A100-80GB l40s v100 t4 b200 gb10 gh200 mi300x rtx5090 RTX4090 gtx1080ti rtx3090ti 4090 2x-rtx3090 m1 "
+    "m4-max apple-m2 nvidia-h100 h200-nvl"
+)
 
 
-@pytest.mark.parametrize("name", CARDS)
-def test_a_card_is_known_by_its_number(name: str) -> None:
-    assert is_accelerator(name)
-    assert suggestions(name, profile_names()) == []
-
-
-@pytest.mark.parametrize("name", ["", "nothing", "rtx", "3x", "my-machine", "server7", "h", "../h100"])
-def test_other_words_are_no_card(name: str) -> None:
-    assert not is_accelerator(name)
+def test_a_card_is_known_by_its_number_and_other_words_are_none() -> None:
+    for name in CARDS.split():
+        assert is_accelerator(name), name
+        assert suggestions(name, profile_names()) == [], name
+    assert not [
+        name for name in ("", "nothing", "rtx", "3x", "my-machine", "server7", "h", "../h100") if is_accelerator(name)
+    ]
 
 
 def test_the_nearest_name_is_one_or_none() -> None:

@@ -1,27 +1,48 @@
-"""Machines are found by name or path and read strictly: whatever is wrong with a file is one line with its path."""
+"""Machines are found by name or path, joined with their kernels and read strictly: what is wrong is one line."""
 
 import functools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.errors import BadFile, UnknownName
+from hwprofiles.files import read_json
 from hwprofiles.profile import Kernel
 from hwprofiles.rates import Rate
-from hwprofiles.store import DATA, read_json
+from hwprofiles.renames import KERNEL_KEYS, OPERATIONS
+from hwprofiles.shipping import main, ship
+from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, shipped_document
+from twin.ask.question import Question
+from twin.prediction import predict
 
-SHIPPED = (DATA / "rtx3090" / "profile.json").read_text(encoding="utf-8")
+SHIPPED = json.dumps(shipped_document("rtx3090"))
+H200 = json.loads(msgspec.json.encode(load_profile("h200")))
 
-Edit = Callable[[dict[str, Any]], object]
+Written = Callable[[object], str]
 
 
-def refusal(path: Path) -> str:
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """A file that holds a document, or a text or bytes as they are; its path."""
+
+    def write(content: object) -> str:
+        path = tmp_path / "own.json"
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return str(path)
+
+    return write
+
+
+def refusal(path: Path | str) -> str:
     """The message with which the file is refused: one line that begins with its path."""
     with pytest.raises(BadFile) as refused:
         load_profile(str(path))
@@ -31,15 +52,9 @@ def refusal(path: Path) -> str:
     return message
 
 
-def test_a_shipped_machine_is_read_once() -> None:
-    assert load_profile("rtx3090") is load_profile("rtx3090")
-    assert {"rtx3090", "3x-rtx3090"} <= set(profile_names())
-
-
-def test_a_machine_copied_to_a_file_is_the_same_machine(tmp_path: Path) -> None:
-    path = tmp_path / "copy.json"
-    path.write_text(SHIPPED, encoding="utf-8")
-    assert load_profile(str(path)) == load_profile("rtx3090")
+def test_a_shipped_machine_is_read_once_and_found_whatever_its_case_and_separators() -> None:
+    assert {"h200", "rtx3090", "3x-rtx3090"} <= set(profile_names())
+    assert all(load_profile(name) is load_profile("h200") for name in ("h200", "H200", "h-200", "H 200"))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("rtz3090", "rtx3090"), ("3x", "3x-rtx3090"), ("rtx", "rtx3090")])
@@ -50,24 +65,14 @@ def test_an_unknown_machine_suggests_the_nearest(name: str, nearest: str) -> Non
     assert refused.value.hint.startswith(f"did you mean {nearest}? known: ")
 
 
-@pytest.mark.parametrize("name", ["H200", "h-200", "H 200"])
-def test_a_machine_is_found_whatever_its_case_and_separators(name: str) -> None:
-    assert load_profile(name) is load_profile("h200")
-
-
 @pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("h100", "; the nearest, h200, is another machine"),
-        ("4090", "; the nearest, rtx3090, is another machine"),
-        ("rtx3090ti", "; the nearest, rtx3090, is another machine"),
-        ("mi300x", ""),
-    ],
+    ("name", "near"), [("h100", "h200"), ("4090", "rtx3090"), ("rtx3090ti", "rtx3090"), ("mi300x", "")]
 )
-def test_a_card_that_is_not_shipped_is_no_misspelt_other_one(name: str, other: str) -> None:
+def test_a_card_that_is_not_shipped_is_no_misspelt_other_one(name: str, near: str) -> None:
     with pytest.raises(UnknownName) as refused:
         load_profile(name)
     assert str(refused.value) == f"machine {name!r} is not shipped"
+    other = f"; the nearest, {near}, is another machine" if near else ""
     assert refused.value.hint == (
         f"shipped: {', '.join(profile_names())}{other}; twin calibrate measures yours, --hw FILE takes a profile"
     )
@@ -81,94 +86,78 @@ def test_a_file_beside_is_read_where_no_machine_has_its_name(tmp_path: Path, mon
     assert load_profile("rtx3090").name == load_profile("RTX3090").name == "rtx3090"
 
 
-EDITS: list[tuple[str, Edit, str]] = [
-    ("unknown key", lambda data: data["gpu"].update(colour=1), "`colour` - at `$.gpu`"),
-    ("missing key", lambda data: data["gpu"].pop("vram"), "`vram` - at `$.gpu`"),
-    ("negative", lambda data: data["gpu"]["vram"].update(value=-1), "$.gpu.vram.value"),
-    ("zero", lambda data: data["gpu"]["h2d"]["rate"].update(value=0), "$.gpu.h2d.rate.value"),
-    ("a word", lambda data: data["gpu"]["vram"].update(value="24 GiB"), "$.gpu.vram.value"),
-    ("a truth value", lambda data: data["gpu"]["vram"].update(value=True), "$.gpu.vram.value"),
-    ("null", lambda data: data["gpu"].update(vram=None), "$.gpu.vram"),
-    ("a huge integer", lambda data: data["gpu"]["vram"].update(value=10**400), "$.gpu.vram.value"),
-    ("wrong unit", lambda data: data["gpu"]["vram"].update(unit="s"), "$.gpu.vram: unit must be 'B', not 's'"),
-    ("unknown unit", lambda data: data["gpu"]["vram"].update(unit="GiB"), "$.gpu.vram.unit"),
-    ("GB/s", lambda data: data["gpu"]["vram_read"]["rate"].update(value=835), "$.gpu.vram_read.rate: 835 B/s"),
-    (
-        "above datasheet",
-        lambda data: data["gpu"]["h2d"]["rate"].update(value=4e10),
-        "$.gpu.h2d: the rate 4e+10 is above",
-    ),
-    ("no samples", lambda data: data["gpu"]["vram"].update(n=0), "$.gpu.vram.n"),
-    ("no fitted rows", lambda data: data["gpu"]["vram"].update(source="fitted"), "fitted_on"),
-    ("wrong schema", lambda data: data.update(schema="twin.hardware/9"), "schema must be 'twin.hardware/1'"),
-    ("kernel name", lambda data: data["kernels"].update({"a": {"latency": None}}), "kernel"),
-]
+@pytest.mark.parametrize("name", profile_names())
+def test_a_machine_in_one_file_with_its_kernels_is_the_same_machine(written: Written, name: str) -> None:
+    """As it is shipped, and as `twin profiles NAME --json` shows it."""
+    assert load_profile(written(shipped_document(name))) == load_profile(name)
+    assert load_profile(written(msgspec.json.encode(load_profile(name)))) == load_profile(name)
 
 
-@pytest.mark.parametrize(("edit", "key"), [row[1:] for row in EDITS], ids=[row[0] for row in EDITS])
-def test_a_wrong_value_is_refused_by_file_and_key(tmp_path: Path, edit: Edit, key: str) -> None:
+def test_json_is_read_as_it_stands(written: Written) -> None:
+    assert read_json(Path(written('{"a": [1, 2.5, "x", null, true]}'))) == {"a": [1, 2.5, "x", None, True]}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("gpu/colour", 1, "`colour` - at `$.gpu`"),
+        ("gpu/vram/value", "24 GiB", "$.gpu.vram.value"),
+        ("gpu/vram/value", 10**400, "$.gpu.vram.value"),
+        ("gpu/vram", None, "$.gpu.vram"),
+        ("gpu/vram/unit", "s", "$.gpu.vram: unit must be 'B', not 's'"),
+        ("gpu/vram/source", "fitted", "fitted_on"),
+        ("schema", "twin.hardware/9", "schema must be 'twin.hardware/1'"),
+        ("kernels/a", {"latency": None}, "kernels.a"),
+        ("kernels", [], "$.kernels"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_file_and_key(written: Written, path: str, value: object, says: str) -> None:
     data = json.loads(SHIPPED)
-    edit(data)
-    path = tmp_path / "wrong.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    assert key in refusal(path)
+    *above, last = path.split("/")
+    functools.reduce(dict.get, above, data)[last] = value
+    assert says in refusal(written(data))
+
+
+def test_a_wrong_kernel_is_named(written: Written) -> None:
+    data = json.loads(SHIPPED)
+    data["kernels"]["scan/exllamav3/fp16"]["efficiency"]["n"] = 0
+    assert "kernels.scan/exllamav3/fp16" in refusal(written(data))
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_a_number_that_is_none_is_refused_by_its_key(tmp_path: Path, number: str) -> None:
-    path = tmp_path / "wrong.json"
-    path.write_text(SHIPPED.replace("25297357373", number), encoding="utf-8")
-    assert f"$.gpu.vram.value is {float(number)}, which is not a number" in refusal(path)
+def test_a_number_that_is_none_is_refused_by_its_key(written: Written, number: str) -> None:
+    says = f"$.gpu.vram.value is {float(number)}, which is not a number"
+    assert says in refusal(written(SHIPPED.replace("25297357373", number)))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "not valid JSON"),
-        (b"{", "not valid JSON"),
-        (SHIPPED.encode()[:2000], "not valid JSON"),
-        (b"[]", "Expected `object`, got `array`"),
-        (b'"rtx3090"', "Expected `object`, got `str`"),
-        (b"{}", "missing required field `schema`"),
-        (b'{"name": "a", "name": "b"}', "key 'name' appears twice"),
-        (b'{"gpu": {"name": "a", "b": 1, "name": "c"}}', "key 'name' appears twice"),
-        (b'{"name": "\xff"}', "not UTF-8 text (byte 10)"),
-        ("\ufeff{}".encode(), "not valid JSON"),
-        (SHIPPED.encode("utf-16"), "not UTF-8 text (byte 0)"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
-    ],
-    ids=[
-        "empty",
-        "brace",
-        "truncated",
-        "list",
-        "string",
-        "object",
-        "repeated",
-        "nested",
-        "latin-1",
-        "BOM",
-        "UTF-16",
-        "deep",
-        "digits",
-    ],
+    {
+        "empty": (b"", "not valid JSON"),
+        "brace": (b"{", "not valid JSON"),
+        "truncated": (SHIPPED.encode()[:2000], "not valid JSON"),
+        "list": (b"[]", "Expected `object`, got `array`"),
+        "string": (b'"rtx3090"', "Expected `object`, got `str`"),
+        "object": (b"{}", "missing required field `schema`"),
+        "repeated": (b'{"name": "a", "name": "b"}', "key 'name' appears twice"),
+        "nested": (b'{"gpu": {"name": "a", "b": 1, "name": "c"}}', "key 'name' appears twice"),
+        "half a character": (b'{"gpu": ["\\ud800"]}', "$.gpu[0] holds half of a surrogate pair"),
+        "half a key": (b'{"gpu": {"\\ud800": 1}}', "a key of $.gpu holds half of a surrogate pair"),
+        "latin-1": (b'{"name": "\xff"}', "not UTF-8 text (byte 10)"),
+        "BOM": ("\ufeff{}".encode(), "not valid JSON"),
+        "UTF-16": (SHIPPED.encode("utf-16"), "not UTF-8 text (byte 0)"),
+        "deep": (b"[" * 100_000, "not valid JSON"),
+        "digits": (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
+    }.values(),
 )
-def test_what_is_no_profile_at_all_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "wrong.json"
-    path.write_bytes(content)
-    assert message in refusal(path)
+def test_what_is_no_profile_at_all_is_refused(written: Written, content: bytes, message: str) -> None:
+    assert message in refusal(written(content))
 
 
-def test_a_directory_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(tmp_path).endswith(": a folder, not a twin machine profile")
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "missing.json").endswith("cannot be read: No such file or directory")
 
-
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbid(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
@@ -176,24 +165,14 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
     assert refusal(tmp_path / "secret.json").endswith("cannot be read: Permission denied")
 
 
-def test_a_file_lies_over_the_machine_that_it_extends(tmp_path: Path) -> None:
+def test_a_file_lies_over_the_machine_that_it_extends(written: Written) -> None:
     base = load_profile("rtx3090")
-    own = json.loads(SHIPPED)["kernels"]["linear/exllamav3/exl3"]
-    path = tmp_path / "own.json"
-    path.write_text(
-        json.dumps({"extends": "3x-rtx3090", "name": "own", "kernels": {"linear/b/c": own}}), encoding="utf-8"
-    )
-    profile = load_profile(str(path))
+    own = shipped_document("rtx3090")["kernels"]["linear/exllamav3/exl3"]
+    profile = load_profile(written({"extends": "3x-rtx3090", "name": "own", "kernels": {"linear/b/c": own}}))
     assert (profile.name, profile.gpu_count, profile.gpu) == ("own", 3, base.gpu)
-    assert profile.kernels == base.kernels | {"linear/b/c": base.kernels["linear/exllamav3/exl3"]}
-
-
-def extending(path: Path, **own: Any) -> HardwareProfile:
-    path.write_text(json.dumps({"extends": "h200", **own}), encoding="utf-8")
-    return load_profile(str(path))
-
-
-RATE = {"value": 2.0e10, "unit": "B", "spread": 0.02, "n": 3, "source": "measured", "date": "2026-01-02"}
+    assert {kernel.machine for kernel in base.kernels.values()} == {"rtx3090"}  # where each was measured
+    added = replace(base.kernels["linear/exllamav3/exl3"], machine="own")
+    assert profile.kernels == base.kernels | {"linear/b/c": added}
 
 
 def tables_of(table: dict[str, Any], *above: str) -> list[tuple[str, ...]]:
@@ -202,101 +181,139 @@ def tables_of(table: dict[str, Any], *above: str) -> list[tuple[str, ...]]:
     return inner + [each for path in inner for each in tables_of(table[path[-1]], *path)]
 
 
-H200 = json.loads((DATA / "h200" / "profile.json").read_text(encoding="utf-8"))
 LEAVES = [
     path for path in tables_of(H200) if path[0] != "kernels" and "source" in functools.reduce(dict.get, path, H200)
 ]
 
 
 @pytest.mark.parametrize("path", LEAVES, ids="/".join)
-def test_what_extends_reaches_down_to_every_rate_and_leaves_all_others(tmp_path: Path, path: tuple[str, ...]) -> None:
+def test_what_extends_reaches_down_to_every_rate_and_leaves_all_others(written: Written, path: tuple[str, ...]) -> None:
     """A copy of the parent's rate with another note, alone in its file, changes that note and nothing else."""
     mine = functools.reduce(dict.get, path, H200) | {"note": "mine"}
-    own = functools.reduce(lambda inner, key: {key: inner}, reversed(path), mine)
+    own: dict[str, Any] = functools.reduce(lambda inner, key: {key: inner}, reversed(path), mine)
     expected = json.loads(json.dumps(H200))
     functools.reduce(dict.get, path, expected)["note"] = "mine"
-    assert msgspec.to_builtins(extending(tmp_path / "own.json", **own)) == msgspec.to_builtins(
-        msgspec.convert(expected, HardwareProfile)
-    )
+    profile = load_profile(written({"extends": "h200", **own}))
+    assert json.loads(msgspec.json.encode(profile)) == expected
 
 
-def test_a_rate_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_rate_or_a_kernel_is_replaced_whole_and_null_takes_a_part_away(written: Written) -> None:
     """Half a rate beside another's source and date would be a lie."""
-    path = tmp_path / "own.json"
-    assert extending(path, gpu={"vram": RATE}).gpu.vram == Rate(**RATE)  # and no note of the parent's
-    path.write_text('{"extends": "h200", "gpu": {"vram": {"value": 2e10}}}', encoding="utf-8")
-    assert refusal(path).endswith("missing required field `spread` - at `$.gpu.vram`")
-
-
-def test_a_kernel_is_replaced_whole_and_the_others_stay(tmp_path: Path) -> None:
     base = load_profile("h200")
+    rate = {"value": 2.0e10, "unit": "B", "spread": 0.02, "n": 3, "source": "measured", "date": "2026-01-02"}
+    assert base.gpu.vram.note
+    assert load_profile(written({"extends": "h200", "gpu": {"vram": rate}})).gpu.vram == Rate(**rate)  # type: ignore[arg-type]
+    half = written({"extends": "h200", "gpu": {"vram": {"value": 2e10}}})
+    assert refusal(half).endswith("missing required field `spread` - at `$.gpu.vram`")
     key = next(key for key, kernel in base.kernels.items() if kernel.efficiency and kernel.latency)
     latency = msgspec.to_builtins(base.kernels[key].latency)
-    kernels = extending(tmp_path / "own.json", kernels={key: {"latency": latency}}).kernels
-    assert kernels[key] == Kernel(latency=base.kernels[key].latency)
+    kernels = load_profile(written({"extends": "h200", "kernels": {key: {"latency": latency}}})).kernels
+    assert kernels[key] == Kernel(latency=base.kernels[key].latency, machine="h200")
     assert {each for each in base.kernels if kernels[each] != base.kernels[each]} == {key}
+    assert base.gpu.instructions is not None
+    assert load_profile(written({"extends": "h200", "gpu": {"instructions": None}})).gpu.instructions is None
 
 
-def test_null_takes_a_part_away_that_need_not_be_there(tmp_path: Path) -> None:
-    assert load_profile("h200").gpu.instructions is not None
-    assert extending(tmp_path / "own.json", gpu={"instructions": None}).gpu.instructions is None
-
-
-@pytest.mark.parametrize("gpu", ["null", "[]", '"h200"', "7"])
-def test_what_replaces_a_table_must_be_one(tmp_path: Path, gpu: str) -> None:
-    path = tmp_path / "own.json"
-    path.write_text(f'{{"extends": "h200", "gpu": {gpu}}}', encoding="utf-8")
-    assert "Expected `object`" in refusal(path)
+@pytest.mark.parametrize("value", [None, [], "h200", 7])
+@pytest.mark.parametrize("key", ["gpu", "kernels"])
+def test_what_replaces_a_table_must_be_one(written: Written, key: str, value: object) -> None:
+    assert "Expected `object`" in refusal(written({"extends": "h200", key: value}))
 
 
 @pytest.mark.parametrize("depth", [100, 900, 1_100, 100_000])
 @pytest.mark.parametrize("key", ["gpu", "kernels", "colour"])
-def test_tables_nested_without_end_are_refused_in_one_line(tmp_path: Path, key: str, depth: int) -> None:
-    path = tmp_path / "own.json"
+def test_tables_nested_without_end_are_refused_in_one_line(written: Written, key: str, depth: int) -> None:
     nested = f'{{"{key}": ' * depth + "1" + "}" * depth
-    path.write_text(f'{{"extends": "h200", "{key}": {nested}}}', encoding="utf-8")
-    assert refusal(path)
+    assert refusal(written(f'{{"extends": "h200", "{key}": {nested}}}'))
 
 
-def test_machines_that_extend_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_that_extend_each_other_are_refused(
+    tmp_path: Path, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, parent in (("a", "b"), ("b", "a")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "profile.json").write_text(f'{{"extends": "{parent}"}}', encoding="utf-8")
-    monkeypatch.setattr("hwprofiles.store.DATA", tmp_path)
-    path = tmp_path / "own.json"
-    path.write_text('{"extends": "a"}', encoding="utf-8")
-    assert "extends 'a', which extends itself" in refusal(path)
+        (tmp_path / f"{name}.json").write_text(f'{{"extends": "{parent}"}}', encoding="utf-8")
+    monkeypatch.setattr("hwprofiles.store.MACHINES", tmp_path)
+    assert "extends 'a', which extends itself" in refusal(written({"extends": "a"}))
 
 
-@pytest.mark.parametrize("parent", ['"rtx3091"', '"../rtx3090"', "null", "[]", "{}", "3"])
-def test_extending_what_is_not_shipped_is_refused(tmp_path: Path, parent: str) -> None:
-    path = tmp_path / "own.json"
-    path.write_text(f'{{"extends": {parent}}}', encoding="utf-8")
-    assert "which is not a shipped machine" in refusal(path)
+@pytest.mark.parametrize("parent", ["rtx3091", "../rtx3090", None, [], {}, 3])
+def test_extending_what_is_not_shipped_is_refused(written: Written, parent: object) -> None:
+    assert "which is not a shipped machine" in refusal(written({"extends": parent}))
 
 
-def test_a_wrong_value_laid_over_a_shipped_machine_is_blamed_on_the_own_file(tmp_path: Path) -> None:
-    path = tmp_path / "own.json"
-    path.write_text('{"extends": "rtx3090", "gpu_count": 0}', encoding="utf-8")
-    assert "$.gpu_count" in refusal(path)
+def test_a_wrong_value_laid_over_a_shipped_machine_is_blamed_on_the_own_file(written: Written) -> None:
+    assert "$.gpu_count" in refusal(written({"extends": "rtx3090", "gpu_count": 0}))
 
 
-def test_json_is_read_as_it_stands(tmp_path: Path) -> None:
-    path = tmp_path / "data.json"
-    path.write_text('{"a": [1, 2.5, "x", null, true]}', encoding="utf-8")
-    assert read_json(path) == {"a": [1, 2.5, "x", None, True]}
+def test_shipped_files_are_strict_and_hold_a_machine_or_the_kernels_of_one_engine() -> None:
+    keys: list[tuple[str, str]] = []
+    for path in KERNELS.glob("*.json"):
+        file = read_json(path)
+        assert (file["schema"], file["engine"]) == (KERNELS_SCHEMA, path.stem)
+        assert set(file["machines"]) <= set(profile_names())
+        keys += [(machine, key) for machine, kernels in file["machines"].items() for key in kernels]
+    assert len(set(keys)) == len(keys)
+    for path in MACHINES.glob("*.json"):
+        assert read_json(path).keys() <= {"schema", "name", "summary", "gpu_count", "gpu", "host", "extends"}
 
 
-@pytest.mark.parametrize("kernels", ["[]", "null", '"ab"'])
-def test_kernels_that_are_no_table_are_refused(tmp_path: Path, kernels: str) -> None:
-    path = tmp_path / "wrong.json"
-    path.write_text(f'{{"extends": "rtx3090", "kernels": {kernels}}}', encoding="utf-8")
-    assert "$.kernels" in refusal(path)
+def test_shipping_what_is_shipped_changes_no_byte_and_a_new_machine_goes_to_its_engines(
+    tmp_path: Path, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines, kernels = (shutil.copytree(folder, tmp_path / folder.name) for folder in (MACHINES, KERNELS))
+    for name in profile_names():
+        ship(shipped_document(name), machines=machines, kernels=kernels)
+    for folder, copied in ((MACHINES, machines), (KERNELS, kernels)):
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+            path.name: path.read_bytes() for path in copied.iterdir()
+        }
+    made = {**shipped_document("h200"), "name": "new"}
+    monkeypatch.setattr(ship, "__kwdefaults__", {"machines": machines, "kernels": kernels})
+    main(written(made))
+    files = {path.stem: read_json(path)["machines"].get("new", {}) for path in kernels.iterdir()}
+    assert {engine for engine, entries in files.items() if entries} == {"twin", "library"}
+    assert files["twin"] | files["library"] == made["kernels"]
+    assert read_json(machines / "new.json") == {key: value for key, value in made.items() if key != "kernels"}
 
 
-def test_a_wrong_kernel_is_named(tmp_path: Path) -> None:
-    data = json.loads(SHIPPED)
-    data["kernels"]["scan/exllamav3/fp16"]["efficiency"]["n"] = 0
-    path = tmp_path / "wrong.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    assert "kernels.scan/exllamav3/fp16" in refusal(path)
+FIRST_RELEASE = Path(__file__).parent / "data" / "profile_0_1_0.json"
+"""The H200 as release 0.1.0 wrote it, cut down to the kernels of one question."""
+
+
+def predicted(profile: HardwareProfile) -> tuple[float, float]:
+    """Seconds of a decode step and until the first token."""
+    asked = {"model": "llama-3.1-8b", "engine": "twin", "layout": "vram", "kv_dtype": "int4_per_token_head"}
+    answer = predict(Question(ctx_tokens=102_400, **asked), profile)  # type: ignore[arg-type]
+    assert answer.decode is not None
+    assert answer.prefill is not None
+    return answer.decode.seconds.value, answer.prefill.seconds.value + answer.decode.seconds.value
+
+
+def test_a_profile_of_an_earlier_release_is_read_in_todays_words_and_predicts_what_it_did(written: Written) -> None:
+    text = FIRST_RELEASE.read_text(encoding="utf-8")
+    then, today = json.loads(text)["kernels"], load_profile(str(FIRST_RELEASE))
+    assert set(then) - set(today.kernels) == {"expand/twin/int4_per_token_head", "merge/twin/fp16"}
+    assert set(today.kernels) - set(then) == {"dequantise/twin/int4_per_token_head", "combine/twin/fp16"}
+    for old, new in OPERATIONS.items():
+        text = text.replace(f'"{old}/', f'"{new}/')
+    for old, new in KERNEL_KEYS.items():
+        text = text.replace(f'"{old}":', f'"{new}":')
+    assert today == load_profile(written(text))
+    assert predicted(today) == pytest.approx((0.004660547873911775, 10.50731215644683), rel=1e-9)
+
+
+def test_an_old_name_in_a_file_that_extends_a_machine_replaces_todays_kernel(written: Written) -> None:
+    kernel = {"latency": H200["kernels"]["dequantise/twin/q4_0"]["latency"]}
+    found = load_profile(written({"extends": "h200", "kernels": {"expand/twin/q8_0": kernel}})).kernels
+    assert found.keys() == load_profile("h200").kernels.keys()
+    assert found["dequantise/twin/q8_0"].efficiency is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_there_under_an_old_and_a_new_name_is_refused(written: Written, order: int) -> None:
+    kernels = {f"{name}/a/b": {"latency": None} for name in ("merge", "combine")[::order]}
+    twice = refusal(written({"extends": "h200", "kernels": kernels}))
+    assert twice.endswith("merge/a/b and combine/a/b are two names of one kernel")
+    rates = {"a/b/c": dict.fromkeys(("merging", "combine")[::order])}
+    twice = refusal(written({"extends": "h200", "kernels": rates}))
+    assert twice.endswith("a/b/c: merging and combine are two names of one rate")

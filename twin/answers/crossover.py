@@ -162,6 +162,7 @@ def carried(kernel: Kernel, origin: str) -> Kernel:
         efficiency=_widened(kernel.efficiency, origin),
         latency=_widened(kernel.latency, origin),
         combine=_widened(kernel.combine, origin),
+        machine=kernel.machine,
         operations=_widened(kernel.operations, origin),
     )
 

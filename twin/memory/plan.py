@@ -18,7 +18,7 @@ PAGE_TABLE_SHARE = 8 / 4096
 """Device bytes per registered host byte: 8 bytes of page table per 4 KiB page, whatever the host's page size.
 
 Measured on one and two H200: 2 MiB per GiB exactly at 8 to 64 GiB, with 4 KiB and with huge pages, on every device
-that has a context, whichever registers (`hwprofiles/data/h200/register_cost.json`).
+that has a context, whichever registers (`hwprofiles/records/h200/register_cost.json`).
 """
 
 

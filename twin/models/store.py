@@ -8,9 +8,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from hwprofiles.extending import extended
+from hwprofiles.files import extended, is_path, read_json
 from hwprofiles.spelling import match, suggestions
-from hwprofiles.store import is_path, read_json
 from twin.errors import BadFile, UnknownName
 from twin.models.spec import ModelSpec
 

@@ -21,7 +21,7 @@ from calibrate.published.cases import (
 )
 from calibrate.published.estimates import Load
 from calibrate.published.figures import FIGURES
-from hwprofiles.store import DATA
+from hwprofiles.store import RECORDS
 from twin.errors import BadFile
 
 BLOG, VLLM = "3x-rtx3090", "rtx3090"
@@ -35,7 +35,7 @@ def case(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_edited(folder: Path, edit: Edit, *, machine: str = BLOG) -> Recorded:
-    data = json.loads((DATA / machine / "cases.json").read_text(encoding="utf-8"))
+    data = json.loads((RECORDS / machine / "cases.json").read_text(encoding="utf-8"))
     edit(data)
     path = folder / "cases.json"
     path.write_text(json.dumps(data), encoding="utf-8")
