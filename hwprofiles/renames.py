@@ -14,22 +14,22 @@ def in_todays_words(raw: Any) -> Any:
     kernels = raw.get("kernels") if isinstance(raw, dict) else None
     if not isinstance(kernels, dict):
         return raw
-    translated: dict[str, Any] = {}
-    for name, entry in kernels.items():
-        operation, slash, rest = name.partition("/")
-        today = f"{OPERATIONS.get(operation, operation)}{slash}{rest}"
-        if today != name and today in kernels:
-            raise ValueError(f"$.kernels: {name} and {today} are two names of one kernel")
-        translated[today] = _entry(today, entry)
-    return {**raw, "kernels": translated}
+    today = _renamed(kernels, OPERATIONS, "kernel", "$.kernels").items()
+    return {
+        **raw,
+        "kernels": {name: _renamed(entry, KERNEL_KEYS, "rate", f"$.kernels.{name}") for name, entry in today},
+    }
 
 
-def _entry(name: str, entry: Any) -> Any:
-    if not isinstance(entry, dict):
-        return entry
-    for old, today in KERNEL_KEYS.items():
-        if old in entry:
-            if today in entry:
-                raise ValueError(f"$.kernels.{name}: {old} and {today} are two names of one rate")
-            entry = {KERNEL_KEYS.get(key, key): value for key, value in entry.items()}
-    return entry
+def _renamed(table: Any, words: dict[str, str], what: str, path: str) -> Any:
+    """A table with other first words of its keys; what is no table stays, to be refused by its schema."""
+    if not isinstance(table, dict):
+        return table
+    made: dict[str, Any] = {}
+    for key, value in table.items():
+        word, slash, rest = key.partition("/")
+        today = f"{words.get(word, word)}{slash}{rest}"
+        if today != key and today in table:
+            raise ValueError(f"{path}: {key} and {today} are two names of one {what}")
+        made[today] = value
+    return made
