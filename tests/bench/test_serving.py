@@ -24,7 +24,7 @@ CHAT: dict[str, Any] = {
 class Toy:
     """Steps of about 8 ms, as of an 8B model on one large card."""
 
-    def decode(self, sequences: int, ctx_tokens: int) -> tuple[float, float]:
+    def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
         """A decode step, and each token more."""
         return 6e-3 + 2e-5 * sequences + 1e-7 * ctx_tokens, 1e-7
 

@@ -64,7 +64,7 @@ class _Scaled(StepCosts):
     def __init__(self, costs: StepCosts, factor: float) -> None:
         self.costs, self.factor = costs, factor
 
-    def decode(self, sequences: int, ctx_tokens: int) -> tuple[float, float]:
+    def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
         seconds, token_s = self.costs.decode(sequences, ctx_tokens)
         return seconds * self.factor, token_s * self.factor
 
@@ -140,7 +140,7 @@ class CaseCosts(StepCosts):
         self._decodes: dict[int, tuple[float, float]] = {}
         self._backbones: dict[tuple[int, int, int], float] = {}
 
-    def decode(self, sequences: int, ctx_tokens: int) -> tuple[float, float]:
+    def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
         """Seconds of a step that decodes `sequences` over `ctx_tokens` cached tokens in all, and per token more."""
         base_s, token_s = self._decode(sequences)
         return base_s + token_s * ctx_tokens, token_s

@@ -21,11 +21,11 @@ PROGRESS_EVERY = 4096
 class StepCosts(Protocol):
     """Seconds of engine steps. Pure: the same question has the same answer."""
 
-    def decode(self, sequences: int, ctx_tokens: int) -> tuple[float, float]:
+    def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
         """Seconds of a step that decodes `sequences` over `ctx_tokens` cached tokens in all, and per token more.
 
-        For a given number of sequences the seconds are affine in `ctx_tokens`, over every context: one answer per
-        number of sequences is enough, and it is asked once.
+        For a given number of sequences the seconds are affine in `ctx_tokens`. These may be a fraction: the mean under
+        speculation.
         """
         ...
 
@@ -74,7 +74,6 @@ class Engine:
         self.now_s = 0.0
         self._scheduler, self._costs, self._result = scheduler, costs, result
         self._jump, self._on_finish, self._on_steps, self._progress = jump, on_finish, on_steps, progress
-        self._affine: dict[int, tuple[float, float]] = {}
 
     def run(self) -> None:
         """From time 0 until the last request has its last token."""
@@ -119,8 +118,9 @@ class Engine:
     def _stretch(self, *, single: bool) -> None:
         """Decode steps of one batch: one, or as many as it stays the same for."""
         scheduler = self._scheduler
-        fixed_s, per_token_s = self._decode_costs(scheduler.decoding)
-        first_s = fixed_s + per_token_s * (scheduler.ctx_units / scheduler.unit)
+        first_s, per_token_s = self._costs.decode(scheduler.decoding, scheduler.ctx_units / scheduler.unit)
+        if not 0 <= per_token_s < math.inf:
+            raise ValueError(f"a cached token adds {per_token_s} s to a step of {scheduler.decoding} sequences")
         growth_s = per_token_s * (scheduler.decoding * scheduler.gain / scheduler.unit)
         steps = 1
         if not single and not scheduler.eviction_may_admit(self.now_s):
@@ -160,18 +160,6 @@ class Engine:
         self._result.finish(record)
         if self._on_finish is not None:
             self._on_finish(record)
-
-    def _decode_costs(self, sequences: int) -> tuple[float, float]:
-        """Seconds of a decode step over no cached token, and of each cached token."""
-        known = self._affine.get(sequences)
-        if known is None:
-            scheduler = self._scheduler
-            ctx_tokens = scheduler.ctx_units // scheduler.unit
-            seconds, per_token_s = self._costs.decode(sequences, ctx_tokens)
-            if not 0 <= per_token_s < math.inf:
-                raise ValueError(f"a cached token adds {per_token_s} s to a decode step of {sequences} sequences")
-            known = self._affine[sequences] = (seconds - per_token_s * ctx_tokens, per_token_s)
-        return known
 
     def _steps_until(self, arrival_s: float, first_s: float, growth_s: float, most: int) -> int:
         """Steps to the first one that does not end before an arrival, `most` if none does."""
