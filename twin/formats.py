@@ -89,8 +89,8 @@ class KVFormat(Struct, frozen=True, kw_only=True):
         return ""
 
 
-def _plain(name: str, bits: int, summary: str) -> KVFormat:
-    return KVFormat(name=name, summary=summary, key=Plane(bits=bits), value=Plane(bits=bits), kind="plain")
+def _plain(name: str, bits: int, summary: str, *, kind: Kind = "plain") -> KVFormat:
+    return KVFormat(name=name, summary=summary, key=Plane(bits=bits), value=Plane(bits=bits), kind=kind)
 
 
 def _per_token_head(name: str, bits: int, summary: str, *, kind: Kind = "scaled", needs: str = "") -> KVFormat:
@@ -111,10 +111,17 @@ def _kvarn(key_bits: int, value_bits: int, tile: int) -> KVFormat:
     )
 
 
-def _turboquant(name: str, key: Plane, value_bits: int, summary: str) -> KVFormat:
-    """V by minimum and maximum: fp16 scale and zero; a token's slot is rounded up to even bytes."""
-    value = Plane(bits=value_bits, head_bytes=4)
-    return KVFormat(name=name, summary=summary, key=key, value=value, kind="rotated", slot_alignment=2)
+def _turboquant(name: str, key_bits: int, value_bits: int) -> KVFormat:
+    """K in fp8, or 4 or 3 bits with an fp16 norm; V by minimum and maximum: fp16 scale and zero; even bytes a token."""
+    keys = "fp8 keys without rotation" if key_bits == 8 else f"{key_bits}-bit Lloyd-Max keys with norm correction"
+    return KVFormat(
+        name=f"turboquant_{name}",
+        summary=f"TurboQuant: {keys}, {value_bits}-bit values",
+        key=Plane(bits=key_bits, head_bytes=0 if key_bits == 8 else 2),
+        value=Plane(bits=value_bits, head_bytes=4),
+        kind="rotated",
+        slot_alignment=2,
+    )
 
 
 def _grouped(name: str, key_bits: int, value_bits: int, summary: str, *, kind: Kind) -> KVFormat:
@@ -128,22 +135,13 @@ def _exl3(key_bits: int, value_bits: int) -> KVFormat:
     return _grouped(f"exl3_k{key_bits}v{value_bits}", key_bits, value_bits, summary, kind="rotated")
 
 
-_NORMED = 2
-"""Bytes of the fp16 norm of a key vector."""
-
 _FORMATS = {
     row.name: row
     for row in (
         _plain("fp16", 16, "IEEE half, as exllamav3 keeps its cache by default"),
         _plain("bf16", 16, "bfloat16, as vLLM keeps its cache by default"),
         _plain("fp32", 32, "float32, where a processor has no fast half precision"),
-        KVFormat(
-            name="fp8",
-            summary="e4m3 with one scale a layer",
-            key=Plane(bits=8),
-            value=Plane(bits=8),
-            kind="scaled",
-        ),
+        _plain("fp8", 8, "e4m3 with one scale a layer", kind="scaled"),
         _per_token_head("int8_per_token_head", 8, "int8 with an fp32 scale per token and head"),
         _per_token_head(
             "fp8_per_token_head", 8, "e4m3 with an fp32 scale per token and head; not below SM 8.9", needs="8.9"
@@ -154,25 +152,10 @@ _FORMATS = {
         _kvarn(4, 2, 128),
         _kvarn(4, 4, 128),
         _kvarn(4, 2, 64),
-        _turboquant("turboquant_k8v4", Plane(bits=8), 4, "TurboQuant: fp8 keys without rotation, 4-bit values"),
-        _turboquant(
-            "turboquant_4bit_nc",
-            Plane(bits=4, head_bytes=_NORMED),
-            4,
-            "TurboQuant: 4-bit Lloyd-Max keys with norm correction, 4-bit values",
-        ),
-        _turboquant(
-            "turboquant_k3v4_nc",
-            Plane(bits=3, head_bytes=_NORMED),
-            4,
-            "TurboQuant: 3-bit Lloyd-Max keys with norm correction, 4-bit values",
-        ),
-        _turboquant(
-            "turboquant_3bit_nc",
-            Plane(bits=3, head_bytes=_NORMED),
-            3,
-            "TurboQuant: 3-bit Lloyd-Max keys with norm correction, 3-bit values",
-        ),
+        _turboquant("k8v4", 8, 4),
+        _turboquant("4bit_nc", 4, 4),
+        _turboquant("k3v4_nc", 3, 4),
+        _turboquant("3bit_nc", 3, 3),
         _grouped("q8_0", 8, 8, "llama.cpp: int8 in groups of 32 with an fp16 scale", kind="scaled"),
         _grouped("q4_0", 4, 4, "llama.cpp: int4 in groups of 32 with an fp16 scale", kind="scaled"),
         *(_exl3(key_bits, value_bits) for key_bits in EXL3_BITS for value_bits in EXL3_BITS),
@@ -194,8 +177,8 @@ def listed(names: Iterable[str]) -> str:
     """Names for a reader: the many of exllamav3 as its first to its last."""
     given = list(names)
     many = [name for name in given if is_exl3(name)]
-    folded = [f"{many[0]} to {many[-1]}"] if len(many) > 1 else many
-    return ", ".join([*(name for name in given if not is_exl3(name)), *folded])
+    named = [f"{many[0]} to {many[-1]}"] if len(many) > 1 else many
+    return ", ".join([*(name for name in given if not is_exl3(name)), *named])
 
 
 def kv_format(name: str) -> KVFormat:

@@ -3,6 +3,7 @@
 The floors are written down again from the models' shapes, without the twin's own counts.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,7 +11,9 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile
 from tests.laws.drawn import flattened, log_uniform, machines, questions, with_memory
+from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA
 from twin.ask.question import Question
+from twin.engines import load_engine
 from twin.models import ModelSpec
 from twin.models.speculation import Speculation
 from twin.prediction import Prediction
@@ -27,6 +30,7 @@ FORMATS = ("bf16", "fp8", "int8_per_token_head", "int4_per_token_head", "kvarn_k
 BITS = {"bf16": 16, "fp8": 8, "int8_per_token_head": 8, "int4_per_token_head": 4, "kvarn_k4v2_g128": 3}
 """Codes of K and V on average: scales come on top."""
 DRAFTERS = ("mtp:1", "mtp:3", "mtp:7", "dflash2:3", "dflash2:7", "dflash2:15")
+POOL_FORMATS = tuple(name for name in load_engine("vllm").formats if name != "fp8_per_token_head")
 LONGEST = 1 << 18
 HALF = 2
 
@@ -68,6 +72,30 @@ def dense_questions(draw: st.DrawFn, /, **fixed: Any) -> Question:
     if question.prefix_caching:
         question = replace(question, cached_tokens=draw(st.integers(0, question.ctx_tokens)))
     return question
+
+
+@st.composite
+def pool_questions(draw: st.DrawFn, /, formats: Sequence[str] = POOL_FORMATS, **fixed: Any) -> Question:
+    """Any question of the 27B or of Llama on vLLM that says how its pool is shared."""
+    name = draw(st.sampled_from((FAST, BATCH, "qwen3.8-27b", LLAMA)))
+    ctx_tokens = draw(st.integers(1, 300_000))
+    drafters = [""] if name == LLAMA else ["", "", "mtp:1", "mtp:3", "mtp:7", "dflash2:7", "dflash2:15"]
+    speculation = draw(st.sampled_from(drafters))
+    question: dict[str, Any] = {
+        "model": name,
+        "ctx_tokens": ctx_tokens,
+        "kv_dtype": draw(st.sampled_from(formats)),
+        "batch": draw(st.sampled_from((1, 1, 2, 5))),
+        "utilisation": draw(st.sampled_from((None, 0.8, 0.93, 0.972, 1.0))),
+        "max_sequences": draw(st.sampled_from((None, 5, 8, 200))),
+        "prefix_caching": draw(st.booleans()),
+        "cold_start": draw(st.booleans()),
+        "async_scheduling": draw(st.booleans()),
+        "state_dtype": draw(st.sampled_from((None, "fp32"))),
+        "speculation": speculation or None,
+        "accepted": 1.0 if speculation else None,
+    }
+    return Question(**(question | fixed))
 
 
 @st.composite

@@ -6,16 +6,21 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile
 from tests.laws import floors, pooled
 from tests.laws.asked import ROUNDING, SAMPLING, answered, decode_s, no_less, phases, prefill_s
 from tests.laws.drawn import machines, numbers_in, questions, rate_paths, slower, with_spreads
+from tests.twin.memory.pool_worlds import RTX3090
 from tests.worlds import LAWS
 from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.errors import TwinError
+from twin.memory.plan import plan_memory
 from twin.prediction import Quantity, predict
 from twin.render.as_json import prediction_json
+from twin.units import GIB, MAX_TOKENS
 
 MANY = settings(LAWS, max_examples=120)
 ANYWHERE = pooled.anywhere()
@@ -107,19 +112,28 @@ def test_a_slower_rate_never_makes_a_prediction_faster(asked: Asked, which: floa
     assert no_less(prefill_s(question, hampered), prefill_s(question, machine), within=SAMPLING)
 
 
-@MANY
-@given(questions(), machines())
-def test_the_longest_context_fits_and_one_token_more_does_not(question: Question, machine: HardwareProfile) -> None:
-    try:
-        plan = predict(question, machine).memory
-    except TwinError:
-        return
+POOLED = st.tuples(
+    pooled.pool_questions() | pooled.pool_questions(pool_bytes=3 * GIB) | pooled.pool_questions(pool_bytes=30 * GIB),
+    st.just(RTX3090),
+)
+
+
+@settings(LAWS, max_examples=240)
+@given(st.tuples(questions(), machines()) | POOLED, st.integers(1, MAX_TOKENS))
+def test_the_longest_context_fits_and_one_token_more_does_not_whatever_was_asked(asked: Asked, other: int) -> None:
+    """Buffers are sized for the longest request, which is the one asked about unless the engine is told another."""
+    question, machine = asked
+    plan = plan_memory(resolve(question), machine)
     longest = plan.max_ctx_tokens()
-    page = plan.page_tokens
-    assert longest % page == 0
-    pages = longest // page
+    assert plan.fits == (longest >= question.ctx_tokens) == (not plan.shortage())
     if longest:
-        assert all(pool.used_bytes(pages) <= pool.capacity_bytes * (1 + 1e-12) for pool in plan.memories)
-    if longest + page <= 2**31:
-        assert any(pool.used_bytes(pages + 1) > pool.capacity_bytes for pool in plan.memories)
-    assert plan.fits == (plan.pages * page <= longest) or longest + page > 2**31
+        there = plan_memory(resolve(replace(question, ctx_tokens=longest)), machine)
+        assert there.fits
+        for memory in there.memories:
+            assert memory.used_bytes(there.pages) <= memory.capacity_bytes * (1 + 1e-12)
+    if longest < MAX_TOKENS:
+        assert not plan_memory(resolve(replace(question, ctx_tokens=longest + 1)), machine).fits
+    elsewhere = plan_memory(resolve(replace(question, ctx_tokens=other)), machine)
+    for sigmas in (-1.6, 0.0, 1.6):
+        assert elsewhere.max_ctx_tokens(sigmas=sigmas) == plan.max_ctx_tokens(sigmas=sigmas)
+    assert elsewhere.limit().name == plan.limit().name

@@ -1,54 +1,25 @@
 """Laws of a pool of blocks: nothing is lost between device and blocks, and the longest context is exact."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, pool_of
+from tests.laws.pooled import POOL_FORMATS, pool_questions
+from tests.twin.memory.pool_worlds import RTX3090, pool_of
 from tests.worlds import LAWS
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.engines import load_engine
 from twin.memory.block_pool import block_plan
 from twin.memory.plan import plan_memory
-from twin.units import GIB, MAX_TOKENS
 
 VRAM_BYTES = RTX3090.gpu.vram.value
-VLLM = load_engine("vllm")
-FORMATS = [name for name in VLLM.formats if name != "fp8_per_token_head"]
-BOUNDED = [name for name in FORMATS if not name.startswith(("kvarn", "turboquant"))]
+BOUNDED = [name for name in POOL_FORMATS if not name.startswith(("kvarn", "turboquant"))]
 """Formats without scratch that grows with the longest request, beyond what the model takes by itself."""
 
 
-@st.composite
-def questions(draw: st.DrawFn, /, formats: list[str] = FORMATS, **fixed: Any) -> Question:
-    """Any question of the 27B or of Llama on vLLM that says how its pool is shared."""
-    name = draw(st.sampled_from((FAST, BATCH, "qwen3.8-27b", LLAMA)))
-    ctx_tokens = draw(st.integers(1, 300_000))
-    drafters = [""] if name == LLAMA else ["", "", "mtp:1", "mtp:3", "mtp:7", "dflash2:7", "dflash2:15"]
-    speculation = draw(st.sampled_from(drafters))
-    question: dict[str, Any] = {
-        "model": name,
-        "ctx_tokens": ctx_tokens,
-        "kv_dtype": draw(st.sampled_from(formats)),
-        "batch": draw(st.sampled_from((1, 1, 2, 5))),
-        "utilisation": draw(st.sampled_from((None, 0.8, 0.93, 0.972, 1.0))),
-        "max_sequences": draw(st.sampled_from((None, 5, 8, 200))),
-        "prefix_caching": draw(st.booleans()),
-        "cold_start": draw(st.booleans()),
-        "async_scheduling": draw(st.booleans()),
-        "state_dtype": draw(st.sampled_from((None, "fp32"))),
-        "speculation": speculation or None,
-        "accepted": 1.0 if speculation else None,
-    }
-    return Question(**(question | fixed))
-
-
 @LAWS
-@given(questions())
+@given(pool_questions())
 def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: Question) -> None:
     longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
     plan = plan_memory(resolve(replace(question, ctx_tokens=longest or question.ctx_tokens)), RTX3090)
@@ -64,7 +35,7 @@ def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: 
 
 
 @LAWS
-@given(questions())
+@given(pool_questions())
 def test_the_longest_context_is_one_whose_blocks_are_there(question: Question) -> None:
     """For every sequence of the batch, beside the null block; a block more a sequence is more than there is."""
     longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
@@ -81,33 +52,7 @@ def test_the_longest_context_is_one_whose_blocks_are_there(question: Question) -
 
 
 @LAWS
-@given(questions(pool_bytes=None) | questions(pool_bytes=3 * GIB), st.integers(1, MAX_TOKENS))
-def test_the_longest_context_is_the_same_whatever_context_is_asked_about(question: Question, other: int) -> None:
-    """Buffers are sized for the longest request, which is the one asked about unless the engine is told another."""
-    plans = [plan_memory(resolve(replace(question, ctx_tokens=ctx)), RTX3090) for ctx in (question.ctx_tokens, other)]
-    for sigmas in (-1.6, 0.0, 1.6):
-        assert len({plan.max_ctx_tokens(sigmas=sigmas) for plan in plans}) == 1
-    assert len({plan.limit().name for plan in plans}) == 1
-
-
-@LAWS
-@given(questions() | questions(pool_bytes=3 * GIB) | questions(pool_bytes=30 * GIB))
-def test_the_longest_context_can_be_asked_for_and_one_token_more_cannot(question: Question) -> None:
-    longest = plan_memory(resolve(question), RTX3090).max_ctx_tokens()
-    if longest:
-        assert plan_memory(resolve(replace(question, ctx_tokens=longest)), RTX3090).fits
-    assert not plan_memory(resolve(replace(question, ctx_tokens=longest + 1)), RTX3090).fits
-
-
-@LAWS
-@given(questions())
-def test_what_fits_is_what_is_no_longer_than_the_longest_context(question: Question) -> None:
-    plan = plan_memory(resolve(question), RTX3090)
-    assert plan.fits == (plan.max_ctx_tokens() >= question.ctx_tokens) == (not plan.shortage())
-
-
-@LAWS
-@given(questions(formats=BOUNDED, pool_bytes=None), st.sampled_from((0.01, 0.05)))
+@given(pool_questions(formats=BOUNDED, pool_bytes=None), st.sampled_from((0.01, 0.05)))
 def test_a_larger_share_of_the_device_holds_no_fewer_tokens(question: Question, more: float) -> None:
     less, greater = (plan_memory(resolve(replace(question, utilisation=share)), RTX3090) for share in (0.9, 0.9 + more))
     assert pool_of(greater).pool_bytes - pool_of(less).pool_bytes == pytest.approx(
@@ -117,7 +62,7 @@ def test_a_larger_share_of_the_device_holds_no_fewer_tokens(question: Question, 
 
 
 @LAWS
-@given(questions(), st.integers(0, 300_000), st.integers(0, 300_000))
+@given(pool_questions(), st.integers(0, 300_000), st.integers(0, 300_000))
 def test_a_longer_cached_prefix_never_leaves_more_to_compute(question: Question, one: int, other: int) -> None:
     few, many = sorted((min(one, question.ctx_tokens), min(other, question.ctx_tokens)))
     asked_for = replace(question, prefix_caching=True)
@@ -130,7 +75,7 @@ def test_a_longer_cached_prefix_never_leaves_more_to_compute(question: Question,
 
 
 @LAWS
-@given(questions())
+@given(pool_questions())
 def test_a_pool_of_given_bytes_is_sure_and_any_other_has_an_interval(question: Question) -> None:
     plan = plan_memory(resolve(question), RTX3090)
     low, middle, high = (plan.max_ctx_tokens(sigmas=sigmas) for sigmas in (-1.0, 0.0, 1.0))

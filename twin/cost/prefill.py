@@ -2,7 +2,7 @@
 
 The steps are where the number of staging buckets changes or another way of reading sets in. Chunks between two steps
 form a run. The steps come back in the same order period after period, so that a period's mean is smooth again. A line
-over the chunks of a run, or over the means of many periods, is checked at its middle and cut in two where it bends.
+over the chunks of a run, or over the means of many periods, is checked at its middle and halved where it bends.
 """
 
 import math
@@ -31,9 +31,9 @@ def chunk_count(case: Case, prompt_tokens: int) -> int:
 
 def chunk_at(case: Case, prompt_tokens: int, index: int) -> Step:
     """Step number `index` of a prompt's prefill; the last may be shorter."""
-    past = index * case.chunk_tokens
-    q_tokens = min(case.chunk_tokens, prefilled_tokens(case, prompt_tokens) - past)
-    return Step(kv_tokens=case.cached_tokens + past, q_tokens=q_tokens, batch=case.question.batch)
+    before = index * case.chunk_tokens
+    q_tokens = min(case.chunk_tokens, prefilled_tokens(case, prompt_tokens) - before)
+    return Step(kv_tokens=case.cached_tokens + before, q_tokens=q_tokens, batch=case.question.batch)
 
 
 def sample(case: Case, prompt_tokens: int, seconds: Callable[[int], float]) -> Weights:
@@ -78,13 +78,13 @@ class _Stretch:
         first, last = -(-start // period) * period, stop // period * period
         if last - first < 2 * period:
             first = last = stop
-        for run in (*self._runs(start, first), *self._runs(last, stop)):
-            self._sample_run(run, weights)
+        self._sample_runs(start, first, weights)
+        self._sample_runs(last, stop, weights)
         inside: dict[int, Weights] = {}
 
         def mean(begin: int) -> float:
             if begin not in inside:
-                inside[begin] = self._of_period(begin, begin + period)
+                inside[begin] = self._sample_runs(begin, begin + period, {})
             return sum(self.seconds(chunk) * times for chunk, times in inside[begin].items()) / period
 
         periods: Weights = {}
@@ -92,23 +92,19 @@ class _Stretch:
         for begin, times in periods.items():
             mean(begin)
             for chunk, share in inside[begin].items():
-                _add(weights, chunk, share * times)
+                weights[chunk] = weights.get(chunk, 0.0) + share * times
 
-    def _of_period(self, start: int, stop: int) -> Weights:
-        weights: Weights = {}
+    def _sample_runs(self, start: int, stop: int, weights: Weights) -> Weights:
+        """Of each run the one or two chunks in its middle, or as many as it takes where it is long or may bend."""
         for run in self._runs(start, stop):
-            self._sample_run(run, weights)
+            if self.bends or run[-1] > 2 * run[0]:
+                _spread(run, self.seconds, weights)
+            else:
+                _halve(run[(len(run) - 1) // 2 : len(run) // 2 + 1], weights, of=len(run))
         return weights
 
-    def _sample_run(self, run: range, weights: Weights) -> None:
-        """The chunk or the two chunks in its middle, or as many as it takes where it is long or may bend."""
-        if self.bends or run[-1] > 2 * run[0]:
-            _spread(run, self.seconds, weights)
-        else:
-            _halve(run[(len(run) - 1) // 2 : len(run) // 2 + 1], weights, of=len(run))
-
     def _runs(self, start: int, stop: int) -> Iterator[range]:
-        """Chunks start..stop cut where another bucket begins."""
+        """Chunks start..stop, run by run: another begins where another bucket does."""
         while start < stop:
             end = stop
             if self.bucket_tokens:
@@ -119,7 +115,7 @@ class _Stretch:
 
 
 def _spread(points: range, value: Callable[[int], float], weights: Weights) -> None:
-    """A line over evenly spaced points, cut in two where it bends: what is linear in the position is summed exactly."""
+    """A line over evenly spaced points, halved where it bends: what is linear in the position is summed exactly."""
     if len(points) > 2:
         middle = (len(points) - 1) // 2
         share = middle / (len(points) - 1)
@@ -134,9 +130,5 @@ def _spread(points: range, value: Callable[[int], float], weights: Weights) -> N
 def _halve(points: range, weights: Weights, *, of: int) -> None:
     """The first and the last point stand for half of so many each: their mean is that of a line."""
     if points:
-        _add(weights, points[0], of / 2)
-        _add(weights, points[-1], of / 2)
-
-
-def _add(weights: Weights, point: int, times: float) -> None:
-    weights[point] = weights.get(point, 0.0) + times
+        for point in (points[0], points[-1]):
+            weights[point] = weights.get(point, 0.0) + of / 2

@@ -247,10 +247,10 @@ class Roofs:
         lasting += waves.alone / self._read(key, curve, 1) if waves.alone else 0.0
         return waves.thread_blocks / multiprocessors / lasting
 
-    def _operations(self, op: Op, counts: Counts, rows: int) -> float:
-        if not counts.covers(rows):
-            self.extrapolated.add(f"{op.kernel} at {rows} {counts.over}")
-        return counts(rows)
+    def _operations(self, op: Op, counts: Counts, q_rows: int) -> float:
+        if not counts.covers(q_rows):
+            self.extrapolated.add(f"{op.kernel} at {q_rows} {counts.over}")
+        return counts(q_rows)
 
     def _link(self, op: Op) -> tuple[str, Link]:
         """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""

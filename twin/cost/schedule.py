@@ -107,95 +107,91 @@ def _is_chain(graph: OpGraph) -> bool:
     return linked and (graph.iterations == 1 or one_engine or barrier)
 
 
-class _Call(NamedTuple):
-    """Op number `op` of iteration `iteration`."""
+class _Call:
+    """One call of op number `op`: what waits for it, when it was ready and ran, and what last held it up."""
 
-    iteration: int
-    op: int
+    __slots__ = ("cause", "end", "missing", "op", "ready_at", "start", "waiters")
+
+    def __init__(self, op: int) -> None:
+        self.op = op
+        self.missing = 0
+        self.waiters: list[_Call] = []
+        self.ready_at = self.start = self.end = 0.0
+        self.cause: _Call | None = None
+
+
+def _linked(graph: OpGraph, iterations: int) -> list[_Call]:
+    """Every call of every iteration in order, with its edges."""
+    calls = [[_Call(index) for index in range(len(graph.ops))] for _ in range(iterations)]
+    for iteration, own in enumerate(calls):
+        for call in own:
+            needs = [own[earlier] for earlier in graph.ops[call.op].after]
+            needs += [
+                calls[iteration - edge.distance][edge.earlier]
+                for edge in graph.carried
+                if edge.op == call.op and edge.distance <= iteration
+            ]
+            call.missing = len(needs)
+            for need in needs:
+                need.waiters.append(call)
+    return [call for own in calls for call in own]
 
 
 class _Playing:
-    """One playing of a graph: who waits for whom, who holds what, and what each call was last held up by."""
+    """One playing of a graph: who holds what, and which calls have ended."""
 
     def __init__(self, graph: OpGraph, seconds: tuple[float, ...], iterations: int) -> None:
-        self.graph, self.seconds, self.iterations = graph, seconds, iterations
+        """Let every call run. ValueError for a cycle of edges."""
+        self.graph, self.seconds = graph, seconds
         self.env = simpy.Environment()
         self.servers: dict[tuple[int, Engine], simpy.Resource] = {}
-        self.last_on: dict[tuple[int, Engine], _Call] = {}
-        self.start: dict[_Call, float] = {}
-        self.end: dict[_Call, float] = {}
-        self.ready_at: dict[_Call, float] = {}
-        self.cause: dict[_Call, _Call | None] = {}
-        self.missing: dict[_Call, int] = {}
-        self.waiters: dict[_Call, list[_Call]] = {}
-        self._link()
-
-    def _link(self) -> None:
-        for iteration in range(self.iterations):
-            for index, op in enumerate(self.graph.ops):
-                call = _Call(iteration, index)
-                needs = [_Call(iteration, earlier) for earlier in op.after]
-                needs += [
-                    _Call(iteration - edge.distance, edge.earlier)
-                    for edge in self.graph.carried
-                    if edge.op == index and edge.distance <= iteration
-                ]
-                self.missing[call] = len(needs)
-                for need in needs:
-                    self.waiters.setdefault(need, []).append(call)
-
-    def play(self) -> None:
-        """Let every call run; afterwards `start`, `end` and `cause` are complete. ValueError for a cycle of edges."""
-        for call in [call for call, missing in self.missing.items() if missing == 0]:
+        self.last_on: dict[simpy.Resource, _Call] = {}
+        self.ended: list[_Call] = []
+        calls = _linked(graph, iterations)
+        for call in [call for call in calls if call.missing == 0]:
             self._ready(call, None)
         self.env.run()
-        if len(self.end) < len(self.missing):
-            raise ValueError(f"{len(self.missing) - len(self.end)} ops wait for each other in a circle")
+        if len(self.ended) < len(calls):
+            raise ValueError(f"{len(calls) - len(self.ended)} ops wait for each other in a circle")
+        self.last = max(reversed(calls), key=lambda call: call.end, default=None)  # of equal ends the last in order
 
     def _ready(self, call: _Call, cause: _Call | None) -> None:
-        self.ready_at[call], self.cause[call] = self.env.now, cause
-        place = self._place(call)
+        call.ready_at, call.cause = self.env.now, cause
+        op = self.graph.ops[call.op]
+        place = op.device, op.engine
         if place not in self.servers:
             self.servers[place] = simpy.Resource(self.env)
-        request = self.servers[place].request()
-        request.callbacks.append(lambda _event: self._begin(call, request))
+        server = self.servers[place]
+        request = server.request()
+        request.callbacks.append(lambda _event: self._begin(call, server, request))
 
-    def _begin(self, call: _Call, request: Request) -> None:
-        self.start[call] = self.env.now
-        if self.env.now > self.ready_at[call]:
-            self.cause[call] = self.last_on[self._place(call)]
-        self.env.timeout(self.seconds[call.op]).callbacks.append(lambda _event: self._finish(call, request))
+    def _begin(self, call: _Call, server: simpy.Resource, request: Request) -> None:
+        call.start = self.env.now
+        if call.start > call.ready_at:
+            call.cause = self.last_on[server]
+        self.env.timeout(self.seconds[call.op]).callbacks.append(lambda _event: self._finish(call, server, request))
 
-    def _finish(self, call: _Call, request: Request) -> None:
-        self.end[call] = self.env.now
-        place = self._place(call)
-        self.last_on[place] = call
-        self.servers[place].release(request)
-        for waiter in self.waiters.get(call, ()):
-            self.missing[waiter] -= 1
-            if self.missing[waiter] == 0:
+    def _finish(self, call: _Call, server: simpy.Resource, request: Request) -> None:
+        call.end = self.env.now
+        self.ended.append(call)
+        self.last_on[server] = call
+        server.release(request)
+        for waiter in call.waiters:
+            waiter.missing -= 1
+            if waiter.missing == 0:
                 self._ready(waiter, call)
-
-    def _place(self, call: _Call) -> tuple[int, Engine]:
-        op = self.graph.ops[call.op]
-        return (op.device, op.engine)
-
-    def run(self, *, spans: bool = False) -> GraphRun:
-        """What was played: its length, how often each op lies on the critical path, and on request each span."""
-        counts = [0.0] * len(self.graph.ops)
-        call = max(self.end, key=lambda key: (self.end[key], key), default=None)
-        length = self.end[call] if call else 0.0
-        while call is not None:
-            counts[call.op] += 1
-            call = self.cause[call]
-        recorded = tuple(
-            Span(op=self.graph.ops[key.op], start_s=self.start[key], end_s=end)
-            for key, end in (sorted(self.end.items(), key=lambda item: self.start[item[0]]) if spans else ())
-        )
-        return GraphRun(seconds=length, critical=tuple(counts), spans=recorded)
 
 
 def _play(graph: OpGraph, seconds: tuple[float, ...], iterations: int, *, spans: bool = False) -> GraphRun:
+    """What was played: its length, how often each op lies on the critical path, and on request each span."""
     playing = _Playing(graph, seconds, iterations)
-    playing.play()
-    return playing.run(spans=spans)
+    counts = [0.0] * len(graph.ops)
+    call = playing.last
+    while call is not None:
+        counts[call.op] += 1
+        call = call.cause
+    recorded = tuple(
+        Span(op=graph.ops[call.op], start_s=call.start, end_s=call.end)
+        for call in (sorted(playing.ended, key=lambda call: call.start) if spans else ())
+    )
+    return GraphRun(seconds=playing.last.end if playing.last else 0.0, critical=tuple(counts), spans=recorded)

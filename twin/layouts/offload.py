@@ -80,8 +80,8 @@ class Offload:
             )
         write = OpGraph(ops=(self._write_back(case, chunk, device, after=()),), times=times)
         if not is_sparse(case.model, chunk.end):
-            past_bytes = chunk.kv_tokens * case.plane_bytes * chunk.batch
-            return write, dense_graph(case, chunk, device, times=times, link_bytes=past_bytes)
+            history_bytes = chunk.kv_tokens * case.plane_bytes * chunk.batch
+            return write, dense_graph(case, chunk, device, times=times, link_bytes=history_bytes)
         selection = OpGraph(ops=prefill_selection(case, chunk, device, first=0), times=times)
         attend = self._staged if self.is_staged(case, chunk) else self._naive
         return write, selection, attend(case, chunk, device, times)
@@ -170,13 +170,13 @@ def naive_read_bytes(case: Case, chunk: Step) -> int:
     indexer = case.model.indexer
     if indexer is None:
         return 0
-    short = max(0, min(chunk.end, indexer.budget) - chunk.kv_tokens)  # rows that still see no more than the budget
+    short = max(0, min(chunk.end, indexer.budget) - chunk.kv_tokens)  # those that still see no more than the budget
     short_tokens = short * chunk.kv_tokens + short * (short + 1) // 2
-    rows = chunk.q_tokens - short
-    whole, rest = divmod(rows, indexer.ratio)
+    long = chunk.q_tokens - short
+    whole, rest = divmod(long, indexer.ratio)
     tails = whole * (indexer.ratio * (indexer.ratio - 1) // 2)
     tails += sum((chunk.end - back) % indexer.ratio for back in range(rest))
-    return (short_tokens + rows * indexer.budget + tails) * case.plane_bytes * chunk.batch
+    return (short_tokens + long * indexer.budget + tails) * case.plane_bytes * chunk.batch
 
 
 LAYOUT = Offload()

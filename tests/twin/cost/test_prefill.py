@@ -8,22 +8,12 @@ from hypothesis import strategies as st
 
 from hwprofiles import load_profile
 from tests.worlds import LAWS, case, flash_next
-from twin.ask.case import Case
-from twin.cost.breakdown import Breakdown
 from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens, sample
 from twin.cost.roofline import Roofs
 from twin.prediction import chunk_breakdown, prefill_breakdown
 from twin.units import MAX_TOKENS, MIB
 
 ROOFS = Roofs(load_profile("3x-rtx3090"))
-
-
-def every_chunk(asked: Case) -> Breakdown:
-    prompt = asked.question.ctx_tokens
-    whole = Breakdown()
-    for index in range(chunk_count(asked, prompt)):
-        whole.add(chunk_breakdown(asked, chunk_at(asked, prompt, index), ROOFS))
-    return whole
 
 
 @pytest.mark.parametrize(
@@ -96,40 +86,3 @@ def test_a_long_prompt_needs_few_chunks(ctx_tokens: int, chunk_tokens: int, most
     weights = sample(of_case, ctx_tokens, seconds)
     assert sum(weights.values()) == pytest.approx(chunk_count(of_case, ctx_tokens))
     assert len(simulated | weights.keys()) <= most
-
-
-OPTIONS = [
-    {"layout": "vram"},
-    {"layout": "vram", "batch": 3},
-    {"layout": "vram", "ngram": "ram", "chunk_tokens": 512},
-    {},
-    {"copies": "overlapped"},
-    {"staging_bytes": 2 * MIB},
-    {"staging_bytes": 512 * MIB},
-    {"staging_bytes": 512 * MIB, "copies": "overlapped"},
-    {"chunk_tokens": 4096},
-    {"chunk_tokens": 16_384, "staging_bytes": 24 * MIB},
-    {"chunk_tokens": 8192, "staging_bytes": 5 * MIB + 123, "prefill": "staged"},
-    {"chunk_tokens": 512},
-    {"chunk_tokens": 512, "staging_bytes": 8 * MIB},
-    {"staging_bytes": 3 * MIB},
-    {"staging_bytes": 9 * MIB, "copies": "overlapped"},
-    {"chunk_tokens": 768, "staging_bytes": 7 * MIB, "prefill": "staged"},
-    {"prefill": "naive"},
-    {"prefill": "naive", "batch": 2},
-    {"prefill": "staged", "chunk_tokens": 256},
-    {"pooled": "host"},
-    {"pooled": "host", "copies": "overlapped", "chunk_tokens": 8192},
-]
-
-
-@pytest.mark.parametrize("ctx_tokens", [1900, 2053, 9999, 20_000, 60_000, 200_000])
-@pytest.mark.parametrize("asked", OPTIONS, ids=lambda asked: ",".join(f"{key}={value}" for key, value in asked.items()))
-def test_a_sample_stands_for_all_chunks(ctx_tokens: int, asked: dict[str, str]) -> None:
-    """Seconds within a part in a thousand; bytes over the link exactly."""
-    of_case = flash_next(ctx_tokens, **asked)
-    sampled, full = prefill_breakdown(of_case, ROOFS), every_chunk(of_case)
-    assert sampled.seconds == pytest.approx(full.seconds, rel=1e-3)
-    assert sampled.link_bytes == pytest.approx(full.link_bytes, rel=1e-9)
-    assert sampled.link_write_bytes == pytest.approx(full.link_write_bytes, rel=1e-9)
-    assert sum(part.seconds for part in sampled.parts()) == pytest.approx(sampled.seconds, rel=1e-9)
