@@ -140,11 +140,11 @@ FIGURES |= {name: Figure(unit=unit, estimate=partial(_of_count, value)) for name
 
 @_figure("GiB")
 def naive_chunk_bytes(asked: Asked) -> Estimate:
-    """What the last full chunk of the asked context reads if each row fetches its own selection."""
-    case, rows = asked.case, asked.case.chunk_tokens
-    chunk = Pass(past=(asked.question.ctx_tokens // rows - 1) * rows, rows=rows)
+    """What the last full chunk of the asked context reads if each of its tokens fetches its own selection."""
+    case, q_tokens = asked.case, asked.case.chunk_tokens
+    chunk = Pass(past=(asked.question.ctx_tokens // q_tokens - 1) * q_tokens, rows=q_tokens)
     layers = case.model.attention_layers
-    padded = rows * padded_selection(case.model, case.rules.sparse.selection_alignment) * case.plane_bytes
+    padded = q_tokens * padded_selection(case.model, case.rules.sparse.selection_alignment) * case.plane_bytes
     return count(naive_read_bytes(case, chunk) * layers / GIB, also={"padded_selections_bytes": padded * layers})
 
 
