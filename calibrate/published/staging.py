@@ -1,8 +1,9 @@
 """The engine's own statistic of a staged prefill: bytes that the selections name over bytes that were staged.
 
-exllamav3's KV-offload port prints it with EXL3_QSA_KVO_STATS=1 (`util/qsa_kvo_stats.py`): query tokens x padded selection x
-bytes of K and V, over the pages copied. It counts from the moment of loading, so a probe that the loader runs through
-each layer at the end of the full cache is in it (`Attention.autosplit_extra_measure`): one chunk, every page.
+exllamav3's KV-offload port prints it with EXL3_QSA_KVO_STATS=1 (`util/qsa_kvo_stats.py`): query tokens x padded
+selection x bytes of K and V, over the pages copied. It counts from the moment of loading, so a probe that the loader
+runs through each layer at the end of the full cache is in it (`Attention.autosplit_extra_measure`): one chunk, every
+page.
 """
 
 from msgspec import Struct
