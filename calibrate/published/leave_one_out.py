@@ -2,7 +2,7 @@
 
 Run `python -m calibrate.published.leave_one_out [machine ...]`. All speed rows of a machine are fitted together by
 least squares on relative errors; a row is left out by one Gauss-Newton step from there, and predicted with the rates so
-found. Where the others leave a rate free that a row is sensitive to, or set it only loosely, the row is not predictable:
+found. Where the others leave a rate free that a row is sensitive to, or set it loosely, the row is not predictable:
 it is listed with that rate and with how loosely.
 """
 
