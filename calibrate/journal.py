@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Journal:
 
     path: Path
     key: dict[str, Any]
+    """What must be equal for it to be continued."""
     machine: Machine
     """As it was before the first probe."""
     date: str
@@ -64,18 +66,14 @@ def journal_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.partial.json")
 
 
-def key_of(machine: Machine, *, quick: bool) -> dict[str, Any]:
-    """What must be equal for a journal to be continued."""
-    return {"mode": "quick" if quick else "full", **machine.identity()}
-
-
 def open_journal(output: Path, machine: Machine, *, quick: bool, date: str) -> Journal:
     """The journal beside `output`, continued if it is of the same machine, software and mode; otherwise a new one.
 
     One that cannot be continued is moved aside and the reason is kept in `ignored`.
     """
     path = journal_path(output)
-    fresh = Journal(path=path, key=key_of(machine, quick=quick), machine=machine, date=date)
+    key = {"mode": "quick" if quick else "full", **machine.identity()}
+    fresh = Journal(path=path, key=key, machine=machine, date=date)
     if not path.exists():
         return fresh
     stored, why = _read(path, fresh.key)
@@ -107,13 +105,9 @@ def _words(value: Any) -> str:
 
 def _sync_folder(folder: Path) -> None:
     """A rename survives a power cut only once its folder is on disk; file systems without that refuse the open."""
-    try:
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        return
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -99,33 +99,25 @@ def _search(law: Law, priors: Sequence[Prior], at: Array, noise: float, powers: 
 
 def _descended(terms: Terms, at: Array, tolerance: float) -> Array:
     """Levenberg and Marquardt's search."""
-    kept = _Kept(terms)
+    last: dict[bytes, tuple[Array, Array]] = {}
+
+    def told(x: Array) -> tuple[Array, Array]:
+        """The last answer is asked for twice: once for its values, once for their slopes."""
+        if x.tobytes() not in last:
+            last.clear()
+            last[x.tobytes()] = terms(x)
+        return last[x.tobytes()]
+
+    def values(x: Array) -> Array:
+        return told(x)[0]
+
+    def slopes(x: Array) -> Array:
+        return told(x)[1]
+
     found = least_squares(
-        kept.values, at, jac=kept.slopes, method="lm", x_scale="jac", ftol=tolerance, xtol=tolerance, gtol=tolerance
+        values, at, jac=slopes, method="lm", x_scale="jac", ftol=tolerance, xtol=tolerance, gtol=tolerance
     )
     return np.asarray(found.x)
-
-
-class _Kept:
-    """The last answer, which is asked for twice: once for its values, once for their slopes."""
-
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
-        self.at: bytes = b""
-        self.answer: tuple[Array, Array]
-
-    def values(self, at: Array) -> Array:
-        """What is squared and summed."""
-        return self._at(at)[0]
-
-    def slopes(self, at: Array) -> Array:
-        """Its Jacobian."""
-        return self._at(at)[1]
-
-    def _at(self, at: Array) -> tuple[Array, Array]:
-        if at.tobytes() != self.at:
-            self.at, self.answer = at.tobytes(), self.terms(at)
-        return self.answer
 
 
 def _bent(residuals: Array) -> tuple[Array, Array]:

@@ -37,6 +37,8 @@ END = -1
 """The number of the round that looks once more at the first probe."""
 
 LEAST_FREE_BYTES = 2 * GIB
+DTYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
+KEPT = "the finished probes are kept: the same command continues"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -68,7 +70,7 @@ def run_calibration(
     check_outputs(output)
     backend = _open(device, output.parent)
     placed = "cpu" if backend.device.type == "cpu" else str(backend.device)
-    machine = describe(placed, dtype=_dtype_name(backend))
+    machine = describe(placed, dtype=DTYPES[str(backend.dtype)])
     check_room(machine)
     run = Run(
         probes=all_probes(),
@@ -79,29 +81,18 @@ def run_calibration(
         output=output,
         name=name or output.stem,
     )
-    return run.finish(progress or _silent)
-
-
-def _silent(_probe: str, _done_s: float, _total_s: float) -> None:
-    return
+    return run.finish(progress or (lambda _probe, _done_s, _total_s: None))
 
 
 def _open(device: str, folder: Path) -> "Backend":
     try:
         from realkernels.backend import open_backend  # noqa: PLC0415
-    except ModuleNotFoundError as absent:
-        raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
-    try:
+
         return open_backend(device, folder=str(folder))
     except ModuleNotFoundError as absent:
         raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     except RuntimeError as refused:
         raise CannotCalibrate(_first_line(refused)) from None
-
-
-def _dtype_name(backend: "Backend") -> str:
-    names = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
-    return names[str(backend.dtype)]
 
 
 def check_room(machine: Machine) -> None:
@@ -162,9 +153,8 @@ class Run:
 
     def _built(self, journal: Journal, records: dict[str, ProbeRecord]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Profile and record. Measurements that make no profile are set aside, so that the next call takes new ones."""
-        command = (
-            f"twin calibrate --device {journal.machine.device}{' --quick' if self.quick else ''} -o {self.output.name}"
-        )
+        quick = " --quick" if self.quick else ""
+        command = f"twin calibrate --device {journal.machine.device}{quick} -o {self.output.name}"
         try:
             return build(machine=journal.machine, records=records, name=self.name, date=journal.date, command=command)
         except CannotCalibrate:
@@ -173,10 +163,9 @@ class Run:
 
     def _journal(self) -> Journal:
         """Opened and written once, so that an output that cannot be written is known before anything is measured."""
+        today = datetime.now(UTC).date().isoformat()
         try:
-            journal = open_journal(
-                self.output, self.machine, quick=self.quick, date=datetime.now(UTC).date().isoformat()
-            )
+            journal = open_journal(self.output, self.machine, quick=self.quick, date=today)
         except OSError as wrong:
             raise CannotWrite(f"cannot write beside {self.output}: {wrong.strerror}") from None
         journal.save()
@@ -209,12 +198,11 @@ class Run:
             reason = probe.supported(self.machine)
             if reason:
                 journal.probes.setdefault(probe.name, ProbeRecord(skipped=reason))
-        return {
-            number: [
-                probe for probe in probes if not probe.supported(self.machine) and probe.name not in journal.probes
-            ]
-            for number, probes in rounds.items()
-        }
+
+        def waits(probe: Probe) -> bool:
+            return not probe.supported(self.machine) and probe.name not in journal.probes
+
+        return {number: list(filter(waits, probes)) for number, probes in rounds.items()}
 
     def _estimate(self, probe: Probe) -> float:
         return probe.estimate_s(quick=self.quick)
@@ -233,34 +221,31 @@ class Run:
             samples = probe.run(context)
         except CannotRun as missing:
             return ProbeRecord(skipped=_first_line(missing), took_s=time.monotonic() - begin)
-        except WrongData as wrong:
-            raise CannotCalibrate(str(wrong), hint="the finished probes are kept") from None
-        except MemoryError:
-            raise CannotCalibrate(f"{probe.name}: host memory ran out", hint="close other programs") from None
-        except OSError as wrong:
-            raise _cannot_write(probe.name, wrong, self.output.parent) from wrong
-        except RuntimeError as refused:
-            raise CannotCalibrate(f"{probe.name}: {_first_line(refused)}", hint=_advice(refused)) from refused
+        except (WrongData, MemoryError, OSError, RuntimeError) as wrong:
+            raise self._refusal(probe.name, wrong) from wrong
         finally:
             _release(self.machine)
         took = time.monotonic() - begin
         return ProbeRecord(samples=tuple(samples), left_out=context.left_out, took_s=took)
 
-
-def _cannot_write(name: str, wrong: OSError, folder: Path) -> Exception:
-    if wrong.errno in FULL_DISK:
-        return CannotWrite(f"{name}: the disk of {folder} is full", hint="the finished probes are kept: free some room")
-    return CannotCalibrate(f"{name}: {wrong.strerror or wrong}")
+    def _refusal(self, name: str, wrong: Exception) -> Exception:
+        """What to tell, in one line, of a probe that fails."""
+        if isinstance(wrong, WrongData):
+            return CannotCalibrate(str(wrong), hint="the finished probes are kept")
+        if isinstance(wrong, MemoryError):
+            return CannotCalibrate(f"{name}: host memory ran out", hint="close other programs")
+        if isinstance(wrong, OSError):
+            if wrong.errno in FULL_DISK:
+                told = f"{name}: the disk of {self.output.parent} is full"
+                return CannotWrite(told, hint="the finished probes are kept: free some room")
+            return CannotCalibrate(f"{name}: {wrong.strerror or wrong}")
+        memory = type(wrong).__name__ == "OutOfMemoryError"
+        advice = "another process may hold GPU memory: see nvidia-smi" if memory else KEPT
+        return CannotCalibrate(f"{name}: {_first_line(wrong)}", hint=advice)
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _advice(error: Exception) -> str:
-    if type(error).__name__ == "OutOfMemoryError":
-        return "another process may hold GPU memory: see nvidia-smi"
-    return "the finished probes are kept: the same command continues"
 
 
 def _release(machine: Machine) -> None:

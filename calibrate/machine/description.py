@@ -94,7 +94,7 @@ def describe(device: str, *, dtype: str = "") -> Machine:
         "host_bytes": host_bytes,
         "host_free_bytes": host_free,
         "versions": _versions(),
-        "huge_pages": _huge_pages(),
+        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0],
         "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "cpu": cpu_name(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -102,17 +102,12 @@ def describe(device: str, *, dtype: str = "") -> Machine:
         "code": code_hash(),
         "commit": commit(),
     }
-    return Machine(**common, **(_cpu(common) if device == "cpu" else _gpu(device)))
-
-
-def _cpu(common: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": common["cpu"],
-        "compute_capability": CPU_CAPABILITY,
-        "sm_count": common["cpu_count"],
-        "device_bytes": common["host_bytes"],
-        "device_free_bytes": common["host_free_bytes"],
-    }
+    if device != "cpu":
+        return Machine(**common, **_gpu(device))
+    return Machine(
+        **common, name=common["cpu"], compute_capability=CPU_CAPABILITY, sm_count=common["cpu_count"],
+        device_bytes=host_bytes, device_free_bytes=host_free,
+    )  # fmt: skip
 
 
 def _gpu(device: str) -> dict[str, Any]:
@@ -141,39 +136,39 @@ def _smi_name(device: str, uuid: str) -> str:
 
 def query_smi(gpu: str) -> dict[str, str]:
     """What nvidia-smi says about one GPU (UUID or index); empty where it is missing or does not answer."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return {}
-    command = [program, "-i", gpu, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        line = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()  # noqa: S603
-        values = [value.strip() for value in line.splitlines()[0].split(",")] if line else []
-        if len(values) == len(_SMI_FIELDS):
-            return dict(zip(_SMI_FIELDS, values, strict=True))
-    return {}
+    fields = ",".join(_SMI_FIELDS)
+    told = _output("nvidia-smi", "-i", gpu, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    values = [value.strip() for value in told.partition("\n")[0].split(",")]
+    return dict(zip(_SMI_FIELDS, values, strict=True)) if len(values) == len(_SMI_FIELDS) else {}
+
+
+def _output(program: str, *arguments: str) -> str:
+    """What a program prints; empty where it is missing, fails or does not end."""
+    path = shutil.which(program)
+    if path is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True, timeout=20)  # noqa: S603
+            return done.stdout.strip()
+    return ""
 
 
 def host_memory() -> tuple[int, int]:
     """(installed, available) bytes of host memory, or of the control group that this process may use."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = total // 2
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
+    available = _told("/proc/meminfo", "MemAvailable:")
+    free = total // 2 if available is None else available * 1024  # told in KiB
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if limit.isdigit() and int(limit) < total:
         total = int(limit)
-        reclaimable = 0
-        for line in _read("/sys/fs/cgroup/memory.stat").splitlines():
-            if line.startswith("inactive_file "):
-                reclaimable = int(line.split()[1])
+        reclaimable = _told("/sys/fs/cgroup/memory.stat", "inactive_file") or 0
         free = min(free, total - int(used or 0) + reclaimable)
     return total, free
 
 
-def _huge_pages() -> str:
-    modes = _read("/sys/kernel/mm/transparent_hugepage/enabled")
-    return modes.partition("[")[2].partition("]")[0]
+def _told(path: str, name: str) -> int | None:
+    """The number behind `name` in a file of such lines."""
+    found = (line.split()[1] for line in _read(path).splitlines() if line.startswith(f"{name} "))
+    return next(map(int, found), None)
 
 
 def cpu_name() -> str:
@@ -204,13 +199,7 @@ def code_hash() -> str:
 
 def commit() -> str:
     """Revision that the figures were made by; empty where there is no repository."""
-    program = shutil.which("git")
-    if program is None:
-        return ""
-    command = [program, "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()  # noqa: S603
-    return ""
+    return _output("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD")
 
 
 def _read(path: str) -> str:

@@ -57,7 +57,7 @@ def _chains(data, masks, out, steps, ELEMENTS: tl.constexpr, ASSEMBLY: tl.conste
 
 
 class Sum:
-    """Sum of int32 `data` [n], n below 2^31, a multiple of 8192; wraps modulo 2^32 in each program only."""
+    """Sum of int32 `data` [n], n below 2^31, a multiple of 8192; wraps modulo 2^32 in each thread block only."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -110,7 +110,7 @@ class Chains:
         return float(self.programs) * self.elements * self.steps * ROUNDS * OPERATIONS_A_ROUND
 
     def run(self) -> None:
-        """All programs, all steps."""
+        """All thread blocks, all steps."""
         _chains[(self.programs,)](
             self.data, self.masks, self.out, self.steps, ELEMENTS=self.elements, ASSEMBLY=_ASSEMBLY, num_warps=WARPS
         )

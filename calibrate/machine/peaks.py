@@ -13,10 +13,12 @@ SHEET_DATE = "2026-11-29"
 class Sheet(NamedTuple):
     """Published peaks of one device."""
 
-    vram_bytes_per_s: float
-    tensor_flop_per_s: float
-    """Dense fp16 and bf16 products."""
-    link_bytes_per_s: float
+    vram: float
+    """Bytes a second."""
+    tensor: float
+    """Dense fp16 and bf16 operations a second."""
+    link: float
+    """Bytes a second."""
     note: str
 
 
@@ -38,36 +40,24 @@ INTEGER_LANES = 64
 def peak(kind: str, measured: float, unit: str, machine: Machine, *, date: str) -> dict[str, Any]:
     """The peak of `kind` (vram, tensor, instructions, link, dram, disk) as a rate; never below what was measured."""
     known = _known(kind, machine)
+    rate = {"unit": unit, "spread": 0.0, "n": 1}
     if known is not None and known[0] >= measured:
         value, note = known
-        return {
-            "value": value,
-            "unit": unit,
-            "spread": 0.0,
-            "n": 1,
-            "source": "datasheet",
-            "date": SHEET_DATE,
-            "note": note,
-        }
+        return {"value": value, **rate, "source": "datasheet", "date": SHEET_DATE, "note": note}
     why = f"measured above the {known[0]:g} of its data sheet" if known else "no data sheet is known here"
     note = f"{why}: the measured rate x {HEADROOM}, a bound and not a peak"
-    return {
-        "value": measured * HEADROOM, "unit": unit, "spread": 0.0, "n": 1, "source": "measured", "date": date,
-        "note": note,
-    }  # fmt: skip
+    return {"value": measured * HEADROOM, **rate, "source": "measured", "date": date, "note": note}
 
 
 def _known(kind: str, machine: Machine) -> tuple[float, str] | None:
     sheet = SHEETS.get(machine.name)
     if sheet is not None and kind in ("vram", "tensor", "link"):
-        values = {"vram": sheet.vram_bytes_per_s, "tensor": sheet.tensor_flop_per_s, "link": sheet.link_bytes_per_s}
-        return values[kind], sheet.note
+        return getattr(sheet, kind), sheet.note
     clock = machine.smi.get("clocks.max.sm", "")
     if kind == "instructions" and clock.isdigit():
         note = f"{machine.sm_count} multiprocessors x {INTEGER_LANES} lanes x {clock} MHz"
         return machine.sm_count * INTEGER_LANES * int(clock) * 1e6, note
-    lane = LANE_BYTES_PER_S.get(machine.smi.get("pcie.link.gen.max", ""))
-    lanes = machine.smi.get("pcie.link.width.max", "")
-    if kind == "link" and lane is not None and lanes.isdigit():
-        return lane * int(lanes), f"PCIe {machine.smi['pcie.link.gen.max']}.0 x{lanes}"
+    generation, lanes = (machine.smi.get(f"pcie.link.{what}.max", "") for what in ("gen", "width"))
+    if kind == "link" and generation in LANE_BYTES_PER_S and lanes.isdigit():
+        return LANE_BYTES_PER_S[generation] * int(lanes), f"PCIe {generation}.0 x{lanes}"
     return None

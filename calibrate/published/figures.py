@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from calibrate.published.estimates import Answer, Asked, Estimate, NoAnswer, answer, count, drop, of_part, within_spread
 from calibrate.published.staging import staging_statistics
-from hwprofiles.rates import Rate
+from hwprofiles.profile import Gpu, Link, Roof
 from twin.answers.service import Service, serve
 from twin.ask.question import Question
 from twin.ask.resolve import check_capability, resolve
@@ -20,7 +20,7 @@ from twin.memory.block_pool import Group, KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations.counts import complete_blocks, padded_selection, sparse_threshold
 from twin.operations.ops import Step
-from twin.prediction import Z90, Quantity, decode_breakdown_of
+from twin.prediction import Z90, Phase, Quantity, decode_breakdown_of
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Lengths, Workload
 from twin.units import GB, GIB, KIB, MIB, MINUTE, MS
@@ -139,11 +139,11 @@ FIGURES |= {name: Figure(unit=unit, estimate=partial(_of_count, value)) for name
 
 @_figure("GiB")
 def naive_chunk_bytes(asked: Asked) -> Estimate:
-    """What the last full chunk of the asked context reads if each row fetches its own selection."""
-    case, rows = asked.case, asked.case.chunk_tokens
-    chunk = Step(kv_tokens=(asked.question.ctx_tokens // rows - 1) * rows, q_tokens=rows)
+    """What the last full chunk of the asked context reads if each of its tokens fetches its own selection."""
+    case, q_tokens = asked.case, asked.case.chunk_tokens
+    chunk = Step(kv_tokens=(asked.question.ctx_tokens // q_tokens - 1) * q_tokens, q_tokens=q_tokens)
     layers = case.model.attention_layers
-    padded = rows * padded_selection(case.model, case.rules.sparse.selection_alignment) * case.plane_bytes
+    padded = q_tokens * padded_selection(case.model, case.rules.sparse.selection_alignment) * case.plane_bytes
     return count(naive_read_bytes(case, chunk) * layers / GIB, also={"padded_selections_bytes": padded * layers})
 
 
@@ -182,47 +182,43 @@ def vram_total(asked: Asked) -> Estimate:
     return within_spread(vram.value / (GIB / asked.profile.gpu_count), vram.spread)
 
 
-def _amount(size: float, plan: MemoryPlan, *, naive: float) -> Estimate:
-    """GiB of VRAM over all devices; their workspace is one number, so their errors add up."""
-    margin = Z90 * sum(pool.capacity_spread for pool in plan.devices())
-    return Estimate(value=size, low=size - margin, high=size + margin, naive=naive).converted(lambda size: size / GIB)
-
-
-def _vram_without_weights(plan: MemoryPlan) -> float:
-    return sum(pool.capacity_bytes for pool in plan.devices()) - _weight_bytes(plan)
-
-
 def _weight_bytes(plan: MemoryPlan) -> float:
     return sum(pool.fixed.get("weights", 0.0) for pool in plan.devices())
 
 
-@_figure("GiB")
-def vram_loaded(asked: Asked) -> Estimate:
-    """Weights, state and workspace before any cache."""
+def _without_weights(plan: MemoryPlan) -> float:
+    return sum(pool.capacity_bytes for pool in plan.devices()) - _weight_bytes(plan)
+
+
+AMOUNTS: dict[str, Callable[[Asked, MemoryPlan], tuple[float, float]]] = {
+    # weights, state and workspace before any cache
+    "vram_loaded": lambda _asked, plan: (sum(sum(pool.fixed.values()) for pool in plan.devices()), _weight_bytes(plan)),
+    # what loading leaves for a cache
+    "vram_free": lambda _asked, plan: (sum(pool.free_bytes() for pool in plan.devices()), _without_weights(plan)),
+    # what is left beside the cache of the asked context, too
+    "vram_left": lambda asked, plan: (
+        plan.vram_left_bytes(), _without_weights(plan) - _vram_bytes_per_token(asked) * asked.question.ctx_tokens,
+    ),
+}  # fmt: skip
+"""Bytes of VRAM over all devices, and the naive estimate of them."""
+
+
+def _of_amount(name: str, asked: Asked) -> Estimate:
+    """The devices' workspace is one number, so their errors add up."""
     plan = asked.memory
-    return _amount(sum(sum(pool.fixed.values()) for pool in plan.devices()), plan, naive=_weight_bytes(plan))
+    size, naive = AMOUNTS[name](asked, plan)
+    margin = Z90 * sum(pool.capacity_spread for pool in plan.devices())
+    return Estimate(value=size, low=size - margin, high=size + margin, naive=naive).converted(lambda size: size / GIB)
 
 
-@_figure("GiB")
-def vram_free(asked: Asked) -> Estimate:
-    """VRAM that loading leaves for a cache."""
-    plan = asked.memory
-    return _amount(sum(pool.free_bytes() for pool in plan.devices()), plan, naive=_vram_without_weights(plan))
-
-
-@_figure("GiB")
-def vram_left(asked: Asked) -> Estimate:
-    """VRAM beside weights, state, workspace and the cache of the asked context."""
-    plan = asked.memory
-    naive = _vram_without_weights(plan) - _vram_bytes_per_token(asked) * asked.question.ctx_tokens
-    return _amount(plan.vram_left_bytes(), plan, naive=naive)
+FIGURES |= {name: Figure(unit="GiB", estimate=partial(_of_amount, name)) for name in AMOUNTS}
 
 
 @_figure("tokens")
 def tokens_of_vram_left(asked: Asked) -> Estimate:
     """Tokens whose VRAM share would fill what the asked context leaves."""
     per_token = _vram_bytes_per_token(asked) / GIB
-    return vram_left(asked).converted(lambda left: left / per_token)
+    return _of_amount("vram_left", asked).converted(lambda left: left / per_token)
 
 
 @_figure("tokens")
@@ -280,22 +276,19 @@ def concurrency(asked: Asked) -> Estimate:
 # Times, speeds and transfers of one question.
 
 
-def _rate(rate: Rate, datasheet: Rate) -> Estimate:
-    """GB/s of the profile, as they are."""
-    return within_spread(rate.value / GB, rate.spread, naive=datasheet.value / GB)
+RATES: dict[str, Callable[[Gpu], Link | Roof]] = {
+    "link_rate": lambda gpu: gpu.h2d,
+    "vram_rate": lambda gpu: gpu.vram_read,
+}
+"""Rates of the profile, as they are."""
 
 
-@_figure("GB/s")
-def link_rate(asked: Asked) -> Estimate:
-    """From host to device."""
-    return _rate(asked.profile.gpu.h2d.rate, asked.profile.gpu.h2d.datasheet)
+def _of_rate(name: str, asked: Asked) -> Estimate:
+    roof = RATES[name](asked.profile.gpu)
+    return within_spread(roof.rate.value / GB, roof.rate.spread, naive=roof.datasheet.value / GB)
 
 
-@_figure("GB/s")
-def vram_rate(asked: Asked) -> Estimate:
-    """Reads of VRAM."""
-    return _rate(asked.profile.gpu.vram_read.rate, asked.profile.gpu.vram_read.datasheet)
-
+FIGURES |= {name: Figure(unit="GB/s", estimate=partial(_of_rate, name)) for name in RATES}
 
 Told = Callable[[Question, Answer], tuple[Quantity, float]]
 """(a predicted quantity, the naive estimate of it)."""
@@ -352,33 +345,34 @@ def decode_drop(asked: Asked) -> Estimate:
     return drop(slower, faster).converted(lambda share: 100 * share, also=also)
 
 
-def _gather(asked: Asked, phase: str, unit: float) -> Estimate:
-    """What the bytes of the selected blocks take over the link, latency apart."""
-    found = asked.answer
-    own = found.decode if phase == "decode" else found.prefill
-    naive = own.link_bytes / asked.profile.gpu.h2d.datasheet.value
-    return of_part(own, "kv_gather", found.prediction.sources, unit=unit, naive=naive / unit)
-
-
-@_figure("ms")
-def decode_gather(asked: Asked) -> Estimate:
-    """Gathering from the host in one decode step."""
-    return _gather(asked, "decode", MS)
-
-
-@_figure("min")
-def prefill_gather(asked: Asked) -> Estimate:
-    """Gathering from the host in a whole prefill."""
-    return _gather(asked, "prefill", MINUTE)
-
-
-@_figure("ms")
-def pooled_scan(asked: Asked) -> Estimate:
-    """The scan of all pooled keys in one decode step, from where the question keeps them."""
-    found, gpu = asked.answer, asked.profile.gpu
+def _scan_s(asked: Asked, _phase: Phase) -> float:
+    gpu = asked.profile.gpu
     peak = gpu.h2d.datasheet if asked.case.pooled == "host" else gpu.vram_read.datasheet
-    naive = _scanned_bytes(asked) / peak.value
-    return of_part(found.decode, "pooled_scan", found.prediction.sources, unit=MS, naive=naive / MS)
+    return _scanned_bytes(asked) / peak.value
+
+
+def _link_s(asked: Asked, phase: Phase) -> float:
+    return phase.link_bytes / asked.profile.gpu.h2d.datasheet.value
+
+
+PARTS: dict[str, tuple[str, float, Callable[[Answer], Phase], str, Callable[[Asked, Phase], float]]] = {
+    # what the bytes of the selected blocks take over the link, latency apart
+    "decode_gather": ("ms", MS, lambda found: found.decode, "kv_gather", _link_s),
+    "prefill_gather": ("min", MINUTE, lambda found: found.prefill, "kv_gather", _link_s),
+    # all pooled keys, from where the question keeps them
+    "pooled_scan": ("ms", MS, lambda found: found.decode, "pooled_scan", _scan_s),
+}
+"""(unit, its size, phase, part of it, naive seconds)."""
+
+
+def _of_part(name: str, asked: Asked) -> Estimate:
+    _, unit, phase_of, part, naive_s = PARTS[name]
+    found = asked.answer
+    phase = phase_of(found)
+    return of_part(phase, part, found.prediction.sources, unit=unit, naive=naive_s(asked, phase) / unit)
+
+
+FIGURES |= {name: Figure(unit=row[0], estimate=partial(_of_part, name)) for name, row in PARTS.items()}
 
 
 @_figure("ms")

@@ -2,8 +2,8 @@
 
 Run `python -m calibrate.published.leave_one_out [machine ...]`. All speed rows of a machine are fitted together by
 least squares on relative errors; a row is left out by one Gauss-Newton step from there, and predicted with the rates so
-found. A row is not predictable so where the others leave a rate that it hangs on free, or set it only loosely: it is
-listed with that rate and with how loosely.
+found. Where the others leave a rate free that a row is sensitive to, or set it loosely, the row is not predictable:
+it is listed with that rate and with how loosely.
 """
 
 import sys
@@ -20,15 +20,15 @@ SPEED = {
     "decode", "decode_step", "decode_drop", "prefill", "ttft", "time_to_context", "time_per_token", "total_time",
     "throughput", "inter_token", "attention_per_layer",
 }  # fmt: skip
-"""Figures that hang on kernels' rates."""
+"""Figures that depend on kernels' rates."""
 
 STEP = 1e-3
 """Change of a parameter's logarithm by which its effect is measured."""
 ITERATIONS = 8
 SETTLED = 1e-7**0.5
 """Largest change of a parameter's logarithm in the last step."""
-HANGS_ON = 0.05
-"""Effect of a parameter on a row, in per cent a per cent, from which on the row hangs on it."""
+SENSITIVE = 0.05
+"""Effect of a parameter on a row, in per cent a per cent, from which on the row is sensitive to it."""
 LOOSE = 0.1
 """Standard deviation of a prediction, given how well rows agree, from which on the others do not set it."""
 
@@ -39,7 +39,7 @@ class LeftOut(Struct, frozen=True, kw_only=True):
     id: str
     measured: float
     predicted: float | None
-    """None where the other rows do not set what it hangs on."""
+    """None where the other rows do not set what it is sensitive to."""
     reason: str = ""
 
     @property
@@ -99,15 +99,15 @@ def _left_out(at: int, fitted: _Fitted) -> LeftOut:
     if case.sets:
         return listed(f"alone sets {case.sets}")
     kept = [index for index, other in enumerate(fitted.cases) if not _same(case, other)]
-    hangs_on = np.flatnonzero(np.abs(jacobian[at]) > HANGS_ON)
-    free = [fitted.names[column] for column in hangs_on if not np.abs(jacobian[kept, column]).max() > HANGS_ON]
+    sensitive = np.flatnonzero(np.abs(jacobian[at]) > SENSITIVE)
+    free = [fitted.names[column] for column in sensitive if not np.abs(jacobian[kept, column]).max() > SENSITIVE]
     if free:
         return listed(f"alone sets {', '.join(free)}")
     noise = float(np.sqrt(np.mean(fitted.errors**2)))
     covariance = np.linalg.pinv(jacobian[kept].T @ jacobian[kept], rcond=1e-9) * noise**2
     spread = float(np.sqrt(jacobian[at] @ covariance @ jacobian[at]))
     if spread > LOOSE:
-        loosest = max(hangs_on, key=lambda column: abs(jacobian[at, column]) * np.sqrt(covariance[column, column]))
+        loosest = max(sensitive, key=lambda column: abs(jacobian[at, column]) * np.sqrt(covariance[column, column]))
         name = fitted.names[loosest]
         return listed(f"the others set {name} only so that this row is known within {100 * spread:.0f} %")
     step = np.linalg.lstsq(jacobian[kept], -fitted.errors[kept], rcond=1e-6)[0]

@@ -1,6 +1,6 @@
 """`twin quality` as text and as JSON (twin.quality/1): what was measured, and apart from it what is published."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -61,25 +61,27 @@ def _sample_text(measured: Measured, sample: Sample) -> str:
     )
 
 
-_HEADS = (
-    "format", "bytes *", "K error", "V error", "score rms", "score max", "KL mean", "KL 99 %", "output error", "cosine",
-)  # fmt: skip
+def _percent(share: float) -> str:
+    """Two significant figures, three from 10 % on."""
+    return f"{100 * share:.{2 if share < 0.1 else 3}g} %"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+
+
+_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "K error": ("key_relative_rms", _percent), "V error": ("value_relative_rms", _percent),
+    "score rms": ("score_rms", _figure), "score max": ("score_max", _figure),
+    "KL mean": ("kl_mean", _figure), "KL 99 %": ("kl_p99", _figure),
+    "output error": ("output_relative_rms", _percent), "cosine": ("output_cosine_mean", "{:.5f}".format),
+}  # fmt: skip
+_HEADS = ("format", "bytes *", *_COLUMNS)
 
 
 def _row(measured: Measured, row: FormatErrors) -> tuple[str, ...]:
-    errors = row.errors
-    return (
-        _shown(row.name),
-        f"{measured.token_bytes[row.name]:,}",
-        _percent(errors.key_relative_rms),
-        _percent(errors.value_relative_rms),
-        _figure(errors.score_rms),
-        _figure(errors.score_max),
-        _figure(errors.kl_mean),
-        _figure(errors.kl_p99),
-        _percent(errors.output_relative_rms),
-        f"{errors.output_cosine_mean:.5f}",
-    )
+    figures = (shown(getattr(row.errors, name)) for name, shown in _COLUMNS.values())
+    return _shown(row.name), f"{measured.token_bytes[row.name]:,}", *figures
 
 
 def _shown(name: str) -> str:
@@ -109,16 +111,12 @@ def _queries(samples: Sequence[Sample]) -> str:
 
 
 def _overview(measured: Measured) -> str:
-    heads = ("format", "bytes *", *(sample.name for sample in measured.samples))
+    """The outputs' errors of all heads side by side."""
     rows = [
-        (
-            _shown(same[0].name),
-            f"{measured.token_bytes[same[0].name]:,}",
-            *(_percent(row.errors.output_relative_rms) for row in same),
-        )
+        (*_row(measured, same[0])[:2], *(_percent(row.errors.output_relative_rms) for row in same))
         for same in zip(*(sample.formats for sample in measured.samples), strict=True)
     ]
-    return table(heads, rows)
+    return table(("format", "bytes *", *(sample.name for sample in measured.samples)), rows)
 
 
 def _notes(measured: Measured) -> str:
@@ -202,12 +200,3 @@ def _formats_json(measured: Measured, rows: Sequence[FormatErrors]) -> list[dict
         }
         for row in rows
     ]
-
-
-def _percent(share: float) -> str:
-    """Two significant figures, three from 10 % on."""
-    return f"{100 * share:.{2 if share < 0.1 else 3}g} %"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"

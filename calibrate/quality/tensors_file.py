@@ -14,6 +14,7 @@ import mmap
 import os
 import re
 import stat
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -81,6 +82,11 @@ class Layer:
     values: Tensor
     queries: Tensor | None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are there."""
+        return [tensor for tensor in (self.keys, self.values, self.queries) if tensor is not None]
+
 
 def read_layers(path: Path, *, tokens: int | None = None) -> tuple[Layer, ...]:
     """The layers of a file in order, of which the first `tokens` tokens (None: all) are checked to be numbers.
@@ -91,9 +97,8 @@ def read_layers(path: Path, *, tokens: int | None = None) -> tuple[Layer, ...]:
         layers = _layers(_tensors(path))
         _check_alike(layers)
         for layer in layers:
-            for tensor in (layer.keys, layer.values, layer.queries):
-                if tensor is not None:
-                    _check_numbers(tensor, tokens or tensor.shape[0])
+            for tensor in layer.tensors:
+                _check_numbers(tensor, tokens or tensor.shape[0])
     except _Wrong as wrong:
         raise BadFile(f"{path}: {wrong}") from None
     except OSError as wrong:
@@ -142,23 +147,22 @@ def _header(raw: bytes) -> dict[str, _Entry]:
         raise _Wrong(f"the header is not valid JSON: {wrong}") from None
     if not isinstance(document, dict):
         raise _Wrong("the header is no JSON object")
-    document.pop("__metadata__", None)
     entries = {}
     for name, told in document.items():
-        try:
-            entries[name] = msgspec.convert(told, _Entry)
-        except msgspec.ValidationError as wrong:
-            raise _Wrong(f"tensor {name!r}: {wrong}") from None
+        if name != "__metadata__":
+            try:
+                entries[name] = msgspec.convert(told, _Entry)
+            except msgspec.ValidationError as wrong:
+                raise _Wrong(f"tensor {name!r}: {wrong}") from None
     return entries
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in table:
-            raise ValueError(f"{key!r} appears twice")
-        table[key] = value
-    return table
+    names = Counter(name for name, _ in pairs)
+    for name, times in names.items():
+        if times > 1:
+            raise ValueError(f"{name!r} appears twice")
+    return dict(pairs)
 
 
 def _check_places(entries: dict[str, _Entry], data_bytes: int) -> None:
@@ -204,9 +208,12 @@ def _layer(tensors: dict[str, Tensor], name: str, prefix: str) -> Layer:
         if prefix + needed not in tensors:
             raise _Wrong(f"no tensor {prefix + needed!r}")
     keys, values, queries = tensors[prefix + "k"], tensors[prefix + "v"], tensors.get(prefix + "q")
-    for tensor in (keys, values, queries):
-        if tensor is not None:
-            _check_shape(tensor)
+    layer = Layer(name=name, keys=keys, values=values, queries=queries)
+    for tensor in layer.tensors:
+        if tensor.dtype not in READ:
+            raise _Wrong(f"tensor {tensor.name!r} is {tensor.dtype}; read are {', '.join(READ)}")
+        if len(tensor.shape) != 3 or not all(tensor.shape):
+            raise _Wrong(f"tensor {tensor.name!r} is {list(tensor.shape)}, it must be [tokens, heads, head_dim]")
     if values.shape != keys.shape:
         raise _Wrong(f"tensor {values.name!r} is {list(values.shape)}, {keys.name!r} is {list(keys.shape)}")
     tokens, kv_heads, head_dim = keys.shape
@@ -215,14 +222,7 @@ def _layer(tensors: dict[str, Tensor], name: str, prefix: str) -> Layer:
         raise _Wrong(f"tensor {queries.name!r} is {list(queries.shape)}, beside {keys.name!r} it must be {expected}")
     if tokens < LEAST_TOKENS:
         raise _Wrong(f"tensor {keys.name!r} has {tokens} tokens, at least {LEAST_TOKENS} are needed")
-    return Layer(name=name, keys=keys, values=values, queries=queries)
-
-
-def _check_shape(tensor: Tensor) -> None:
-    if tensor.dtype not in READ:
-        raise _Wrong(f"tensor {tensor.name!r} is {tensor.dtype}; read are {', '.join(READ)}")
-    if len(tensor.shape) != 3 or not all(tensor.shape):
-        raise _Wrong(f"tensor {tensor.name!r} is {list(tensor.shape)}, it must be [tokens, heads, head_dim]")
+    return layer
 
 
 def _check_alike(layers: tuple[Layer, ...]) -> None:

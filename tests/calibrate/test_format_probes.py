@@ -132,39 +132,3 @@ def test_what_the_probes_measure_makes_a_profile(tmp_path: Path) -> None:
     profile, _ = build(machine=worlds.machine(device="cpu"), records=records, name="toy", date="2026-11-29")
     found = {key for key in checked(profile).kernels if key.startswith("attend_decode/")}
     assert found == {f"attend_decode/twin/{name}" for name in NAMES[:4]}
-
-
-# Operations a second
-
-
-def test_a_chain_is_what_the_instructions_say() -> None:
-    pytest.importorskip("triton")
-    from calibrate.machine.kernels import chained
-
-    assert chained(0b1011, (0b0110, 0b1000), 1) == ((0b1011 & 0b0110) ^ 0b1000) << 7
-    assert chained(0xFFFFFFFF, (0xFFFFFFFF, 0), 5) == 0xFFFFFFFF
-    assert chained(1, (0xFFFFFFFF, 0), 32) == 1
-
-
-def test_every_operation_of_a_run_is_counted() -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("triton")
-    from calibrate.machine.kernels import _ASSEMBLY, Chains
-
-    timed = Chains(chains=4, device=torch.device("cpu"), steps=3, programs=2)
-    assert timed.operations == 2 * 4 * 256 * 3 * 16
-    assert (_ASSEMBLY.count("lop3"), _ASSEMBLY.count("shf")) == (8, 8)
-
-
-def test_wrong_chains_are_noticed() -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("triton")
-    from calibrate.machine.kernels import ROUNDS, Chains, chained
-
-    timed = Chains(chains=4, device=torch.device("cpu"), steps=2, programs=1)
-    first, second = (int(mask) & 0xFFFFFFFF for mask in timed.masks.tolist())
-    right = [chained(start & 0xFFFFFFFF, (first, second), 2 * ROUNDS) for start in timed.data.tolist()]
-    timed.out.copy_(torch.tensor(right).int())
-    assert timed.right()
-    timed.out[0] += 1
-    assert not timed.right()

@@ -144,12 +144,12 @@ def test_the_published_prompt_gives_the_published_ratio(question: dict[str, Any]
     found = statistics(**question)
     assert (found.ratio, found.ratio_without_probe) == ratios
     if ratios is PUBLISHED:
-        assert (found.rows, found.pages, found.probe_rows, found.probe_pages) == (57_951, 3_707, 2_048, 1_024)
+        assert (found.q_tokens, found.pages, found.probe_q_tokens, found.probe_pages) == (57_951, 3_707, 2_048, 1_024)
 
 
 def test_one_staged_chunk_by_hand() -> None:
     found = statistics(prompt_tokens=4097)  # 4096 tokens: 2048 dense, then 2048 rows over 16 pages of 256
-    assert (found.rows, found.pages) == (2_048, 16)
+    assert (found.q_tokens, found.pages) == (2_048, 16)
     assert found.ratio_without_probe == pytest.approx(2_048 * 2_080 / (16 * 256))
 
 

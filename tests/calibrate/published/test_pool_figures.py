@@ -46,8 +46,12 @@ def figure(name: str, ctx_tokens: int = 1, **fields: Any) -> Estimate:
     return FIGURES[name].estimate(asked(ctx_tokens, **fields))
 
 
-def is_count(estimate: Estimate) -> bool:
-    return estimate.low == estimate.value == estimate.high and estimate.naive is None
+def counted(name: str, ctx_tokens: int = 1, **fields: Any) -> float:
+    """The figure, which claims no interval and has no usual estimate."""
+    found = figure(name, ctx_tokens, **fields)
+    assert found.low == found.value == found.high
+    assert found.naive is None
+    return found.value
 
 
 @pytest.mark.parametrize(
@@ -56,58 +60,42 @@ def is_count(estimate: Estimate) -> bool:
      ("int4_per_token_head", 4 * 2 * (128 + 4)), ("kvarn_k4v2_g128", KVARN_BYTES)],
 )  # fmt: skip
 def test_bytes_of_a_token_are_those_of_its_heads_and_scales(kv_dtype: str, size: int) -> None:
-    layer, whole = (figure(f"kv_bytes_{of}", kv_dtype=kv_dtype) for of in ("per_token_per_layer", "of_token"))
-    assert (layer.value, whole.value) == (size, LAYERS * size)
-    assert is_count(layer)
-    assert is_count(whole)
+    layer, whole = (counted(f"kv_bytes_{of}", kv_dtype=kv_dtype) for of in ("per_token_per_layer", "of_token"))
+    assert (layer, whole) == (size, LAYERS * size)
 
 
 @pytest.mark.parametrize(("kv_dtype", "token_bytes", "step"), [("fp8", FP8_BYTES, 16), ("kvarn_k4v2_g128", 840, 128)])
 def test_a_block_is_as_long_as_a_state_needs(kv_dtype: str, token_bytes: int, step: int) -> None:
     tokens = step * -(-STATE_BYTES // (step * token_bytes))
-    block, page = figure("block_tokens", kv_dtype=kv_dtype), figure("page", kv_dtype=kv_dtype)
-    assert block.value == tokens
-    assert page.value == tokens * token_bytes / MIB
-    assert is_count(block)
-    assert is_count(page)
-
-
-def test_a_block_of_fp8_has_800_tokens() -> None:
-    assert figure("block_tokens").value == FP8_BLOCK
-    assert STATE_BYTES <= FP8_BLOCK * FP8_BYTES < STATE_BYTES + 16 * FP8_BYTES
+    assert counted("block_tokens", kv_dtype=kv_dtype) == tokens
+    assert counted("page", kv_dtype=kv_dtype) == tokens * token_bytes / MIB
+    assert kv_dtype != "fp8" or tokens == FP8_BLOCK
 
 
 def test_a_request_takes_whole_blocks_and_those_of_its_states() -> None:
     for tokens, blocks in ((1, 1), (FP8_BLOCK, 1), (FP8_BLOCK + 1, 2), (80_000, 100)):
-        assert figure("kv_memory", tokens).value == pytest.approx((blocks + STATES) * FP8_BLOCK_BYTES / GIB)
-    assert is_count(figure("kv_memory"))
+        assert counted("kv_memory", tokens) == pytest.approx((blocks + STATES) * FP8_BLOCK_BYTES / GIB)
 
 
-def test_a_pinned_pool_prints_its_share_of_the_longest_request() -> None:
-    pool = figure("kv_pool", 80_000, pool_bytes=HUNDRED + FP8_BLOCK_BYTES - 1)
-    assert pool.value == 100 * 80_000 // (100 + STATES)
-    assert pool.low == pool.value == pool.high
-    assert pool.naive == pytest.approx((HUNDRED + FP8_BLOCK_BYTES - 1) / (LAYERS * FP8_BYTES))
-
-
-def test_what_a_pool_prints_hangs_on_the_longest_request_and_not_on_the_context() -> None:
-    printed = figure("kv_pool", 80_000, pool_bytes=HUNDRED).value
-    assert figure("kv_pool", 10, pool_bytes=HUNDRED, max_model_tokens=80_000).value == printed
-    assert figure("kv_pool", 10, pool_bytes=HUNDRED, max_model_tokens=160_000).value > printed
+def test_a_pinned_pool_prints_its_share_of_the_longest_request_whatever_the_context() -> None:
+    room = HUNDRED + FP8_BLOCK_BYTES - 1
+    pool = figure("kv_pool", 80_000, pool_bytes=room)
+    assert pool.low == pool.value == pool.high == 100 * 80_000 // (100 + STATES)
+    assert pool.naive == pytest.approx(room / (LAYERS * FP8_BYTES))
+    assert figure("kv_pool", 10, pool_bytes=room, max_model_tokens=80_000).value == pool.value
+    assert figure("kv_pool", 10, pool_bytes=room, max_model_tokens=160_000).value > pool.value
 
 
 def test_concurrency_is_the_pool_over_the_longest_request() -> None:
-    found = figure("concurrency", 10, pool_bytes=2 * HUNDRED, max_model_tokens=80_000)
-    assert found.value == pytest.approx(200 / (100 + STATES), rel=1e-4)  # printed tokens are whole ones
-    assert found.low == found.value == found.high
+    found = counted("concurrency", 10, pool_bytes=2 * HUNDRED, max_model_tokens=80_000)
+    assert found == pytest.approx(200 / (100 + STATES), rel=1e-4)  # printed tokens are whole ones
     loose = figure("concurrency", 80_000)
     assert loose.low < loose.value < loose.high
 
 
-def test_a_pool_that_utilisation_leaves_has_an_interval_of_whole_blocks() -> None:
+def test_a_pool_that_utilisation_leaves_has_an_interval_of_whole_blocks_below_the_naive_one() -> None:
     question = asked(80_000, utilisation=0.9)
-    pool = FIGURES["kv_pool"].estimate(question)
-    plan = question.memory
+    pool, plan = FIGURES["kv_pool"].estimate(question), question.memory
     assert plan.kv_pool is not None
     assert pool.value == plan.kv_pool.printed_tokens
     assert pool.low < pool.value < pool.high
@@ -115,14 +103,8 @@ def test_a_pool_that_utilisation_leaves_has_an_interval_of_whole_blocks() -> Non
     for end in (pool.low, pool.value, pool.high):
         assert 0 <= end / per_block - round(end / per_block - 0.5) <= 1
         assert abs(end / per_block - round(end / per_block)) < 1 / per_block
-
-
-def test_the_naive_pool_is_what_weights_leave_of_the_engine_s_share() -> None:
-    question = asked(80_000, utilisation=0.9)
-    device = question.memory.devices()[0]
-    weights = device.fixed["weights"] + device.fixed["embedding"]
+    weights = plan.devices()[0].fixed["weights"] + plan.devices()[0].fixed["embedding"]
     expected = (0.9 * PROFILE.gpu.vram.value - weights) / (LAYERS * FP8_BYTES)
-    pool = FIGURES["kv_pool"].estimate(question)
     assert pool.naive == pytest.approx(expected)
     assert expected > pool.high
 
@@ -136,32 +118,26 @@ def test_a_machine_too_small_has_a_pool_of_nothing() -> None:
     assert figure("runs_out_of_memory", 80_000, profile=small).value == 1
 
 
-def test_windows_take_blocks_of_16_tokens_of_what_steps_in_flight_may_reach() -> None:
+PLAIN = DFLASH | {"promotes_windows": False}
+
+
+@pytest.mark.parametrize(("overlapped", "steps"), [(True, 2), (False, 1)])
+def test_windows_take_blocks_of_16_tokens_of_what_steps_in_flight_may_reach(overlapped: bool, steps: int) -> None:
     """2,047 tokens back and the tokens of a step; of two, where one is scheduled while the other runs."""
-    for overlapped, steps in ((True, 2), (False, 1)):
-        plain = DFLASH | {"promotes_windows": False, "async_scheduling": overlapped}
-        reach = 2047 + steps * 2048
-        found = figure("window_blocks", 32_768, **plain)
-        assert found.value == -(-reach // 16) + 1  # a window begins amid a block
-        assert is_count(found)
-    assert figure("window_blocks", 1000, **DFLASH | {"promotes_windows": False}).value == -(-1000 // 16) + 1
+    found = counted("window_blocks", 32_768, **PLAIN | {"async_scheduling": overlapped})
+    assert found == -(-(2047 + steps * 2048) // 16) + 1  # a window begins amid a block
+    assert counted("window_blocks", 1000, **PLAIN) == -(-1000 // 16) + 1
 
 
 def test_a_window_s_block_fills_little_of_a_page_unless_promoted() -> None:
-    plain = DFLASH | {"promotes_windows": False}
-    assert figure("page", 32_768, **plain).value == PAGE / MIB
-    assert figure("window_block_tokens", 32_768, **plain).value == 16
-    assert figure("window_page_use", 32_768, **plain).value == pytest.approx(100 * 16 * WINDOW_BYTES / PAGE)
     grown = 16 * -(-PAGE // (16 * WINDOW_BYTES))
-    assert figure("window_block_tokens", 32_768, **DFLASH).value == grown == 864
-    assert figure("window_page_use", 32_768, **DFLASH).value == 100
-    assert figure("page", 32_768, **DFLASH).value == grown * WINDOW_BYTES / MIB
-
-
-def test_promoted_windows_take_fewer_blocks_and_less_memory() -> None:
-    plain = DFLASH | {"promotes_windows": False}
-    assert figure("window_blocks", 32_768, **DFLASH).value == -(-(2047 + 2 * 2048) // 864) + 1
-    assert figure("kv_memory", 32_768, **DFLASH).value < figure("kv_memory", 32_768, **plain).value / 3
+    assert grown == 864
+    for question, tokens, page in ((PLAIN, 16, PAGE), (DFLASH, grown, grown * WINDOW_BYTES)):
+        assert counted("window_block_tokens", 32_768, **question) == tokens
+        assert counted("page", 32_768, **question) == page / MIB
+        assert counted("window_page_use", 32_768, **question) == pytest.approx(100 * tokens * WINDOW_BYTES / page)
+    assert counted("window_blocks", 32_768, **DFLASH) == -(-(2047 + 2 * 2048) // grown) + 1
+    assert counted("kv_memory", 32_768, **DFLASH) < counted("kv_memory", 32_768, **PLAIN) / 3
 
 
 def test_without_windows_there_is_nothing_to_say_of_their_blocks() -> None:
@@ -171,21 +147,23 @@ def test_without_windows_there_is_nothing_to_say_of_their_blocks() -> None:
             figure(name)
 
 
-@pytest.mark.parametrize(("ctx_tokens", "short"), [(79_200, 0), (80_000, 0), (80_001, 1)])
-def test_out_of_memory_is_where_a_request_s_blocks_end(ctx_tokens: int, short: int) -> None:
-    room = HUNDRED + (STATES + 1) * FP8_BLOCK_BYTES  # and the null block
-    found = figure("runs_out_of_memory", ctx_tokens, pool_bytes=room)
-    assert found.value == short
-    assert is_count(found)
+TURBO: dict[str, Any] = {"kv_dtype": "turboquant_4bit_nc"}
+"""Decodes the whole prefix outside the engine's share: a smaller share leaves more room for that."""
 
 
-def test_scratch_that_grows_with_the_context_runs_out_where_the_pool_does_not() -> None:
-    """TurboQuant decodes the whole prefix outside the engine's share; at a smaller share there is more room for it."""
-    turbo = {"kv_dtype": "turboquant_4bit_nc", "max_model_tokens": 131_072}
-    assert figure("runs_out_of_memory", 2048, utilisation=0.9, **turbo).value == 0
-    assert figure("runs_out_of_memory", 32_768, utilisation=0.972, **turbo).value == 1
-    assert figure("runs_out_of_memory", 32_768, utilisation=0.8, **turbo).value == 0
-    assert figure("runs_out_of_memory", 32_768, utilisation=0.972, max_model_tokens=131_072).value == 0
+@pytest.mark.parametrize(
+    ("ctx_tokens", "fields", "short"),
+    [
+        *((tokens, {"pool_bytes": HUNDRED + (STATES + 1) * FP8_BLOCK_BYTES}, short)  # and the null block
+          for tokens, short in ((79_200, 0), (80_000, 0), (80_001, 1))),
+        (2048, TURBO | {"utilisation": 0.9, "max_model_tokens": 131_072}, 0),
+        (32_768, TURBO | {"utilisation": 0.972, "max_model_tokens": 131_072}, 1),
+        (32_768, TURBO | {"utilisation": 0.8, "max_model_tokens": 131_072}, 0),
+        (32_768, {"utilisation": 0.972, "max_model_tokens": 131_072}, 0),
+    ],
+)  # fmt: skip
+def test_out_of_memory_is_where_blocks_or_scratch_end(ctx_tokens: int, fields: dict[str, Any], short: int) -> None:
+    assert counted("runs_out_of_memory", ctx_tokens, **fields) == short
 
 
 @pytest.mark.parametrize(
@@ -193,9 +171,7 @@ def test_scratch_that_grows_with_the_context_runs_out_where_the_pool_does_not() 
     [("rtx3090", "fp8_per_token_head", 0), ("rtx3090", "fp8", 1), ("h200", "fp8_per_token_head", 1)],
 )
 def test_a_format_starts_where_its_kernels_do(machine: str, kv_dtype: str, does: int) -> None:
-    found = figure("starts", kv_dtype=kv_dtype, profile=load_profile(machine))
-    assert found.value == does
-    assert is_count(found)
+    assert counted("starts", kv_dtype=kv_dtype, profile=load_profile(machine)) == does
 
 
 @pytest.mark.parametrize("name", ["kv_pool", "block_tokens", "page", "kv_memory", "concurrency"])

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from calibrate.published.cases import Row, load_recorded, read_published, recorded_machines
+from calibrate.published.cases import load_recorded, read_published, recorded_machines
 from calibrate.published.fit import BLOG, VLLM
 from calibrate.published.recorded import role_reasons, validate, validate_recorded
 from calibrate.validation import Comparison, Validation, to_json
-from hwprofiles import HardwareProfile, load_profile
+from hwprofiles import load_profile
 from twin.engines import engine_names, load_engine
 from twin.errors import BadFile, UnknownName
 from twin.units import GIB
@@ -120,12 +120,8 @@ def test_every_case_is_within_its_tolerance_and_says_why(machine: str) -> None:
     assert all(row.reason for row in found.skipped)
 
 
-def test_every_row_of_the_blog_is_compared() -> None:
-    assert len(by_id(BLOG)) == 30
-    assert validation(BLOG).skipped == ()
-
-
-def test_what_is_not_predicted_is_a_fact_of_quality_or_an_input() -> None:
+def test_only_what_is_a_fact_of_quality_or_an_input_is_not_predicted() -> None:
+    assert (len(validation(BLOG).cases), validation(BLOG).skipped) == (30, ())
     carried = [row for row in validation(VLLM).skipped if row.status == "carried"]
     assert {row.metric for row in carried} == CARRIED
     assert all(row.reason.startswith("carried: ") for row in carried)
@@ -144,15 +140,12 @@ def test_a_row_that_sets_a_rate_is_never_held_out(machine: str) -> None:
     assert all(bool(case.role_reason) is (case.role == "fit") for case in validation(machine).cases)
 
 
-def test_only_rows_that_set_are_or_repeat_a_rate_are_fit() -> None:
+def test_only_rows_that_set_are_or_repeat_a_rate_are_fit_and_an_input_measured_anew_is_evidence_again() -> None:
+    profile = load_profile(BLOG)
     fit = {case.id for case in validation(BLOG).cases if case.role == "fit"}
-    setting = (fitted_on(load_profile(BLOG)) | fitted_on(load_engine("exllamav3"))) & by_id(BLOG).keys()
+    setting = (fitted_on(profile) | fitted_on(load_engine("exllamav3"))) & by_id(BLOG).keys()
     assert {"blog.decode_1M", "blog.decode_fixed", "blog.prefill_32k", "blog.prefill_1M", "blog.vram_model"} <= setting
     assert fit == setting | SAME_MEASUREMENT | INPUTS
-
-
-def test_an_input_that_was_measured_anew_is_evidence_again() -> None:
-    profile = load_profile(BLOG)
     rate = replace(profile.gpu.h2d.rate, source="measured")
     measured = replace(profile, gpu=replace(profile.gpu, h2d=replace(profile.gpu.h2d, rate=rate)))
     assert "blog.link" not in role_reasons(load_recorded(BLOG), measured)
@@ -224,28 +217,23 @@ def test_predictions_are_nearer_than_the_usual_estimate() -> None:
     assert (summary.coverage_90 or 0) >= 0.85
 
 
-def test_the_misfit_that_nothing_explains_is_shown_and_not_bent() -> None:
-    chunk = by_id(BLOG)["blog.naive_chunk"]
-    assert chunk.predicted == pytest.approx(192.14, abs=0.01)
-    assert chunk.error == pytest.approx(-0.058, abs=0.001)
+def test_a_misfit_is_shown_and_a_range_judged_by_its_ends() -> None:
+    chunk, step = by_id(BLOG)["blog.naive_chunk"], by_id(BLOG)["blog.decode_base_ms"]
+    assert (chunk.predicted, chunk.error) == (pytest.approx(192.14, abs=0.01), pytest.approx(-0.058, abs=0.001))
     assert chunk.tolerance_reason.startswith("not explained:")
     assert "not explained" in by_id(BLOG)["blog.staging"].note
-
-
-def test_a_range_is_compared_with_its_middle_and_judged_by_its_ends() -> None:
-    step = by_id(BLOG)["blog.decode_base_ms"]
     assert (step.measured_low, step.measured, step.measured_high) == (15, 17.5, 20)
     assert step.tolerance * step.measured == pytest.approx(2.5)
 
 
 def test_what_else_the_twin_says_stands_beside() -> None:
-    drop, claim = by_id(BLOG)["blog.decode_drop"], by_id(BLOG)["blog.maxctx_offload"]
+    drop, claim, staging = (by_id(BLOG)[f"blog.{name}"] for name in ("decode_drop", "maxctx_offload", "staging"))
     assert drop.also["drop_from_a_step_that_selects_percent"] < (drop.predicted or 0)
     assert by_id(BLOG)["blog.decode_fixed"].also == {}
     assert claim.predicted == claim.measured == 3_145_728
     assert claim.also["max_ctx_tokens"] > claim.also["ngram_in_ram_max_ctx_tokens"] > claim.measured
     assert claim.also["ngram_in_ram_host_used_bytes"] < claim.also["host_capacity_bytes"]
-    left = [by_id(BLOG)["blog.staging"].also[f"staging_{size}_mib_vram_left_bytes"] for size in (32, 64, 128)]
+    left = [staging.also[f"staging_{size}_mib_vram_left_bytes"] for size in (32, 64, 128)]
     assert left == sorted(left, reverse=True)
     assert left[-1] > 0
 
@@ -253,44 +241,25 @@ def test_what_else_the_twin_says_stands_beside() -> None:
 # A question is the one that was measured.
 
 
-def test_a_workload_is_the_one_that_was_served() -> None:
-    recorded = load_recorded(VLLM)
-    served = conditions("requests")
-    assert {row.id for row, _ in served} == {case.id for case in recorded.cases if case.workload is not None}
-    for row, requests in served:
-        case = recorded.case_of[row.id]
-        load = case.workload
-        assert load is not None
-        assert (load.prompt_tokens, load.output_tokens) == (row.conditions["prompt"], row.conditions["output"])
-        assert (case.ask.max_sequences if load.requests != requests else load.requests) == requests, row.id
-
-
-def conditions(key: str) -> list[tuple[Row, object]]:
-    """Rows with a case whose conditions name `key`, and what they say."""
-    recorded = load_recorded(VLLM)
-    rows = [recorded.row_of[case.id] for case in recorded.cases]
-    return [(row, row.conditions[key]) for row in rows if key in row.conditions]
-
-
-def test_a_verify_step_has_the_query_tokens_that_were_timed_and_a_pool_is_the_one_named() -> None:
-    recorded = load_recorded(VLLM)
-    timed = conditions("query_tokens")
-    assert len(timed) == 3
-    for row, rows in timed:
-        assert int((recorded.case_of[row.id].ask.speculation or "").partition(":")[2]) + 1 == rows
-    for row, gib in conditions("pool_gib"):
-        assert isinstance(gib, float)
-        assert recorded.case_of[row.id].ask.pool_bytes == int(gib * GIB)
-
-
-def test_an_acceptance_is_the_one_published_beside_the_speed() -> None:
-    recorded = load_recorded(VLLM)
+def test_the_question_is_the_one_that_a_row_s_conditions_name() -> None:
+    recorded, told = load_recorded(VLLM), Counter[str]()
     accepted = {row.id.removesuffix("accept"): row.middle for row in recorded.rows if row.id.endswith(".accept")}
-    beside = [case for case in recorded.cases if case.id.rpartition(".")[2] in ("decode", "ms", "both")]
-    compared = [case for case in beside if f"{case.id.rpartition('.')[0]}." in accepted]
-    assert len(compared) >= 18
-    for case in compared:
-        assert case.ask.accepted == accepted[f"{case.id.rpartition('.')[0]}."], case.id
+    for case in recorded.cases:
+        said, ask, load = recorded.row_of[case.id].conditions, case.ask, case.workload
+        told.update(said.keys())
+        assert (load is not None) == ("requests" in said), case.id
+        if load is not None:
+            assert (load.prompt_tokens, load.output_tokens) == (said["prompt"], said["output"])
+            assert said["requests"] in (load.requests, ask.max_sequences), case.id
+        if "query_tokens" in said:
+            assert int((ask.speculation or "").partition(":")[2]) + 1 == said["query_tokens"], case.id
+        if "pool_gib" in said:
+            assert ask.pool_bytes == int(float(str(said["pool_gib"])) * GIB), case.id
+        group, _, metric = case.id.rpartition(".")
+        if metric in ("decode", "ms", "both") and f"{group}." in accepted:
+            told["accepted"] += 1
+            assert ask.accepted == accepted[f"{group}."], case.id
+    assert (told["query_tokens"], told["accepted"] >= 18, told["pool_gib"] > 0) == (3, True, True)
 
 
 # Other machines.
@@ -345,17 +314,13 @@ def test_what_does_not_fit_is_a_row_outside_with_no_number(machine: str, share: 
 
 
 @pytest.mark.parametrize("machine", ["3x-rtx3091", "h200"])
-def test_a_machine_without_recorded_rows_is_refused_by_name(machine: str) -> None:
+def test_a_machine_without_recorded_rows_and_cases_of_another_are_refused(machine: str) -> None:
     with pytest.raises(UnknownName) as refusal:
         validate_recorded(machine)
     assert machine in refusal.value.message
     assert BLOG in refusal.value.hint
-
-
-def test_cases_of_another_machine_are_refused() -> None:
-    profile: HardwareProfile = load_profile(VLLM)
     with pytest.raises(BadFile, match="rtx3090"):
-        validate(load_recorded(BLOG), profile)
+        validate(load_recorded(BLOG), load_profile(VLLM))
 
 
 # As JSON.

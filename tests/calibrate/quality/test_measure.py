@@ -55,15 +55,11 @@ def test_bytes_are_those_of_the_planes_for_all_heads_of_the_model() -> None:
                 assert size == kv_format(name).plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
 
 
-def test_a_seed_gives_the_same_answer_and_another_one_another() -> None:
+def test_a_seed_gives_the_same_answer_and_another_one_another_and_threads_are_given_back() -> None:
+    torch.set_num_threads(2)
     one, same, other = (quality_json(small(seed=seed)) for seed in (None, 0, 1))
     assert one == same
     assert one["samples"] != other["samples"]
-
-
-def test_threads_are_given_back() -> None:
-    torch.set_num_threads(2)
-    small()
     assert torch.get_num_threads() == 2
 
 
@@ -71,8 +67,7 @@ def test_progress_goes_from_none_to_nearly_all() -> None:
     told: list[tuple[int, int]] = []
     small(progress=lambda done, total, _: told.append((done, total)))
     assert told == sorted(told)
-    assert told[0] == (0, 4 * 4)
-    assert told[-1] == (15, 16)
+    assert (told[0], told[-1]) == ((0, 4 * 4), (15, 16))
 
 
 def test_a_format_that_does_not_fit_is_left_out_with_the_reason(tmp_path: Path) -> None:
@@ -150,11 +145,9 @@ def test_layers_are_shown_together_and_each_where_asked(tmp_path: Path) -> None:
 
 def test_layers_whose_queries_are_made_up_are_named(tmp_path: Path) -> None:
     tensors = {f"layers__{n}__{x}": some(64, 2, 32, seed=n + ord(x)) for n in (1, 2) for x in "kv"}
-    both = quality_text(measure_quality(tensors=write(tmp_path / "none", **tensors), kv_dtype="fp8"))
-    assert "queries: made up\n" in both
-    tensors["layers__2__q"] = some(64, 2, 32)
-    one = quality_text(measure_quality(tensors=write(tmp_path / "one", **tensors), kv_dtype="fp8"))
-    assert "queries: of the file, made up for layer 1\n" in one
+    for own, said in ({}, "made up"), ({"layers__2__q": some(64, 2, 32)}, "of the file, made up for layer 1"):
+        path = write(tmp_path / "own", **tensors, **own)
+        assert f"queries: {said}\n" in quality_text(measure_quality(tensors=path, kv_dtype="fp8"))
 
 
 # Measured and published stand apart.
@@ -172,10 +165,6 @@ def test_what_is_published_stands_apart_and_names_its_source() -> None:
     assert "perplexity" not in str(document["samples"])
 
 
-def test_nothing_published_is_said_to_be_nothing() -> None:
-    assert "PUBLISHED, not measured here: answers of llama-3.1-8b: nothing for these formats" in quality_text(small())
-
-
 def test_a_file_is_of_no_model_unless_one_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "own", k=some(64, 4, 256), v=some(64, 4, 256, seed=1))
     unnamed = measure_quality(tensors=path, kv_dtype="fp8")
@@ -191,15 +180,12 @@ def test_the_published_first_tile_is_told_beside_the_bytes() -> None:
     assert "kvarn_k4v4_g128: 172 of 300 tokens stay in 16 bits" in text
 
 
-def test_heads_that_are_chosen_are_shown_in_full() -> None:
-    text = quality_text(small(heads="sinks"))
+def test_heads_that_are_chosen_are_shown_in_full_beside_an_overview_of_all() -> None:
+    measured = small(heads="sinks")
+    text = quality_text(measured)
     assert "\nsinks: the first 4 tokens" in text
     assert "\noutliers: a few" not in text
-    assert "\noutliers: a few" in quality_text(small(heads="sinks"), explain=True)
-
-
-def test_one_set_of_heads_is_not_compared_with_itself() -> None:
-    measured = small()
-    assert "all kinds of heads" in quality_text(measured)
-    alone = replace(measured, samples=measured.samples[:1])
-    assert "all kinds of heads" not in quality_text(alone)
+    assert "\noutliers: a few" in quality_text(measured, explain=True)
+    assert "answers of llama-3.1-8b: nothing for these formats" in text
+    assert "all kinds of heads" in text
+    assert "all kinds of heads" not in quality_text(replace(measured, samples=measured.samples[:1]))
