@@ -1,5 +1,6 @@
 """A served workload is that of its steps, each of its parts; four long prompts are served as published."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
@@ -299,7 +300,8 @@ def test_all_steps_of_the_ends_are_as_much_shorter_as_longer() -> None:
 
 
 def test_a_request_longer_than_the_pool_is_rejected_and_the_rest_goes_on() -> None:
-    longest = served(intervals=False).kv_pool.plan.longest_request(served(intervals=False).kv_pool.blocks - 1)
+    pool = served(intervals=False).kv_pool
+    longest = bisect_right(range(2**20), pool.blocks - 1, key=pool.plan.blocks_per_request) - 1
     asked = question(ctx_tokens=2**20)
     result = served([request(0, 100, 10), request(1, longest, 2), request(2, 100, 10)], asked=asked).result
     assert [each.id for each in result.requests] == [0, 2]
