@@ -143,7 +143,7 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
       twin simulate --model qwen3.8-27b --kv-dtype fp8 --requests 4 --prompt 60000 --output 1024 --lengths fixed
       twin simulate --model llama-3.1-8b --hw h200 --trace-in trace.jsonl --requests-out done.jsonl
     """
-    from twin.ask.workloads import serve_asked  # noqa: PLC0415
+    from twin.cli.workloads import serve_asked  # noqa: PLC0415
     from twin.render.serving import service_json, service_text  # noqa: PLC0415
 
     written = {"--trace": asked["trace"], "--requests-out": asked["requests_out"]}

@@ -31,7 +31,7 @@ from tests.cli.command import (
 )
 from twin import prediction
 from twin.answers import comparison
-from twin.ask import workloads
+from twin.cli import workloads
 
 Capture = pytest.CaptureFixture[str]
 

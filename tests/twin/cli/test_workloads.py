@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from twin.ask.workloads import (
+from twin.cli.workloads import (
     DEFAULT_OUTPUT_TOKENS,
     DEFAULT_PROMPT_TOKENS,
     DEFAULT_REQUESTS,
