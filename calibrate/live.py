@@ -2,8 +2,6 @@
 
 import datetime
 import math
-import platform
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -25,7 +23,7 @@ from calibrate.measurements import (
 from calibrate.operations.operation import Tolerance
 from calibrate.operations.points import CPU, LONG_CURVE
 from calibrate.operations.table import GROUPS, Case, held_out_cases
-from calibrate.probes.machine import Machine, check_device, code_hash, commit, cpu_name, describe
+from calibrate.probes.machine import Machine, check_device, describe
 from calibrate.probes.probe import WrongData
 from calibrate.validation import Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
@@ -109,9 +107,9 @@ def validate_live(
     """
     profile = load_profile(hw)
     backend = open_checked(device)
-    check_same_machine(profile, backend)
     kv_dtype = DTYPES[str(backend.dtype)]
-    machine = describe(str(backend.device), dtype=kv_dtype)
+    machine = describe("cpu" if device == "cpu" else str(backend.device), dtype=kv_dtype)
+    check_same_machine(profile, machine)
     cases = {
         group: list(held_out_cases(group, cuda=machine.is_cuda, quick=quick)) for group in GROUPS if group in groups
     }
@@ -121,6 +119,7 @@ def validate_live(
     ]  # fmt: skip
     unable = {row.case.id for row in left}
     able = {group: [case for case in own if case.id not in unable] for group, own in cases.items()}
+    command = f"twin validate --device {device}{' --quick' if quick else ''}"
     begun, total = count(), backend.rounds * sum(map(len, able.values()))
     rows: list[MeasuredRow] = []
     try:
@@ -137,7 +136,7 @@ def validate_live(
         raise Impossible(f"nothing could be measured: {left[0].reason if left else 'there are no such cases'}")
     made = Measurements(
         schema=SCHEMA, machine=profile.name, kv_dtype=kv_dtype, rows=tuple(rows), left_out=tuple(left),
-        made={group: provenance(device, f" --group {group}") for group in cases},
+        made={group: provenance(machine, f"{command} --group {group} --record") for group in cases},
     )  # fmt: skip
     skipped = [_skipped(profile.name, row) for row in left]
     return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype), skipped), made
@@ -189,45 +188,24 @@ def open_checked(device: str) -> "Backend":
         raise Impossible(str(refused).splitlines()[0]) from None
 
 
-def check_same_machine(profile: HardwareProfile, backend: "Backend") -> None:
+def check_same_machine(profile: HardwareProfile, machine: Machine) -> None:
     """Impossible where the profile is of another device: its errors would say nothing."""
-    name = device_name(backend)
-    if name != profile.gpu.name:
+    if machine.name != profile.gpu.name:
         raise Impossible(
-            f"profile {profile.name} is of {profile.gpu.name!r}, this device is {name!r}",
+            f"profile {profile.name} is of {profile.gpu.name!r}, this device is {machine.name!r}",
             hint="twin calibrate makes a profile of this one",
         )
 
 
-def device_name(backend: "Backend") -> str:
-    """What a profile calls the device in gpu.name."""
-    if backend.device.type == "cpu":
-        return cpu_name()
-    import torch  # noqa: PLC0415
-
-    return str(torch.cuda.get_device_name(backend.device))
-
-
-def provenance(device: str, options: str = "") -> dict[str, str]:
+def provenance(machine: Machine, command: str) -> dict[str, str]:
     """What the figures were made by: versions, driver, clocks, commit, date, command."""
-    import torch  # noqa: PLC0415
-
     facts = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "commit": commit() or "unknown",
-        "code": code_hash(),
-        "command": f"twin validate --device {device}{options} --record",
+        **{name: machine.versions.get(name, "unknown") for name in ("torch", "python")},
+        "commit": machine.commit or "unknown",
+        "code": machine.code,
+        "command": command,
     }
-    if device != "cpu":
-        query = "name,driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current"
-        facts["gpu"] = _output(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"])
+    if machine.is_cuda:
+        facts["gpu"] = ", ".join((machine.name, *(f"{name} {value}" for name, value in machine.smi.items())))
     return facts
-
-
-def _output(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"

@@ -103,7 +103,7 @@ APPEND_FORMAT = Operation(
         Fit(part="append", form="streamed", over="tokens", note="quantised in fused kernels; on a CPU in torch"),
     ),
     supported=format_supported,
-    probe_s=lasting(0.5, 1.0),
+    probe_s=lasting(0.3, 0.8),
 )  # fmt: skip
 DEQUANTISED, DEQUANTISED_CPU = ((512,), (32_768,), (65_536,)), ((256,), (2_048,))
 """One small kv chunk, whose time is a launch, and many whole ones, more than a device's L2 holds."""
@@ -132,7 +132,7 @@ DEQUANTISE_FORMAT = Operation(
     ),
     supported=format_supported,
     rounds_often=0.0,  # number by number
-    probe_s=lasting(0.4, 0.8),
+    probe_s=lasting(0.25, 0.5),
 )  # fmt: skip
 
 CHUNK_NAMES = ("q_tokens", "ctx_tokens")

@@ -24,6 +24,9 @@ WORST_ERROR = {"fp16": 5e-3, "bf16": 2e-2, "fp32": 1e-3}
 """Relative error against float64 that is still called right, by the type that is computed in: rounding of the result
 and of its sums. Where a point names none, its outputs are in half precision: that of bf16."""
 
+MOST = 2**31
+"""Tokens and other sizes of a point, at the most."""
+
 LEAST_CAPABILITY = (8, 0)
 """Of kernels that compute in bf16."""
 
@@ -73,8 +76,8 @@ class Parameter(NamedTuple):
     def check(self, value: object) -> None:
         """Raise ValueError where this is no value of it."""
         if self.choices is None:
-            right = isinstance(value, int) and value >= self.least
-            wanted = f"a whole number from {self.least} on"
+            right = isinstance(value, int) and self.least <= value <= MOST
+            wanted = f"a whole number from {self.least} to {MOST}"
         else:
             numbers = isinstance(value, str) and all(word.isdigit() and int(word) for word in value.split("x"))
             right = value in self.choices if self.choices else numbers

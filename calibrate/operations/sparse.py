@@ -154,7 +154,7 @@ DECODE_GATHER = Operation(
     ),
     supported=planes_supported,
     layered=True,
-    probe_s=lambda point: (4, 9) if "format" in point else GATHER_S[str(point["tier"])],
+    probe_s=lambda point: (3.7, 9) if "format" in point else GATHER_S[str(point["tier"])],
 )  # fmt: skip
 
 

@@ -1,13 +1,12 @@
 """The classes of `realkernels/timed/`, made of what stands for them until they are there; this file goes then."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from realkernels.chunk import pieces
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_gather import HostGather, record_cache
@@ -78,10 +77,18 @@ class Dequantise(_Of):
         self.inner.run_expand()
 
     def verify(self) -> float:
-        return float(self.inner.expand_error())
+        self.poison()
+        self.run()
+        return self.error()
 
     def error(self) -> float:
-        return float(self.inner.expand_error())
+        inner, (first, last) = self.inner, list(pieces(self.inner.ctx_tokens, self.inner.scratch.piece_tokens))[-1]
+        truth = inner.format.read(inner.pool.planes, inner.pool.slots(inner.caches - 1, first, last), checked=False)
+        made = (inner.scratch.keys, inner.scratch.values)
+        right = all(
+            torch.equal(part[: last - first], read.to(inner.dtype)) for part, read in zip(made, truth, strict=True)
+        )
+        return 0.0 if right else INFINITE
 
 
 def backend_of(device: torch.device, folder: str | None = None) -> Any:
@@ -354,18 +361,3 @@ def compile_ahead(wanted: list[tuple[str, dict[str, Any]]], *, device: str) -> l
             arrangement = str(point.get("arrangement", default_arrangement(point["format"])))
             kernels.append(Wanted(point["format"], arrangement, int(point.get(key, 8192)), kind))
     return compiled(kernels, device=device)
-
-
-def room_for(path: Path, rows: int, row_bytes: int) -> None:
-    """Write a table of random rows."""
-    with path.open("wb") as file:
-        for first in range(0, rows, 2**16):
-            count = min(2**16, rows - first)
-            file.write(torch.randint(0, 256, (count * row_bytes,), dtype=torch.uint8).numpy().tobytes())
-
-
-def release() -> None:
-    """Give back what nobody holds."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

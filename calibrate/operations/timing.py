@@ -4,12 +4,13 @@ Classes of `realkernels/timed/` are loaded when the first call is made: nothing 
 """
 
 import gc
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +26,7 @@ LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
 MANY_TOKENS = 256
 """New tokens from which on so many are appended to fewer layers."""
 
-VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**22, 102
+VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**20, 102
 IMAGED_TOKENS, IMAGES = 4096, 8
 GPU_SHARE, CPU_SHARE = 0.5, 0.2
 """Of the free memory that what a point needs may take: on a processor both tiers share one, with others."""
@@ -79,7 +80,7 @@ def measured(context: Context, operation: Operation, points: Sequence[Point], *,
         first = next(group)
         alike = [point for point in points if shared_by(operation, point) == shared_by(operation, first)]
         with _opened(context, operation, alike) as shared:
-            for point in (first, *group):
+            for point in chain([first], group):
                 yield _timed(context, operation, point, _call(context, operation, point, shared), whole=whole)
 
 
@@ -152,7 +153,7 @@ def _table(context: Context, source: str) -> Iterator[Any]:
     """A table of random rows, in RAM or in a file of the folder."""
     with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
         path = Path(folder) / "rows"
-        loaded("disk_rows", "room_for")(path, TABLE_ROWS, ROW_BYTES)
+        path.write_bytes(os.urandom(TABLE_ROWS * ROW_BYTES))
         file = loaded("disk_rows", "NgramFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
         with loaded("disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table

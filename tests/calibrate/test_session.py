@@ -90,7 +90,7 @@ def test_rounds_run_everything_again_and_come_together_in_the_record(tmp_path: P
     assert sorted(ran[len(names) : 2 * len(names)]) == sorted(names)
     assert ran[2 * len(names) :] == [names[0]]  # the look back at the end
     assert set(outcome.record["probes"]) == {*names, f"{names[0]}@end"}
-    assert all(sample["rounds"] == (5, 5) for sample in outcome.record["probes"]["select"]["samples"])
+    assert all(sample["rounds"] == (5, 5) for sample in outcome.record["probes"]["decode_select"]["samples"])
 
 
 def test_a_later_round_is_cut_short_where_time_is_out_and_the_first_is_not(
@@ -100,7 +100,7 @@ def test_a_later_round_is_cut_short_where_time_is_out_and_the_first_is_not(
     probes, ran = worlds.fake_probes(), list[str]()
     outcome = run_of(tmp_path, counted(probes, ran, failing={}), rounds=3).finish(quiet)
     assert ran == [*(probe.name for probe in probes), probes[0].name]
-    assert "rounds" not in outcome.record["probes"]["select"]["samples"][0]
+    assert "rounds" not in outcome.record["probes"]["decode_select"]["samples"][0]
     assert any(
         f"{len(probes)} of {len(probes)} probes in one round only, not in 3" in said for said in outcome.cautions
     )
@@ -123,7 +123,7 @@ def test_a_later_round_that_was_interrupted_is_continued(tmp_path: Path) -> None
     before = len(ran)
     outcome = run_of(tmp_path, first, rounds=2).finish(quiet)
     assert ran[before] == "disk_read"
-    assert {"select", "vram_read@2"} <= set(outcome.resumed)
+    assert {"decode_select", "vram_read@2"} <= set(outcome.resumed)
     assert len(ran) == 2 * len(probes) + 1
 
 
@@ -238,7 +238,7 @@ def test_a_disk_that_fills_while_the_journal_is_written_keeps_the_last_good_one(
 def test_an_old_profile_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     (tmp_path / "toy.json").write_text("old")
     with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path, counted(worlds.fake_probes(), [], failing={"select": KeyboardInterrupt()})).finish(quiet)
+        run_of(tmp_path, counted(worlds.fake_probes(), [], failing={"disk_read": KeyboardInterrupt()})).finish(quiet)
     assert (tmp_path / "toy.json").read_text() == "old"
 
 
@@ -252,7 +252,7 @@ def test_an_old_profile_stays_until_the_new_one_is_whole(tmp_path: Path) -> None
 )
 def test_a_probe_that_fails_is_one_line_with_exit_2(tmp_path: Path, error: Exception, said: str) -> None:
     with pytest.raises(CannotCalibrate) as refused:
-        run_of(tmp_path, counted(worlds.fake_probes(), [], failing={"select": error})).finish(quiet)
+        run_of(tmp_path, counted(worlds.fake_probes(), [], failing={"decode_select": error})).finish(quiet)
     assert said in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.exit_code == 2
