@@ -11,7 +11,7 @@ CHECKED_TOKENS = 4
 class Product:
     """`tokens` tokens times matrices [rows, columns] in turn, which together are `beyond_bytes`, beyond any cache."""
 
-    link_bytes = 0.0
+    capturable, link_bytes = True, 0.0
 
     def __init__(
         self, *, tokens: int, rows: int, columns: int, dtype: Any, beyond_bytes: int, device: torch.device

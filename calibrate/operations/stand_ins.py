@@ -11,22 +11,23 @@ from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_gather import HostGather, record_cache
 from realkernels.format_prefill import FormatPrefill
-from realkernels.library import LibraryAttention, LibraryProducts, random_weights
+from realkernels.library import LibraryAttention, LibraryProducts, flash_missing, random_weights
 from realkernels.library_elementwise import LibraryAppend, LibraryElementwise
 from realkernels.library_layer import LibraryLayers
 from realkernels.library_sampling import LibrarySampling
-from realkernels.ngram import NgramFile, open_table, reference_rows
+from realkernels.ngram import NgramFile as RowFile
+from realkernels.ngram import open_table, reference_rows
 from realkernels.page_images import evict_page, restore_page
-from realkernels.timing import clock_seconds
+from realkernels.timing import clock_seconds as host_seconds
 
-__all__ = ["NgramFile", "open_table", "random_weights"]
+__all__ = ["RowFile", "flash_missing", "host_seconds", "open_table", "random_weights"]
 INFINITE = float("inf")
 
 
 class _Of:
     """A timed call around another object."""
 
-    calls, moved_bytes, flops, link_bytes = 1, 0.0, 0.0, 0.0
+    calls, moved_bytes, flops, link_bytes, capturable = 1, 0.0, 0.0, 0.0, True
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -70,7 +71,7 @@ class AttendChunk(_Of):
 
 class Dequantise(_Of):
     def __init__(self, name: str, *, tokens: int, **given: Any) -> None:
-        super().__init__(FormatPrefill(name, rows=1, ctx_tokens=tokens, **given))
+        super().__init__(FormatPrefill(name, rows=1, ctx_tokens=tokens, caches=1, **given))
         self.calls, self.moved_bytes = self.inner.caches, self.inner.expanded_bytes
 
     def run(self) -> None:
@@ -266,9 +267,11 @@ class Sampling(_Of):
 
 
 class ReadRows(_Of):
+    capturable = False
+
     def __init__(self, table: Any, *, reads: int) -> None:
         super().__init__(table)
-        self.file: NgramFile = table._file
+        self.file: RowFile = table._file
         self.reads = reads
         self.moved_bytes = float(reads * self.file.row_bytes)
         self.poison()
@@ -296,6 +299,8 @@ class ReadRows(_Of):
 
 
 class EvictPages(_Of):
+    capturable = False
+
     def __init__(self, cache: Any, *, pages: int) -> None:
         super().__init__(cache)
         self.calls, self.images = pages, [evict_page(cache, page) for page in range(pages)]
@@ -333,16 +338,6 @@ class RestorePages(EvictPages):
     def run(self) -> None:
         for page, image in enumerate(self.images):
             restore_page(self.inner, page, image)
-
-
-class HostClock:
-    """The host's clock, whatever the device."""
-
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        return work
-
-    def seconds(self, work: Callable[[], object], **asked: Any) -> list[float]:
-        return clock_seconds(work, **asked)
 
 
 def compile_ahead(wanted: list[tuple[str, dict[str, Any]]], *, device: str) -> list[str]:

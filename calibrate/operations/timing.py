@@ -36,6 +36,8 @@ class TimedCall(Protocol):
     """What can be checked and timed: one operation at one size. `run` is `calls` equal calls."""
 
     calls: int
+    capturable: bool
+    """Whether it is work of the device, that a graph can hold; else the host does it, and is timed by its own clock."""
     moved_bytes: float
     flops: float
     link_bytes: float
@@ -65,9 +67,20 @@ class Measured(NamedTuple):
     link_bytes: int
 
 
-def loaded(_module: str, name: str) -> Any:
-    """A class of `realkernels/timed/`."""
-    return getattr(import_module("calibrate.operations.stand_ins"), name)
+PLACES = {
+    "qsa": "realkernels.caches.qsa",
+    "interleaved": "realkernels.caches.interleaved",
+    "device": "realkernels.device",
+}
+"""Where what is no timed call is found."""
+
+
+def loaded(module: str, name: str) -> Any:
+    """A class or a function of the kernels' room, most of them of `realkernels/timed/`."""
+    try:
+        return getattr(import_module(PLACES.get(module, f"realkernels.timed.{module}")), name)
+    except ModuleNotFoundError:  # not there yet
+        return getattr(import_module("calibrate.operations.stand_ins"), name)
 
 
 def measured(context: Context, operation: Operation, points: Sequence[Point], *, whole: bool) -> Iterator[Measured]:
@@ -88,22 +101,18 @@ def _timed(context: Context, operation: Operation, point: Point, call: TimedCall
     where, worst = operation.id(point), operation.worst_error(point)
     error = call.verify()
     check(where, error <= worst, f"relative error {error:.1e}")
-    work = call.run if _by_host(operation) else context.backend.capture(call.run)
+    by_host = not call.capturable
+    work = call.run if by_host else context.backend.capture(call.run)
     call.poison()
     of_run = call.calls if whole and operation.layered else 1
     seconds = context.seconds(
         work, before=call.poison if operation.timed.fresh else None, per=call.calls // of_run,
-        clock=loaded("call", "HostClock")() if _by_host(operation) else None,
+        clock=loaded("device", "host_seconds") if by_host else None,
     )  # fmt: skip
     error = max(error, call.error())
     how = check(where, error <= worst, f"relative error {error:.1e}")
     sample = Sample(at=dict(point), seconds=seconds, moved_bytes=call.moved_bytes, flops=call.flops, checked=how)
     return Measured(sample, error, int(call.link_bytes * of_run))
-
-
-def _by_host(operation: Operation) -> bool:
-    """Whether the host does it, by whose clock it is timed then."""
-    return operation.timed.module in {"disk_rows", "page_images"}
 
 
 def shared_by(operation: Operation, point: Point) -> tuple[Value, ...]:
@@ -154,7 +163,7 @@ def _table(context: Context, source: str) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
         path = Path(folder) / "rows"
         path.write_bytes(os.urandom(TABLE_ROWS * ROW_BYTES))
-        file = loaded("disk_rows", "NgramFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
+        file = loaded("disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
         with loaded("disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table
 
@@ -205,7 +214,7 @@ def _format_call(context: Context, operation: Operation, point: Point, given: di
         given["arrangement"] = point["arrangement"]
     if operation.timed.name == "Append":
         given["layers"] = LIGHT_LAYERS if context.cuda and int(point["tokens"]) < MANY_TOKENS else LEAST_LAYERS
-    if operation.timed.module == "prefill":
+    if operation.timed.name == "AttendChunk":
         given["caches"] = 1
     made: TimedCall = loaded(operation.timed.module, operation.timed.name)(
         str(point["format"]), device=context.backend.device, **given
@@ -227,9 +236,7 @@ def _layer_call(
     timed, device, shape = operation.timed, context.backend.device, _shape(point)
     given |= {"dtype": _dtype(point), "device": device}
     if timed.name in {"FlashAttention", "DenseLayers"}:
-        from realkernels.library import flash_missing  # noqa: PLC0415
-
-        missing = flash_missing(shape, dtype=given["dtype"], device=device)
+        missing = loaded("library", "flash_missing")(shape, dtype=given["dtype"], device=device)
         if missing:
             raise CannotRun(missing)
     if timed.name == "FlashAttention":

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -144,14 +144,14 @@ class Context:
 
     def seconds(
         self, work: Callable[[], object], *, before: Callable[[], object] | None = None, per: int = 1,
-        clock: Any = None,
+        clock: Callable[..., Sequence[float]] | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three.
 
         Where there are several rounds, all of them together; one that takes longer than a round's share is run once.
         `before` prepares each repeat, untimed; `clock` times in place of the device's own.
         """
-        timed = partial((clock or self.backend).seconds, work, before=None if before is None else _alone(before))
+        timed = partial(clock or self.backend.seconds, work, before=None if before is None else _alone(before))
         timed(repeats=1, warm_up=0)  # compiles and touches, which is not timed
         begin = time.monotonic()
         first = timed(repeats=1, warm_up=0)

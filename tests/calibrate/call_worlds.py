@@ -36,7 +36,7 @@ class FakeDevice:
 class FakeCall:
     """`calls` calls of something that is off by `error`; `fails` is raised where it is made."""
 
-    moved_bytes, flops = 7.0, 5.0
+    capturable, moved_bytes, flops = True, 7.0, 5.0
 
     def __init__(self, *, calls: int = 1, error: float = 1e-4, link_bytes: float = 0.0) -> None:
         self.calls, self.off, self.link_bytes = calls, error, link_bytes

@@ -167,7 +167,7 @@ def test_counted_bytes_are_those_of_the_timed_calls(name: str) -> None:
 
     given = {"shape": AttentionShape(query_heads=4, kv_heads=2, head_dim=64), "device": torch.device("cpu")}
     at = {"format": name, "ctx_tokens": 256, "q_tokens": 3, "heads": "4x2x64"}
-    decode = loaded("attend_decode", "AttendDecode")(name, ctx_tokens=256, q_tokens=3, batch=2, caches=1, **given)
+    decode = loaded("attend_decode", "AttendDecode")(name, ctx_tokens=256, q_tokens=3, batch=2, **given)
     assert program("decode_format", at | {"batch": 2})[0].ops[0].vram_bytes == decode.moved_bytes
     chunk = loaded("prefill", "AttendChunk")(name, ctx_tokens=256, q_tokens=3, caches=1, **given)
     attend = program("prefill_format", at)[0].ops[1]
