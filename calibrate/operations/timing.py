@@ -103,12 +103,13 @@ def _timed(context: Context, operation: Operation, point: Point, call: TimedCall
     check(where, error <= worst, f"relative error {error:.1e}")
     by_host = not call.capturable
     work = call.run if by_host else context.backend.capture(call.run)
-    call.poison()
     of_run = call.calls if whole and operation.layered else 1
     seconds = context.seconds(
         work, before=call.poison if operation.timed.fresh else None, per=call.calls // of_run,
         clock=loaded("device", "host_seconds") if by_host else None,
     )  # fmt: skip
+    call.poison()
+    work()
     error = max(error, call.error())
     how = check(where, error <= worst, f"relative error {error:.1e}")
     sample = Sample(at=dict(point), seconds=seconds, moved_bytes=call.moved_bytes, flops=call.flops, checked=how)

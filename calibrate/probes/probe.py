@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -144,14 +144,15 @@ class Context:
 
     def seconds(
         self, work: Callable[[], object], *, before: Callable[[], object] | None = None, per: int = 1,
-        clock: Callable[..., Sequence[float]] | None = None,
+        clock: Callable[[Callable[[], object]], float] | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three.
 
         Where there are several rounds, all of them together; one that takes longer than a round's share is run once.
-        `before` prepares each repeat, untimed; `clock` times in place of the device's own.
+        `before` prepares each repeat, untimed; `clock` times a run in place of the device's own.
         """
-        timed = partial(clock or self.backend.seconds, work, before=None if before is None else _alone(before))
+        timed = partial(_runs, clock) if clock is not None else self.backend.seconds
+        timed = partial(timed, work, before=None if before is None else _alone(before))
         timed(repeats=1, warm_up=0)  # compiles and touches, which is not timed
         begin = time.monotonic()
         first = timed(repeats=1, warm_up=0)
@@ -172,6 +173,19 @@ class Context:
     def fitting(self, sizes: Iterable[int], *, free_bytes: float, per_unit: float = 1, share: float = 0.5) -> list[int]:
         """Those of `sizes` whose bytes stay within a share of the free memory."""
         return [size for size in sizes if size * per_unit <= free_bytes * share]
+
+
+def _runs(
+    clock: Callable[[Callable[[], object]], float], work: Callable[[], object], *, repeats: int, warm_up: int,
+    before: Callable[[], object] | None,
+) -> list[float]:  # fmt: skip
+    """Seconds of each repeat by a clock of single runs."""
+    seconds = []
+    for _ in range(warm_up + repeats):
+        if before is not None:
+            before()
+        seconds.append(clock(work))
+    return seconds[warm_up:]
 
 
 def _alone(before: Callable[[], object]) -> Callable[..., object]:
