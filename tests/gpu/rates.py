@@ -1,14 +1,14 @@
-"""Rates of every cache format on a real GPU: only their probes and their fits, over a known profile.
+"""Rates of chosen operations on a real GPU: only their probes and their fits, over a known profile.
 
-Those of decode, append, prefill and gathers of records from host memory. Run as
-`python tests/gpu/format_rates.py [report.json] [--quick] [--into profile.json]`. Roofs are those of `--hw`, so that
-nothing else is measured; `--into` puts the kernels and the rate of instructions into a copy of that profile.
-`--again report.json` fits the samples of an earlier run once more and needs no device.
+Run as `python tests/gpu/rates.py [report.json] [--only decode_format,append_format] [--quick] [--into profile.json]`.
+Roofs are those of `--hw`, so that nothing else is measured; `--into` puts the kernels and the rate of instructions into
+a copy of that profile. `--again report.json` fits the samples of an earlier run once more and needs no device.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.build import Evidence, checked, instructions_roof
-from calibrate.probes import Machine, ProbeRecord
-from calibrate.refit import format_kernels
+from calibrate.operations.table import OPERATIONS
+from calibrate.probes import Machine, ProbeRecord, all_probes
 from hwprofiles.profile import HardwareProfile, Roof
 from hwprofiles.store import DATA, read_json
 from tests.gpu.probing import probed, reported
+
+BEFORE = ("instructions", "compiled_kernels")
+"""Probes that others rest on, or that spare them waiting for compilers."""
 
 
 def roofed(raw: dict[str, Any], evidence: Evidence) -> HardwareProfile:
@@ -34,33 +37,25 @@ def roofed(raw: dict[str, Any], evidence: Evidence) -> HardwareProfile:
     return replace(profile, gpu=gpu, kernels={})
 
 
-def tell(records: dict[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[str, Any]) -> None:
+def tell(records: Mapping[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[str, Any]) -> None:
     """Every sample with its residual, every rate."""
     for key, rows in fitted.items():
-        if key.endswith("#left_out"):
-            print("  left-out error: " + ", ".join(f"{name} {100 * error:.1f} %" for name, error in rows.items()))
-            continue
         print(f"\n{key}")
-        for row in rows:
-            at = {
-                name: row["at"][name] for name in ("ctx_tokens", "batch", "query_tokens", "tokens") if name in row["at"]
-            }
+        for row in rows if isinstance(rows, list) else ():
             left = f", left out {100 * row['left_out']:+.1f} %" if "left_out" in row else ""
-            print(f"  {at}: {1e6 * row['measured_s']:.1f} us, fit {100 * row['residual']:+.1f} %{left}")
+            parts = " ".join(f"{part} {1e6 * seconds:.1f}" for part, seconds in row.get("parts_s", {}).items())
+            told = f"{1e6 * row['measured_s']:.1f} us, fit {100 * row['residual']:+.1f} %{left} {parts}"
+            print(f"  {dict(row['at'])}: {told}")
+        if isinstance(rows, dict):
+            print("  " + ", ".join(f"{name} {value:.3f}" for name, value in rows.items()))
     print()
     for key, kernel in kernels.items():
-        curve = kernel["efficiency"]
-        points = ", ".join(f"{at:g}: {share:.3f}" for at, share in zip(curve["at"], curve["efficiency"], strict=True))
-        parts = [f"{1e6 * kernel['latency']['value']:.2f} us"] if "latency" in kernel else []
-        parts += [f"merging {kernel['merging']['value']:.2f}"] if "merging" in kernel else []
-        if "operations" in kernel:
-            counts = kernel["operations"]
-            told = (f"{rows:g}: {count:.2f}" for rows, count in zip(counts["at"], counts["counts"], strict=True))
-            parts.append(f"operations an element by rows {', '.join(told)}")
-        print(f"{key}: {', '.join(parts)}; {points} (spread {curve['spread']:.3f}; {curve['note']})")
-    for name in ("instructions",):
-        for sample in records[name].samples:
-            print(f"{name} {dict(sample.at)}: {sample.flops / sample.median_s / 1e12:.2f} T op/s")
+        told = [f"{name} {rate['value']:.3g} {rate['unit']}" for name, rate in kernel.items() if "value" in rate]
+        for name, values in (("efficiency", "efficiency"), ("operations", "counts")):
+            if name in kernel:
+                pairs = zip(kernel[name]["at"], kernel[name][values], strict=True)
+                told.append(f"{name} " + ", ".join(f"{at:g}: {value:.3f}" for at, value in pairs))
+        print(f"{key}: {'; '.join(told)}")
     print(f"\nall probes: {sum(record.took_s for record in records.values()):.1f} s")
 
 
@@ -70,17 +65,15 @@ def main() -> None:
     parser.add_argument("report", nargs="?", type=Path, help="where to write samples and rates as JSON")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--hw", default="h200", help="the shipped profile whose roofs the efficiencies are shares of")
+    parser.add_argument("--only", default=",".join(one.name for one in OPERATIONS if one.fits), help="operations")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", type=Path, help="fit the samples of this report, measure nothing")
     parser.add_argument("--into", type=Path, help="where to write that profile with the new rates")
     asked = parser.parse_args()
     raw = read_json(DATA / asked.hw / "profile.json")
     if asked.again is None:
-        from calibrate.probes import format_prefill, formats, instructions  # need torch
-        from calibrate.probes import records as of_records
-
-        parts = (instructions, formats, format_prefill, of_records)
-        probes = [probe for part in parts for probe in part.PROBES]
+        names = {*asked.only.split(","), *BEFORE}
+        probes = [probe for probe in all_probes() if probe.name.partition(".")[0] in names]
         machine, records = probed(probes, asked.device, quick=asked.quick)
         date = datetime.now(UTC).date().isoformat()
     else:
@@ -88,13 +81,13 @@ def main() -> None:
         machine, date = msgspec.convert(earlier["machine"], Machine), earlier["date"]
         records = msgspec.convert(earlier["probes"], dict[str, ProbeRecord])
     evidence = Evidence(machine=machine, records=records, date=date)
-    kernels, fitted = format_kernels(evidence, roofed(raw, evidence))
+    kernels, fitted = evidence.kernels(roofed(raw, evidence))
     tell(records, kernels, fitted)
     if asked.report is not None:
         made = reported(machine, records) | {
             "date": evidence.date, "kernels": kernels, "gpu": instructions_roof(evidence), "fitted": fitted
         }  # fmt: skip
-        asked.report.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        asked.report.write_text(json.dumps(msgspec.to_builtins(made), indent=1) + "\n", encoding="utf-8")
     if asked.into is not None:
         raw["gpu"] |= instructions_roof(evidence)
         raw["kernels"] |= kernels
