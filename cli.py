@@ -159,8 +159,9 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
 @JSON
 @OUT
 def validate(
-    *, recorded: bool, hw: str | None, device: str | None, keep: bool, as_json: bool, output: Path | None, **run: bool
-) -> int:
+    *, recorded: bool, hw: str | None, device: str | None, quick: bool, groups: tuple[str, ...], keep: bool,
+    as_json: bool, output: Path | None,
+) -> int:  # fmt: skip
     """Hold predictions against measurements, case by case. The rows that set a rate are shown apart.
 
     \b
@@ -168,7 +169,7 @@ def validate(
       twin validate --recorded
       twin validate --recorded --hw 3x-rtx3090 --json
       twin validate --hw my-machine.json --device cuda --record
-      twin validate --hw my-machine.json --device cuda --formats --record
+      twin validate --hw my-machine.json --device cuda --group formats --group operations --record
       twin validate --hw my-machine.json --device cpu --quick
       twin validate --hw my-machine.json         what was recorded of it
     """
@@ -176,20 +177,22 @@ def validate(
 
     check_outputs(output)
     if device is None:
-        if keep or any(run.values()):
-            raise click.UsageError("--quick, --curve, --formats and --record go with --device")
+        if keep or quick or groups:
+            raise click.UsageError("--quick, --group and --record go with --device")
         from calibrate.records import validate_records  # noqa: PLC0415
 
         validation = validate_records(hw)
     else:
         if hw is None or recorded:
             raise click.UsageError("--device needs --hw, the profile to judge, and goes without --recorded")
-        from calibrate.live_run import check_record, record, validate_live  # noqa: PLC0415
+        from calibrate.live import check_record, record, validate_live  # noqa: PLC0415
 
         if keep:
             check_record(hw)
         with progress_bar("validating") as progress:
-            validation, measurements = validate_live(hw, device, **run, progress=progress)
+            validation, measurements = validate_live(
+                hw, device, quick=quick, groups=groups or ("grid",), progress=progress
+            )
         for row in measurements.left_out:
             click.echo(f"left out: {row.case.id}: {row.reason}", err=True)
         if keep:

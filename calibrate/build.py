@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 
-from calibrate.fits import Line, queue_fit
-from calibrate.format_fits import format_rates
-from calibrate.kernel_fits import kernel_rates
-from calibrate.library_fits import library_rates
+from calibrate.fit import fitted_rates
 from calibrate.machine.description import Machine
 from calibrate.machine.peaks import peak
+from calibrate.operations.table import OPERATIONS
 from calibrate.probes.probe import ProbeRecord, Sample
 from calibrate.rounds import between_calibrations, moment_spread, typical_spread
+from calibrate.solve import Line, queue_fit
 from hwprofiles.errors import TwinError
 from hwprofiles.profile import SCHEMA, HardwareProfile
 
@@ -54,6 +53,10 @@ class Evidence:
         record = self.records.get(name)
         return record.samples if record is not None else ()
 
+    def kernels(self, bare: HardwareProfile) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(rates of every operation that was measured, residuals of each fit), over a profile without kernels."""
+        return fitted_rates(OPERATIONS, self.records, bare, self.machine.dtype, self.provenance)
+
     def provenance(self, samples: Sequence[Sample], residual: float = 0.0, note: str = "") -> dict[str, Any]:
         """The largest spread of the fit's residuals, of rounds and, in one round, of repeats; the number of repeats."""
         repeats = sorted(sample.spread for sample in samples)
@@ -81,12 +84,10 @@ def build(
         "kernels": {},
     }
     bare = checked(base)
-    kernels, fitted = kernel_rates(evidence.machine, evidence.records, bare, evidence.provenance)
-    library, parts = library_rates(evidence.records, bare, evidence.provenance)
-    formats, coded = format_rates(evidence.records, bare, evidence.provenance)
-    profile = base | {"kernels": kernels | library | formats}
+    kernels, fitted = evidence.kernels(bare)
+    profile = base | {"kernels": kernels}
     checked(profile)
-    return profile, _record(evidence, name=name, command=command, fitted=fitted | parts | coded)
+    return profile, _record(evidence, name=name, command=command, fitted=fitted)
 
 
 def checked(profile: dict[str, Any]) -> HardwareProfile:
@@ -154,15 +155,14 @@ def _at(sample: Sample) -> str:
 
 def _tensor(evidence: Evidence) -> dict[str, Any]:
     """By operand type. The CPU's kernels widen 16-bit planes to fp32, so the better of the two rates is their roof."""
-    found = {
-        name.removeprefix("tensor_"): evidence.samples(name) for name in evidence.records if name.startswith("tensor_")
+    found: dict[str, list[Sample]] = {}
+    for name in evidence.records:
+        if name.startswith("product."):
+            found[name.removeprefix("product.")] = [s for s in evidence.samples(name) if s.at["tokens"] != 1]
+    widened = [] if evidence.machine.is_cuda else found.get("fp32", [])
+    return {
+        dtype: _roof(evidence, "tensor", [*samples, *widened]) for dtype, samples in found.items() if samples or widened
     }
-    roofs = {}
-    for dtype, samples in found.items():
-        widened = () if evidence.machine.is_cuda else found.get("fp32", ())
-        if samples or widened:
-            roofs[dtype] = _roof(evidence, "tensor", [*samples, *widened])
-    return roofs
 
 
 def _copy_link(evidence: Evidence, name: str, run_length: dict[str, Any] | None) -> dict[str, Any]:

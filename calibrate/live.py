@@ -1,45 +1,51 @@
-"""Measured kernel cases against predictions from calibrated rates: the same comparison, fresh or recorded."""
+"""Measured cases against predictions, recorded or fresh: `twin validate --device` measures, compares and records."""
 
+import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from calibrate.kernel_cases import KernelCase, program_of
-from calibrate.measurements import MeasuredRow, Measurements
-from calibrate.validation import Comparison, Validation, validation_of
-from hwprofiles import HardwareProfile
+from calibrate.machine.description import Machine, check_device, describe
+from calibrate.measure import measure, measured_in_rounds
+from calibrate.measurements import (
+    SCHEMA,
+    LeftOutRow,
+    MeasuredRow,
+    Measurements,
+    measurements_path,
+    merged,
+    read_measurements,
+    to_text,
+)
+from calibrate.operations.operation import Tolerance
+from calibrate.operations.points import CPU, LONG_CURVE
+from calibrate.operations.table import GROUPS, Case, held_out_cases
+from calibrate.probes.probe import WrongData
+from calibrate.validation import Comparison, Skipped, Validation, validation_of
+from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import CPU_CAPABILITY
+from twin.cli.outputs import check_writable, write_atomic
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
-from twin.formats import kv_format
+from twin.errors import Impossible
 from twin.prediction import Z90
 
-TOLERANCES = {
-    "cuda": (0.12, "twice the spread of repeated runs of such kernels over contexts that were not calibrated"),
-    "host_prefill": (
-        0.20,
-        "another user of the shared server loaded the link in phases: samples of one row alternate between two levels "
-        "up to 20 % apart, and the median of some rows fell on the slower one",
-    ),
-    "library": (0.16, "a library's matrix product and top-k, whose choice of kernel changes with the shape"),
-    "format": (
-        0.16,
-        "few numbers a format stand for all contexts, batches and query tokens; some calls of two rounds of programs "
-        "alternate between two levels up to 10 % apart",
-    ),
-    "open_tile": (
-        0.25,
-        "tokens of an open tile are read by one program after all of its others, with nothing loaded ahead: 7 us that "
-        "show at short contexts, and calibration has whole tiles alone",
-    ),
-    "long_curve": (0.06, "decode of one machine from 8k to 3.1M: what a reader of the curve would notice"),
-    "cpu": (0.40, "a processor shared with others: a run a minute later differs by as much; the median is what counts"),
-}
+if TYPE_CHECKING:
+    from realkernels.backend import Backend
+
+Progress = Callable[[int, int, str], None]
+"""Called with (cases done, cases in all, id of the next)."""
+
+DTYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 
 
-def predict_case(case: KernelCase, profile: HardwareProfile, *, kv_dtype: str) -> tuple[Breakdown, float, float, float]:
+def predict_case(case: Case, profile: HardwareProfile, *, kv_dtype: str) -> tuple[Breakdown, float, float, float]:
     """(breakdown, seconds, low, high): the case's program on the machine, with its 90 % interval."""
     roofs = Roofs(profile)
-    breakdown = Breakdown().run(program_of(case, kv_dtype=kv_dtype), roofs)
+    breakdown = Breakdown().run(case.program(kv_dtype), roofs)
     factor = math.exp(Z90 * breakdown.spread_s(roofs) / breakdown.seconds)
     return (
         breakdown,
@@ -59,29 +65,22 @@ def compare_rows(rows: Sequence[MeasuredRow], profile: HardwareProfile, *, kv_dt
     return [_compare(row, profile, kv_dtype) for row in rows]
 
 
-def _kind(row: MeasuredRow, profile: HardwareProfile) -> str:
+def tolerance_of(row: MeasuredRow, profile: HardwareProfile) -> Tolerance:
+    """How far a prediction may be off: by the operation, but for a processor and the long curve."""
     if profile.gpu.compute_capability == CPU_CAPABILITY:
-        return "cpu"
-    if row.group == "formats":
-        if row.case.metric != "decode_format":
-            return "cuda"
-        return "open_tile" if row.case.ctx_tokens % kv_format(row.case.format).tile_tokens else "format"
-    if row.group != "grid":
-        return "long_curve"
-    if row.case.metric == "prefill_select":
-        return "library"
-    return "host_prefill" if row.case.metric == "prefill_attention" and row.case.tier == "host" else "cuda"
+        return CPU
+    return LONG_CURVE if row.group == "long_curve" else row.case.row.tolerance(row.case.at)
 
 
 def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Comparison:
     breakdown, seconds, low, high = predict_case(row.case, profile, kv_dtype=kv_dtype)
     error = (seconds - row.median_s) / row.median_s
-    tolerance, reason = TOLERANCES[_kind(row, profile)]
+    tolerance = tolerance_of(row, profile)
     prefix = "curve." if row.group == "long_curve" else ""
     return Comparison(
         id=f"{profile.name}.{prefix}{row.case.id}",
         machine=profile.name,
-        metric=row.case.metric,
+        metric=row.case.operation,
         unit="s",
         predicted=seconds,
         low=low,
@@ -90,11 +89,127 @@ def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Compa
         error=error,
         naive_error=(breakdown.naive_s() - row.median_s) / row.median_s,
         role="held_out",
-        tolerance=tolerance,
-        within=abs(error) <= tolerance,
+        tolerance=tolerance.share,
+        within=abs(error) <= tolerance.share,
         measured_low=row.median_s,
         measured_high=row.median_s,
-        tolerance_reason=reason,
+        tolerance_reason=tolerance.reason,
         wall=breakdown.bound(),
         also={"link_bytes_predicted": breakdown.link_bytes, "link_bytes_measured": float(row.link_bytes)},
     )
+
+
+# Here and now
+
+
+def validate_live(
+    hw: str, device: str, *, quick: bool, groups: Sequence[str], progress: Progress
+) -> tuple[Validation, Measurements]:
+    """Measure the table's cases of some groups on `device` and compare with `hw`.
+
+    Raises Impossible where the device is not there, is another machine than the profile's, or computes wrong results.
+    """
+    profile = load_profile(hw)
+    backend = open_checked(device)
+    kv_dtype = DTYPES[str(backend.dtype)]
+    machine = describe("cpu" if device == "cpu" else str(backend.device), dtype=kv_dtype)
+    check_same_machine(profile, machine)
+    cases = {
+        group: list(held_out_cases(group, cuda=machine.is_cuda, quick=quick)) for group in GROUPS if group in groups
+    }
+    left = [
+        LeftOutRow(case=case, reason=reason)
+        for own in cases.values() for case in own if (reason := _unable(case, profile, machine))
+    ]  # fmt: skip
+    unable = {row.case.id for row in left}
+    able = {group: [case for case in own if case.id not in unable] for group, own in cases.items()}
+    command = f"twin validate --device {device}{' --quick' if quick else ''}"
+    begun, total = count(), backend.rounds * sum(map(len, able.values()))
+    rows: list[MeasuredRow] = []
+    try:
+        for group, own in able.items():
+            run = partial(
+                measure, own, backend, machine, group=group,
+                progress=lambda case: progress(next(begun), total, case.id),
+            )  # fmt: skip
+            for outcome in measured_in_rounds(run, backend.rounds):
+                (left if isinstance(outcome, LeftOutRow) else rows).append(outcome)  # type: ignore[arg-type]
+    except WrongData as wrong:
+        raise Impossible(str(wrong)) from None
+    if not rows:
+        raise Impossible(f"nothing could be measured: {left[0].reason if left else 'there are no such cases'}")
+    made = Measurements(
+        schema=SCHEMA, machine=profile.name, kv_dtype=kv_dtype, rows=tuple(rows), left_out=tuple(left),
+        made={group: provenance(machine, f"{command} --group {group} --record") for group in cases},
+    )  # fmt: skip
+    skipped = [_skipped(profile.name, row) for row in left]
+    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype), skipped), made
+
+
+def _unable(case: Case, profile: HardwareProfile, machine: Machine) -> str:
+    """Empty, or why a case can be neither run nor predicted."""
+    return case.row.supported(case.at, machine) or case.missing_rate(profile, machine.dtype)
+
+
+def _skipped(machine: str, left: LeftOutRow) -> Skipped:
+    return Skipped(
+        id=f"{machine}.{left.case.id}",
+        system=machine,
+        metric=left.case.operation,
+        status="not_measured",
+        reason=left.reason,
+    )
+
+
+def check_record(hw: str) -> None:
+    """Raise BadFile or CannotWrite before anything is measured, where `record` could not add to the measurements."""
+    load_profile(hw)
+    path = measurements_path(hw)
+    check_writable(path)
+    if path.exists():
+        read_measurements(path)
+
+
+def record(measurements: Measurements, hw: str) -> Path:
+    """Add the rows to the measurements beside the profile `hw`; a case measured again replaces its row."""
+    path = measurements_path(hw)
+    old = read_measurements(path) if path.exists() else None
+    write_atomic(path, to_text(merged(old, measurements)))
+    return path
+
+
+def open_checked(device: str) -> "Backend":
+    """The device and its kernels; Impossible in one line where there are none."""
+    check_device(device)
+    try:
+        from realkernels.backend import open_backend  # noqa: PLC0415
+    except ImportError as missing:
+        what = missing.name or str(missing).splitlines()[0]
+        raise Impossible(f"{what} is not installed", hint="pip install 'kv-twin[kernels]'") from None
+    try:
+        return open_backend(device)
+    except RuntimeError as refused:
+        raise Impossible(str(refused).splitlines()[0]) from None
+
+
+def check_same_machine(profile: HardwareProfile, machine: Machine) -> None:
+    """Impossible where the profile is of another device: its errors would say nothing."""
+    if machine.name != profile.gpu.name:
+        raise Impossible(
+            f"profile {profile.name} is of {profile.gpu.name!r}, this device is {machine.name!r}",
+            hint="twin calibrate makes a profile of this one",
+        )
+
+
+def provenance(machine: Machine, command: str) -> dict[str, str]:
+    """What the figures were made by: versions, driver, clocks, commit, date, command."""
+    facts = {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        **{name: machine.versions.get(name, "unknown") for name in ("torch", "python")},
+        "commit": machine.commit or "unknown",
+        "code": machine.code,
+        "command": command,
+    }
+    if machine.is_cuda:
+        facts["gpu"] = ", ".join((machine.name, *(f"{name} {value}" for name, value in machine.smi.items())))
+    return facts

@@ -1,217 +1,91 @@
-"""Runs kernel cases on a backend: fresh data before every repeat, the result checked after the last one."""
+"""Runs cases on a device: those over one cache together, and what it has no room or no kernel for left out."""
 
-import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import groupby
+from math import inf
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING
 
-from calibrate.kernel_cases import DECODE, KernelCase
+from msgspec.structs import replace
+
+from calibrate.machine.description import Machine
+from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
+from calibrate.operations.operation import Group, Point
+from calibrate.operations.table import Case
+from calibrate.operations.timing import measured, release, shared_by
+from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend, QsaCache
+    from realkernels.backend import Backend
 
-Result = TypeVar("Result")
+PACE = Pace(0.25, 30, 5, once=False)
+UNSTEADY = 1.25
+"""A case whose slowest round took this many times as long as its quickest cannot be judged."""
 
-WORST_ERROR = 2e-2
-"""Largest relative error against float64 of an output in half precision that is still called right."""
-
-LEAST_MEASURED_S = 0.25
-MOST_REPEATS, LEAST_REPEATS = 30, 5
-
-
-class WrongResult(RuntimeError):
-    """A kernel was timed and computed something else than it should; its time is worth nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Seconds of one case."""
-
-    case: KernelCase
-    median_s: float
-    spread: float
-    """Relative standard deviation of the repeats, from their quartiles."""
-    samples_s: tuple[float, ...]
-    error: float
-    """Worst relative error of the checked outputs against float64."""
-    link_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A case that this machine could not run, and why."""
-
-    case: KernelCase
-    reason: str
+Outcome = MeasuredRow | LeftOutRow
 
 
 def measure(
-    cases: Iterable[KernelCase], backend: "Backend", *, progress: Callable[[KernelCase], None] | None = None
-) -> Iterator[Measurement | LeftOut]:
-    """Measure the cases, those that share planes together; planes that do not fit leave theirs out."""
-    for group in _groups(list(cases)):
-        opened = partial(_planes_of, group, backend)
-        yield from together(group, opened, partial(measure_case, backend=backend), progress)
+    cases: Iterable[Case], backend: "Backend", machine: Machine, *, group: Group,
+    progress: Callable[[Case], object] = lambda _case: None,
+) -> Iterator[Outcome]:  # fmt: skip
+    """Measure the cases of one group, once. WrongData where a kernel computes something else than it should."""
+    for together in _together(list(cases)):
+        waiting = list(together)
+        context = Context(
+            machine=machine, backend=backend, folder=Path(gettempdir()), quick=False, rounds=backend.rounds,
+            estimate_s=inf, pace=PACE, begins=partial(_told, progress, waiting),
+        )  # fmt: skip
+        try:
+            for made in measured(context, together[0].row, [case.at for case in together], whole=True):
+                case = waiting.pop(0)
+                yield row_of(
+                    case, made.sample.seconds, error=made.error, link_bytes=made.link_bytes, group=group
+                )  # fmt: skip
+        except (MemoryError, CannotRun, RuntimeError) as refused:
+            if isinstance(refused, WrongData):
+                raise
+            reason = (str(refused) or type(refused).__name__).splitlines()[0]
+            yield from (LeftOutRow(case=case, reason=reason) for case in waiting)
+        release()
 
 
-@contextmanager
-def _planes_of(group: Sequence[KernelCase], backend: "Backend") -> "Iterator[QsaCache]":
-    """Planes that hold every case of a group, filled."""
-    tokens = -(-max(case.ctx_tokens for case in group) // 256) * 256
-    layers = group[0].layers if group[0].metric in DECODE else 1
-    with backend.cache(
-        _shape(), layers=layers, tokens=tokens, tier=group[0].tier, huge_pages=group[0].huge_pages
-    ) as cache:  # fmt: skip
-        cache.fill_random(seed=tokens)
-        yield cache
+def _told(progress: Callable[[Case], object], waiting: Sequence[Case], _point: Point) -> None:
+    progress(waiting[0])
 
 
-def together(
-    group: Sequence[KernelCase], opened: Callable[[], AbstractContextManager[Any]],
-    measured: Callable[..., Measurement], progress: Callable[[KernelCase], None] | None,
-) -> Iterator[Measurement | LeftOut]:  # fmt: skip
-    """Measure cases over one cache, which `opened` makes and which is closed after them.
+def _together(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """Cases that share what is opened for them."""
 
-    Where it does not fit, or a case needs more than there is, what was not measured yet is left out with the reason.
-    """
-    waiting = list(group)
-    try:
-        with opened() as cache:
-            for case in group:
-                if progress is not None:
-                    progress(case)
-                made = measured(case, cache=cache)
-                waiting.remove(case)
-                yield made
-    except (MemoryError, RuntimeError) as refused:
-        if isinstance(refused, WrongResult):
-            raise
-        for case in waiting:
-            yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
+    def key(case: Case) -> tuple[str, ...]:
+        return (case.operation, *(str(value) for value in shared_by(case.row, case.at)))
+
+    order = {name: number for number, name in enumerate(dict.fromkeys(key(case) for case in cases))}
+    for _, some in groupby(sorted(cases, key=lambda case: order[key(case)]), key=key):
+        yield list(some)
 
 
-def measure_case(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
-    """One case on planes that hold at least its context. Raises WrongResult if the timed kernel is wrong."""
-    if case.metric in DECODE:
-        return _measure_decode(case, backend, cache)
-    return _measure_prefill(case, backend, cache)
+def measured_in_rounds(run: Callable[[], Iterable[Outcome]], rounds: int) -> list[Outcome]:
+    """Every case with the repeats of all rounds; left out where it was in one, or where rounds do not agree."""
+    found: dict[str, list[MeasuredRow]] = {}
+    left: dict[str, LeftOutRow] = {}
+    for _ in range(rounds):
+        for outcome in run():
+            if isinstance(outcome, LeftOutRow):
+                left[outcome.case.id] = outcome
+            else:
+                found.setdefault(outcome.case.id, []).append(outcome)
+    return [*(_judged(each) for id_, each in found.items() if id_ not in left), *left.values()]
 
 
-def _measure_decode(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
-    step = backend.decode_step(cache, end=case.ctx_tokens)
-    backbone = _backbone(case, backend)
-
-    def refresh(_index: int) -> None:
-        step.query.normal_()
-        step.index_query.normal_()
-        step.selected.fill_(-1)
-        step.output.fill_(float("nan"))
-        if case.metric == "decode_gather":
-            step.select()  # fresh blocks, or the second repeat would find them in the cache
-
-    refresh(0)
-    step.run()
-    work = {
-        "decode_step": (lambda: step.run(before_layer=backbone)) if backbone else step.run,
-        "decode_select": step.select,
-        "decode_gather": step.gather,
-    }[case.metric]
-    samples = samples_of(backend, backend.capture(work), refresh)
-    if case.metric == "decode_select":
-        step.gather()  # over what the timed selection left
-    exact, error = _checked(case, step.verify)
-    return measurement_of(case, samples, error if exact else math.inf, 0)
-
-
-def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
-    chunk = backend.prefill_chunk(
-        cache,
-        layer=0,
-        past=case.ctx_tokens - case.rows,
-        rows=case.rows,
-        mode=case.mode,
-        bucket_tokens=case.bucket_tokens,
-        copies=case.copies,
-    )
-    chunk.refresh(seed=case.ctx_tokens)
-    selects = case.metric == "prefill_select"
-    poisoned, poison = (chunk.selection, 0) if selects else (chunk.output, float("nan"))
-    work = backend.capture(chunk.select if selects else chunk.run)
-    samples = samples_of(backend, work, lambda _index: poisoned.fill_(poison))
-    if not selects:
-        return measurement_of(case, samples, _checked(case, chunk.verify), chunk.link_bytes)
-    best = _checked(case, chunk.verify_selection)
-    return measurement_of(case, samples, 0.0 if best else math.inf, chunk.link_bytes)
-
-
-def _checked(case: KernelCase, verify: Callable[[], Result]) -> Result:
-    """What `verify` says of the last timed run; an index out of range there is a wrong result too."""
-    try:
-        return verify()
-    except IndexError as wrong:
-        raise WrongResult(f"{case.id}: {wrong}") from None
-
-
-def samples_of(
-    backend: "Backend", work: Callable[[], object], before: Callable[[int], object] | None
-) -> tuple[float, ...]:
-    """Seconds of each of up to 30 repeats, fewer where they are long; of as many rounds as the backend asks for."""
-    once = backend.seconds(work, repeats=1, warm_up=2, before=before)[0]
-    wanted = max(LEAST_REPEATS, min(MOST_REPEATS, int(LEAST_MEASURED_S / max(once, 1e-6))))
-    repeats = -(-wanted // backend.rounds)
-    return tuple(backend.seconds(work, repeats=repeats, warm_up=0, before=before))
-
-
-def _backbone(case: KernelCase, backend: "Backend") -> Callable[[int], object] | None:
-    """Matrix-vector products of `backbone_bytes` of bf16 weights, a matrix of its own for each layer."""
-    if not case.backbone_bytes:
-        return None
-    import torch  # noqa: PLC0415
-
-    width = 4096
-    size = (case.backbone_bytes // 2 // width, width)
-    matrices = [torch.randn(size, dtype=torch.bfloat16, device=backend.device) for _ in range(case.layers)]
-    vector = torch.randn(width, dtype=torch.bfloat16, device=backend.device)
-    output = torch.empty(size[0], dtype=torch.bfloat16, device=backend.device)
-    return lambda layer: torch.mv(matrices[layer], vector, out=output)
-
-
-def measurement_of(case: KernelCase, samples: tuple[float, ...], error: float, link_bytes: int) -> Measurement:
-    """Median and spread; WrongResult where the error says that something else was computed."""
-    if not error <= WORST_ERROR:
-        raise WrongResult(f"{case.id}: relative error {error:.3g} against float64, at most {WORST_ERROR:g} is right")
-    median = statistics.median(samples)
-    low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (median, median, median)
-    return Measurement(
-        case=case,
-        median_s=median,
-        spread=(high - low) / 1.349 / median,  # the quartiles of a normal distribution lie 1.349 deviations apart
-        samples_s=samples,
-        error=error,
-        link_bytes=link_bytes,
-    )
-
-
-def joined_measurement(rounds: Sequence[Measurement]) -> Measurement:
-    """One measurement of the repeats of all rounds of a case."""
-    samples = tuple(sample for each in rounds for sample in each.samples_s)
-    worst = max(each.error for each in rounds)
-    return measurement_of(rounds[0].case, samples, worst, rounds[0].link_bytes)
-
-
-def _groups(cases: list[KernelCase]) -> Iterator[list[KernelCase]]:
-    """Cases that can share planes: same tier, page size and layers (prefill runs one)."""
-    keys: dict[tuple[str, bool, int], list[KernelCase]] = {}
-    for case in cases:
-        layers = case.layers if case.metric in DECODE else 1
-        keys.setdefault((case.tier, case.huge_pages, layers), []).append(case)
-    yield from keys.values()
-
-
-def _shape() -> Any:
-    from realkernels.shape import QsaShape  # noqa: PLC0415
-
-    return QsaShape()
+def _judged(rounds: Sequence[MeasuredRow]) -> Outcome:
+    slowest, quickest = (pick(each.median_s for each in rounds) for pick in (max, min))
+    if slowest > UNSTEADY * quickest:
+        times = f"{slowest / quickest:.2f} times as long in one of {len(rounds)} rounds as in another"
+        return LeftOutRow(case=rounds[0].case, reason=f"the machine was too busy to tell: the case took {times}")
+    samples = [sample for each in rounds for sample in each.samples_s]
+    first = rounds[0]
+    joined = row_of(first.case, samples, error=0.0, link_bytes=first.link_bytes, group=first.group)
+    return replace(joined, error=max(each.error for each in rounds))

@@ -1,33 +1,36 @@
 """What was measured on a machine with this project's own kernels: a data file beside its profile, read strictly."""
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from calibrate.kernel_cases import KernelCase
-from calibrate.measure import Measurement
+from calibrate.operations.operation import Group
+from calibrate.operations.table import Case
 from hwprofiles.errors import BadFile
 from hwprofiles.files import read_json
 from hwprofiles.store import RECORDS, profile_names
 
-SCHEMA = "twin.measurements/1"
+SCHEMA = "twin.measurements/2"
 NAME = "measurements.json"
 Seconds = Annotated[float, Meta(ge=1e-9, le=1e6)]
 Share = Annotated[float, Meta(ge=0, le=1e6)]
-Group = Literal["grid", "long_curve", "formats"]
 
 
 class MeasuredRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One timed case. All seconds are of the whole case."""
 
-    case: KernelCase
+    case: Case
     median_s: Seconds
     spread: Share
+    """Relative standard deviation of the repeats, from their quartiles."""
     samples_s: tuple[Seconds, ...]
     error: Share
+    """Worst relative error of the checked outputs against float64."""
     link_bytes: Annotated[int, Meta(ge=0, le=2**50)]
     group: Group = "grid"
 
@@ -35,7 +38,7 @@ class MeasuredRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class LeftOutRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A case that the machine could not run."""
 
-    case: KernelCase
+    case: Case
     reason: str
 
 
@@ -45,10 +48,9 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     schema: str
     machine: str
     kv_dtype: str
-    made: dict[str, str]
-    """Driver, versions, clocks, commit, date and the command: of the grid and the long curve."""
-    made_formats: dict[str, str] = {}
-    """The same of the formats' cases, which are measured on their own."""
+    """Of planes for sparse attention, where a case names no format."""
+    made: dict[Group, dict[str, str]]
+    """Driver, versions, clocks, commit, date and the command, by group."""
     rows: tuple[MeasuredRow, ...]
     left_out: tuple[LeftOutRow, ...] = ()
 
@@ -59,6 +61,21 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         repeated = sorted({id_ for id_ in ids if ids.count(id_) > 1})
         if repeated:
             raise ValueError(f"case {repeated[0][1]} appears twice in {repeated[0][0]}")
+
+
+def row_of(case: Case, samples_s: Sequence[float], *, error: float, link_bytes: int, group: Group) -> MeasuredRow:
+    """A row of repeats."""
+    median = statistics.median(samples_s)
+    low, _, high = statistics.quantiles(samples_s, n=4) if len(samples_s) > 1 else (median, median, median)
+    return MeasuredRow(
+        case=case,
+        median_s=median,
+        spread=(high - low) / 1.349 / median,  # the quartiles of a normal distribution lie 1.349 deviations apart
+        samples_s=tuple(samples_s),
+        error=error,
+        link_bytes=link_bytes,
+        group=group,
+    )
 
 
 def measured_machines() -> list[str]:
@@ -84,47 +101,27 @@ def measurements_path(machine: str) -> Path:
     return RECORDS / machine / NAME if machine in profile_names() else Path(machine).with_suffix(f".{NAME}")
 
 
-def row_of(measurement: Measurement, group: Group = "grid") -> MeasuredRow:
-    """A fresh measurement as a row."""
-    return MeasuredRow(
-        case=measurement.case,
-        median_s=measurement.median_s,
-        spread=measurement.spread,
-        samples_s=measurement.samples_s,
-        error=measurement.error,
-        link_bytes=measurement.link_bytes,
-        group=group,
-    )
-
-
 def merged(old: Measurements | None, new: Measurements) -> Measurements:
     """`new` over `old`: a case measured again replaces its row, the others stay.
 
-    Rows of another machine, cache format or other kernels' code are not mixed with new ones: they go. Cases of formats
-    and all others are two kinds, each with its own code: what measures one kind leaves the other as it is.
+    Rows of another machine, of another cache type, or of a group that other kernels' code was measured for now, are
+    not mixed with new ones: they go.
     """
     if old is None or (old.machine, old.kv_dtype) != (new.machine, new.kv_dtype):
         return new
+    replaced = {
+        group for group, made in new.made.items()
+        if group in old.made and old.made[group].get("code", "") != made.get("code", "")
+    }  # fmt: skip
     fresh = {(row.group, row.case.id) for row in new.rows}
     tried = {row.case.id for row in new.rows} | {row.case.id for row in new.left_out}
-    replaced = {of_formats for of_formats in (False, True) if _outdated(old, new, of_formats=of_formats)}
     kept = tuple(
-        row for row in old.rows if (row.group, row.case.id) not in fresh and bool(row.case.format) not in replaced
-    )
-    left_out = tuple(row for row in old.left_out if row.case.id not in tried and bool(row.case.format) not in replaced)
+        row for row in old.rows if (row.group, row.case.id) not in fresh and row.group not in replaced
+    )  # fmt: skip
+    left_out = tuple(row for row in old.left_out if row.case.id not in tried)
     return msgspec.structs.replace(
-        new,
-        made=new.made or old.made,
-        made_formats=new.made_formats or old.made_formats,
-        rows=(*kept, *new.rows),
-        left_out=(*left_out, *new.left_out),
+        new, made=old.made | new.made, rows=(*kept, *new.rows), left_out=(*left_out, *new.left_out)
     )
-
-
-def _outdated(old: Measurements, new: Measurements, *, of_formats: bool) -> bool:
-    """Whether `new` measured this kind of case with other code than `old`."""
-    before, now = (old.made_formats, new.made_formats) if of_formats else (old.made, new.made)
-    return bool(now) and bool(before) and before.get("code", "") != now.get("code", "")
 
 
 def to_text(measurements: Measurements) -> str:

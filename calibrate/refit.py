@@ -12,12 +12,8 @@ from typing import Any
 import msgspec
 
 from calibrate.build import Evidence, build, checked, instructions_roof
-from calibrate.format_fits import format_rates
-from calibrate.kernel_fits import record_rates
-from calibrate.library_fits import library_rates
 from calibrate.probes import Machine, ProbeRecord
 from hwprofiles.files import read_json
-from hwprofiles.profile import HardwareProfile
 from hwprofiles.shipping import ship
 from hwprofiles.store import RECORDS, shipped_document
 
@@ -45,9 +41,9 @@ def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) 
     )
     profile["gpu"] |= instructions_roof(evidence)
     bare = checked(profile | {"kernels": {}})
-    of_formats, coded = format_kernels(evidence, bare)
+    of_formats, coded = evidence.kernels(bare)
     beside = Evidence(machine=evidence.machine, records=samples(probes(library)), date=own["date"])
-    of_library, parts = library_rates(beside.records, bare, beside.provenance)
+    of_library, parts = beside.kernels(bare)
     profile["kernels"] |= of_library | of_formats
     checked(profile)
     made = {
@@ -58,13 +54,6 @@ def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) 
     }
     as_data: dict[str, dict[str, Any]] = json.loads(json.dumps(made, allow_nan=False))
     return as_data
-
-
-def format_kernels(evidence: Evidence, bare: HardwareProfile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(kernels, residuals of each fit) of all cache formats, over a profile without kernels."""
-    kernels, fitted = format_rates(evidence.records, bare, evidence.provenance)
-    gathers, parts = record_rates(evidence.machine, evidence.records, bare, evidence.provenance)
-    return kernels | gathers, fitted | parts
 
 
 def probes(record: dict[str, Any]) -> dict[str, ProbeRecord]:

@@ -3,15 +3,11 @@
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from calibrate.measure import LeftOut, Measurement, joined_measurement
 from calibrate.probes.probe import Probe, ProbeRecord, Sample
-
-UNSTEADY = 1.25
-"""A case whose slowest round took this many times as long as its quickest cannot be judged."""
 
 LATER = re.compile(r"(?P<probe>.*)@\d+")
 
@@ -91,25 +87,3 @@ def between_calibrations(samples: Sequence[Sample], typical: float) -> float:
     rounds = min((len(sample.round_medians_s) for sample in samples), default=1)
     own = moment_spread(samples) or typical
     return math.hypot(own, typical) / math.sqrt(rounds)
-
-
-def measured_in_rounds(run: Callable[[], Iterable[Measurement | LeftOut]], rounds: int) -> list[Measurement | LeftOut]:
-    """Every case with the repeats of all rounds; left out where it was in one, or where rounds do not agree."""
-    found: dict[str, list[Measurement]] = {}
-    left: dict[str, LeftOut] = {}
-    for _ in range(rounds):
-        for outcome in run():
-            if isinstance(outcome, LeftOut):
-                left[outcome.case.id] = outcome
-            else:
-                found.setdefault(outcome.case.id, []).append(outcome)
-    measured = [_judged(each) for id_, each in found.items() if id_ not in left]
-    return [*measured, *left.values()]
-
-
-def _judged(rounds: Sequence[Measurement]) -> Measurement | LeftOut:
-    slowest, quickest = (pick(each.median_s for each in rounds) for pick in (max, min))
-    if slowest <= UNSTEADY * quickest:
-        return joined_measurement(rounds)
-    times = f"{slowest / quickest:.2f} times as long in one of {len(rounds)} rounds as in another"
-    return LeftOut(case=rounds[0].case, reason=f"the machine was too busy to tell: the case took {times}")

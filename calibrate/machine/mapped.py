@@ -80,7 +80,7 @@ def _gather(context: Context, data: Any, run: int, *, pages: str) -> Sample:
             return bool(torch.equal(target, table[starts]))
 
     return timed(
-        context, f"host_to_device_gather of {run} B", work, before=lambda _index: starts.random_(0, slots),
+        context, f"host_to_device_gather of {run} B", work, before=lambda: starts.random_(0, slots),
         at={"run_bytes": run, "region_bytes": data.numel(), "pages": pages}, moved_bytes=runs * run,
         right=right, how=how,
     )  # fmt: skip

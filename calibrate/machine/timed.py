@@ -24,7 +24,7 @@ def timed(
     right: Callable[[], object],
     how: str,
     seconds: Callable[[Callable[[], object]], tuple[float, ...]] | None = None,
-    before: Callable[[int], object] | None = None,
+    before: Callable[[], object] | None = None,
     per: int = 1,
     moved_bytes: float = 0,
     flops: float = 0,

@@ -10,13 +10,13 @@ from calibrate.probes.probe import CannotRun, Context, Probe, ProbeRecord, Sampl
 
 __all__ = ["CannotRun", "Context", "Machine", "Probe", "ProbeRecord", "Sample", "WrongData", "all_probes"]
 
-_MODULES = (
-    "machine.copies", "machine.mapped", "machine.launches", "probes.products", "machine.host", "probes.decode",
-    "probes.records", "probes.prefill", "probes.library", "probes.formats", "probes.format_prefill",
-)  # fmt: skip
-"""In the order of measuring: what is cheap and what later sizes depend on comes first."""
+_MODULES = ("copies", "mapped", "launches", "host")
+"""Of the machine itself, in the order of measuring: what is cheap and what later sizes depend on comes first."""
 
 
 def all_probes() -> tuple[Probe, ...]:
-    """Every probe in the order in which they run. Needs torch."""
-    return tuple(probe for name in _MODULES for probe in import_module(f"calibrate.{name}").PROBES)
+    """Every probe in the order in which they run: the machine's, then those of the table of operations. Needs torch."""
+    from calibrate.operations.probes import table_probes  # noqa: PLC0415 - the table's fits know samples
+
+    machine = (probe for name in _MODULES for probe in import_module(f"calibrate.machine.{name}").PROBES)
+    return (*machine, *table_probes())

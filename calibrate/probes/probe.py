@@ -4,9 +4,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
 Point = TypeVar("Point")
 
 LEAST_REPEATS = 3
+
+
+class Pace(NamedTuple):
+    """How often a point is timed."""
+
+    share_s: float
+    """Seconds that its repeats may take."""
+    most: int
+    least: int = LEAST_REPEATS
+    once: bool = True
+    """Whether one that takes longer than a round's share is run once a round."""
+
+
+QUICK, FULL = Pace(0.15, 9), Pace(0.5, 21)
 WARM_UPS = 3
 """Untimed runs before quick work: clocks and caches settle."""
 
@@ -101,6 +116,10 @@ class Context:
     rounds: int = 1
     """How many rounds, this one included, share the repeats of a point."""
     estimate_s: float = 60.0
+    pace: Pace | None = None
+    """None: that of the mode."""
+    begins: Callable[[Any], object] = lambda _point: None
+    """Told of each point before it is timed."""
     left_out: int = 0
     started: float = field(default_factory=time.monotonic)
 
@@ -120,33 +139,58 @@ class Context:
             if done >= 1 and time.monotonic() - self.started > LATE_FACTOR * self.estimate_s:
                 self.left_out += len(waiting) - done
                 return
+            self.begins(point)
             yield point
 
     def seconds(
-        self, work: Callable[[], object], *, before: Callable[[int], object] | None = None, per: int = 1
-    ) -> tuple[float, ...]:
+        self, work: Callable[[], object], *, before: Callable[[], object] | None = None, per: int = 1,
+        clock: Callable[[Callable[[], object]], float] | None = None,
+    ) -> tuple[float, ...]:  # fmt: skip
         """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three.
 
         Where there are several rounds, all of them together; one that takes longer than a round's share is run once.
+        `before` prepares each repeat, untimed; `clock` times a run in place of the device's own.
         """
-        self.backend.seconds(work, repeats=1, warm_up=0, before=before)  # compiles and touches, which is not timed
+        timed = partial(_runs, clock) if clock is not None else self.backend.seconds
+        timed = partial(timed, work, before=None if before is None else _alone(before))
+        timed(repeats=1, warm_up=0)  # compiles and touches, which is not timed
         begin = time.monotonic()
-        first = self.backend.seconds(work, repeats=1, warm_up=0, before=before)
+        first = timed(repeats=1, warm_up=0)
         once = time.monotonic() - begin
-        share, most = self.pick((0.15, 9), (0.5, 21))
-        share, most, least = share / self.rounds, -(-most // self.rounds), -(-LEAST_REPEATS // self.rounds)
-        if self.rounds > 1 and once > share:
+        pace = self.pace or self.pick(QUICK, FULL)
+        share, most, least = (
+            pace.share_s / self.rounds, -(-pace.most // self.rounds), -(-pace.least // self.rounds)
+        )  # fmt: skip
+        if pace.once and self.rounds > 1 and once > share:
             return (first[0] / per,)
         repeats = max(least, min(most, int(share / max(once, 1e-6))))
         if repeats * once > SLOW_SHARE * self.estimate_s:
             repeats = 1  # a machine this slow gets a second sample and no more
         warm_up = WARM_UPS if once * WARM_UPS < share else 0
-        samples = [*first, *self.backend.seconds(work, repeats=repeats, warm_up=warm_up, before=before)]
+        samples = [*first, *timed(repeats=repeats, warm_up=warm_up)]
         return tuple(sample / per for sample in (samples if repeats == 1 else samples[1:]))
 
     def fitting(self, sizes: Iterable[int], *, free_bytes: float, per_unit: float = 1, share: float = 0.5) -> list[int]:
         """Those of `sizes` whose bytes stay within a share of the free memory."""
         return [size for size in sizes if size * per_unit <= free_bytes * share]
+
+
+def _runs(
+    clock: Callable[[Callable[[], object]], float], work: Callable[[], object], *, repeats: int, warm_up: int,
+    before: Callable[[], object] | None,
+) -> list[float]:  # fmt: skip
+    """Seconds of each repeat by a clock of single runs."""
+    seconds = []
+    for _ in range(warm_up + repeats):
+        if before is not None:
+            before()
+        seconds.append(clock(work))
+    return seconds[warm_up:]
+
+
+def _alone(before: Callable[[], object]) -> Callable[..., object]:
+    """Called with nothing, whatever a clock tells of its repeat."""
+    return lambda *_index: before()
 
 
 def everywhere(machine: Machine) -> str:

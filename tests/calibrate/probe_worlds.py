@@ -53,8 +53,10 @@ def records() -> dict[str, ProbeRecord]:
         "host_read": [*host, sample(1e-7, moved=64, run_bytes=64, alone=1)],
         "disk_read": [sample(2**28 / DISK, moved=2**28, run_bytes=2**28)],
         "disk_random_read": disk,
-        "tensor_fp16": [product(tokens, 4096) for tokens in (16, 512, 8192)],
-        "matrix_vector": [product(1, rows) for rows in (2048, 8192, 32768)],
+        "product.fp16": [
+            *(product(tokens, 4096) for tokens in (16, 512, 8192)),
+            *(product(1, rows) for rows in (2048, 8192, 32768)),
+        ],
         **kernels(),
     }
     found = {name: ProbeRecord(samples=tuple(samples), took_s=1.0) for name, samples in made.items()}
@@ -75,19 +77,26 @@ def kernels() -> dict[str, list[Sample]]:
     for ctx, share in EFFICIENCY.items():
         scan, scores = ctx // 4 * 256, 2 * 4 * (ctx // 4)
         select.append(
-            sample(SELECT_LATENCY_S + scan / VRAM / share + scores / VRAM, moved=scan, ctx_tokens=ctx, layers=12)
+            sample(
+                SELECT_LATENCY_S + scan / VRAM / share + scores / VRAM,
+                moved=scan,
+                tier="vram",
+                ctx_tokens=ctx,
+                layers=12,
+            )
         )
-        vram.append(gathered(2048 * plane, VRAM * share, ctx, 2048))
-        host.append(gathered(2048 * plane, LINK * share, ctx, 2048))
+        vram.append(gathered(2048 * plane, VRAM * share, ctx, 2048, "vram"))
+        host.append(gathered(2048 * plane, LINK * share, ctx, 2048, "host"))
     for budget in (128, 512, 8192):
-        vram.append(gathered(budget * plane, VRAM * EFFICIENCY[32768], 32768, budget))
-        host.append(gathered(budget * plane, LINK * EFFICIENCY[32768], 32768, budget))
-    return {"select": select, "gather_vram": vram, "gather_host": host}
+        vram.append(gathered(budget * plane, VRAM * EFFICIENCY[32768], 32768, budget, "vram"))
+        host.append(gathered(budget * plane, LINK * EFFICIENCY[32768], 32768, budget, "host"))
+    return {"decode_select": select, "decode_gather.vram": vram, "decode_gather.host": host}
 
 
-def gathered(moved: float, rate: float, ctx: int, budget: int) -> Sample:
+def gathered(moved: float, rate: float, ctx: int, budget: int, tier: str) -> Sample:
     """One gather."""
-    return sample(GATHER_LATENCY_S + moved / rate, moved=moved, ctx_tokens=ctx, budget=budget, layers=12)
+    time = GATHER_LATENCY_S + moved / rate
+    return sample(time, moved=moved, tier=tier, ctx_tokens=ctx, budget=budget, layers=12)
 
 
 def fake_probes() -> tuple[Probe, ...]:

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from calibrate.build import LEAST_SPREAD, CannotCalibrate, build, checked
-from calibrate.kernel_cases import KernelCase
 from calibrate.live import predict_case
+from calibrate.operations.table import Case
 from calibrate.probes import Machine, ProbeRecord
 from hwprofiles import HardwareProfile, load_profile
 from tests.calibrate import probe_worlds as worlds
@@ -38,10 +38,12 @@ def test_the_spread_of_a_rate_is_that_of_its_rounds_and_not_of_its_repeats(tmp_p
                 seconds=tuple(factor * sample.median_s for own in rounds for factor in own),
                 rounds=tuple(map(len, rounds)),
             )
-            for sample in worlds.records()["gather_host"].samples
+            for sample in worlds.records()["decode_gather.host"].samples
         )
         efficiency = (
-            built(tmp_path, gather_host=ProbeRecord(samples=samples)).kernels["gather_host/twin/fp16"].efficiency
+            built(tmp_path, **{"decode_gather.host": ProbeRecord(samples=samples)})
+            .kernels["gather_host/twin/fp16"]
+            .efficiency
         )
         assert efficiency is not None
         return efficiency.spread
@@ -87,9 +89,9 @@ def test_kernel_rates_come_out_as_they_went_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "tier", "probe"),
     [
-        ("decode_select", "vram", "select"),
-        ("decode_gather", "vram", "gather_vram"),
-        ("decode_gather", "host", "gather_host"),
+        ("decode_select", "vram", "decode_select"),
+        ("decode_gather", "vram", "decode_gather.vram"),
+        ("decode_gather", "host", "decode_gather.host"),
     ],
 )
 def test_a_prediction_gives_the_calibrated_sample_back(tmp_path: Path, metric: str, tier: str, probe: str) -> None:
@@ -97,7 +99,8 @@ def test_a_prediction_gives_the_calibrated_sample_back(tmp_path: Path, metric: s
     for sample in worlds.records()[probe].samples:
         if sample.at.get("budget", 2048) != 2048:
             continue
-        case = KernelCase(metric=metric, tier=tier, ctx_tokens=sample.at["ctx_tokens"], layers=1)  # type: ignore[arg-type]
+        at = {"tier": tier, "ctx_tokens": sample.at["ctx_tokens"], "layers": 1}
+        case = Case(operation=metric, at=at)
         _, seconds, low, high = predict_case(case, profile, kv_dtype="fp16")
         assert seconds == pytest.approx(sample.median_s, rel=1e-3)
         assert low <= seconds <= high
@@ -166,7 +169,9 @@ def cpu() -> Machine:
 
 def test_on_the_cpu_a_16_bit_type_is_bounded_by_the_better_of_its_own_and_fp32() -> None:
     records = worlds.records() | {
-        "tensor_fp32": ProbeRecord(samples=(worlds.sample(1.0, flops=500e12, dtype="fp32", tokens=8, rows=8),))
+        "product.fp32": ProbeRecord(
+            samples=(worlds.sample(1.0, flops=500e12, dtype="fp32", tokens=8, rows=8, columns=8),)
+        )
     }
     profile, _ = build(machine=cpu(), records=records, name="toy", date="2026-11-29")
     assert profile["gpu"]["tensor"]["fp16"]["rate"]["value"] == pytest.approx(500e12)

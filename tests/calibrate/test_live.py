@@ -9,11 +9,11 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from calibrate.grid import long_curve, validation_grid
-from calibrate.kernel_cases import KernelCase
-from calibrate.live import TOLERANCES, compare_rows, predict_case, validate_measured
-from calibrate.measure import WORST_ERROR
-from calibrate.measurements import MeasuredRow, Measurements, shipped_measurements
+from calibrate.live import compare_rows, predict_case, tolerance_of, validate_measured
+from calibrate.measurements import MeasuredRow, Measurements, row_of, shipped_measurements
+from calibrate.operations import points
+from calibrate.operations.operation import FORMATS, Group
+from calibrate.operations.table import Case, held_out_cases
 from calibrate.validation import Comparison, Validation
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import CPU_CAPABILITY, Kernel
@@ -22,7 +22,7 @@ from twin.cost.roofline import WALLS
 from twin.errors import MissingRate
 
 MACHINE = "h200"
-STEP = KernelCase(metric="decode_step", tier="host", ctx_tokens=98_306)
+STEP = Case(operation="decode_step", at={"tier": "host", "ctx_tokens": 98_306, "layers": 12})
 
 SETS: dict[str, str] = {
     "vram": "gpu.vram_read",
@@ -110,53 +110,44 @@ def test_nothing_in_the_profile_is_fitted_on_anything(profile: HardwareProfile) 
     assert {rate.source for rate in rates} == {"measured", "datasheet"}
 
 
-def test_the_shipped_rows_are_the_whole_grid(measured: Measurements) -> None:
-    grid = [row.case for row in measured.rows if row.group == "grid"]
-    assert len(grid) >= 80
-    assert set(grid) == set(validation_grid(quick=False, device="cuda"))
-    assert [row for row in measured.left_out if not row.case.format] == []
-    assert all(row.reason.startswith("profile h200 has no rate for") for row in measured.left_out)
-
-
-@pytest.mark.parametrize("tier", ["vram", "host"])
-def test_the_shipped_long_curve_goes_from_8k_to_3m(measured: Measurements, tier: str) -> None:
-    curve = {row.case for row in measured.rows if row.group == "long_curve" and row.case.tier == tier}
-    assert curve >= set(long_curve(tier, most_tokens=2**31)[1:])
-    assert curve <= set(long_curve(tier, most_tokens=2**31))
-
-
-@pytest.mark.parametrize("tier", ["vram", "host"])
-def test_the_shipped_long_curve_begins_where_the_curve_does(measured: Measurements, tier: str) -> None:
-    curve = {row.case for row in measured.rows if row.group == "long_curve"}
-    assert long_curve(tier, most_tokens=2**31)[0] in curve
+@pytest.mark.parametrize("group", ["grid", "long_curve", "formats"])
+def test_the_shipped_rows_are_the_whole_group(measured: Measurements, group: Group) -> None:
+    """Beside those of a profile that lacked their rates, which were left out."""
+    ids = {row.case.id for row in measured.rows if row.group == group}
+    assert ids <= {case.id for case in held_out_cases(group, cuda=True, quick=False)}
+    left = {row.case.id for row in measured.left_out if row.reason.startswith("profile h200 has no rate for")}
+    assert {case.id for case in held_out_cases(group, cuda=True, quick=False)} - ids <= left
+    assert set(measured.made) >= {group}
 
 
 def test_medians_are_those_of_the_samples_and_results_were_right(measured: Measurements) -> None:
     for row in measured.rows:
         assert len(row.samples_s) >= 5
         assert row.median_s == pytest.approx(statistics.median(row.samples_s), rel=1e-12)
-        assert row.error <= WORST_ERROR
+        assert row.error <= row.case.row.worst_error(row.case.at)
 
 
 def test_every_shipped_row_is_held_out_and_within_its_tolerance(validation: Validation) -> None:
     assert validation.outside == []
     assert {case.role for case in validation.cases} == {"held_out"}
     assert validation.summary.fit.n == 0
-    assert {(case.tolerance, case.tolerance_reason) for case in validation.cases} <= set(TOLERANCES.values())
 
 
-def test_the_grid_is_predicted_to_a_few_per_cent(joined: list[tuple[MeasuredRow, Comparison]]) -> None:
-    grid = of_group(joined, "grid")
-    median, p95 = np.quantile([abs(case.error or 0.0) for case in grid], (0.5, 0.95))
-    assert len(grid) >= 80
+@pytest.mark.parametrize(("group", "least"), [("grid", 80), ("formats", 120)])
+def test_a_group_is_predicted_to_a_few_per_cent_and_its_intervals_hold(
+    joined: list[tuple[MeasuredRow, Comparison]], group: str, least: int
+) -> None:
+    cases = of_group(joined, group)
+    median, p95 = np.quantile([abs(case.error or 0.0) for case in cases], (0.5, 0.95))
+    assert len(cases) >= least
     assert median <= 0.04
     assert p95 <= 0.12
+    assert all(case.has_interval for case in cases)
+    assert 0.80 <= sum(case.covered for case in cases) / len(cases) <= 0.97
 
 
-def test_the_interval_of_90_per_cent_covers_about_that_many(joined: list[tuple[MeasuredRow, Comparison]]) -> None:
-    grid = of_group(joined, "grid")
-    assert all(case.has_interval for case in grid)
-    assert 0.80 <= sum(case.covered for case in grid) / len(grid) <= 0.97
+def test_every_format_is_among_them(measured: Measurements) -> None:
+    assert {row.case.at["format"] for row in measured.rows if row.group == "formats"} == set(FORMATS)
 
 
 def test_the_twin_is_nearer_than_the_usual_estimate(validation: Validation) -> None:
@@ -173,7 +164,7 @@ def test_each_point_of_the_long_curve_is_within_6_per_cent(joined: list[tuple[Me
 
 
 def test_what_a_staged_prefill_moves_is_predicted_exactly(joined: list[tuple[MeasuredRow, Comparison]]) -> None:
-    staged = [case for row, case in joined if row.case.mode == "staged"]
+    staged = [case for row, case in joined if "bucket_tokens" in row.case.at]
     assert len(staged) >= 20
     for case in staged:
         assert case.also["link_bytes_predicted"] == pytest.approx(case.also["link_bytes_measured"], rel=1e-12)
@@ -182,7 +173,7 @@ def test_what_a_staged_prefill_moves_is_predicted_exactly(joined: list[tuple[Mea
 
 def test_whatever_lies_in_vram_moves_nothing(joined: list[tuple[MeasuredRow, Comparison]]) -> None:
     for row, case in joined:
-        if row.case.tier == "vram":
+        if row.case.at.get("tier", "vram") == "vram":
             assert (case.also["link_bytes_predicted"], case.also["link_bytes_measured"]) == (0, 0)
 
 
@@ -212,47 +203,46 @@ def test_a_prediction_lies_in_its_interval_and_not_below_the_floor(
 
 @pytest.mark.parametrize("tier", ["vram", "host"])
 def test_a_step_takes_its_selection_and_its_gather(profile: HardwareProfile, tier: str) -> None:
-    def seconds(metric: str) -> float:
-        case = KernelCase(metric=metric, tier=tier, ctx_tokens=98_306)  # type: ignore[arg-type]
-        return predict_case(case, profile, kv_dtype="fp16")[1]
+    def seconds(operation: str) -> float:
+        at = {"tier": tier if operation != "decode_select" else "vram", "ctx_tokens": 98_306, "layers": 12}
+        return predict_case(Case(operation=operation, at=at), profile, kv_dtype="fp16")[1]
 
     assert seconds("decode_step") == pytest.approx(seconds("decode_select") + seconds("decode_gather"))
 
 
 def test_seconds_of_a_decode_step_grow_with_its_layers_in_proportion(profile: HardwareProfile) -> None:
-    twelve, one = (predict_case(replace_layers(layers), profile, kv_dtype="fp16")[1] for layers in (12, 1))
-    assert twelve == pytest.approx(12 * one)
+    one = replace(STEP, at=STEP.at | {"layers": 1})
+    twelve_s, one_s = (predict_case(case, profile, kv_dtype="fp16")[1] for case in (STEP, one))
+    assert twelve_s == pytest.approx(12 * one_s)
 
 
-def replace_layers(layers: int) -> KernelCase:
-    return KernelCase(metric=STEP.metric, tier=STEP.tier, ctx_tokens=STEP.ctx_tokens, layers=layers)
-
-
-def row_of(case: KernelCase, median_s: float, group: str = "grid") -> MeasuredRow:
-    return MeasuredRow(
-        case=case, median_s=median_s, spread=0.0, samples_s=(median_s,), error=0.0, link_bytes=0, group=group
-    )  # type: ignore[arg-type]
+def made(case: Case, median_s: float, group: Group = "grid") -> MeasuredRow:
+    return row_of(case, [median_s], error=0.0, link_bytes=0, group=group)
 
 
 def test_errors_are_signed_and_relative_to_the_measurement(profile: HardwareProfile) -> None:
     seconds = predict_case(STEP, profile, kv_dtype="fp16")[1]
-    slow, quick = compare_rows([row_of(STEP, 2 * seconds), row_of(STEP, seconds / 2)], profile, kv_dtype="fp16")
+    slow, quick = compare_rows([made(STEP, 2 * seconds), made(STEP, seconds / 2)], profile, kv_dtype="fp16")
     assert (slow.error, quick.error) == (pytest.approx(-0.5), pytest.approx(1.0))
     assert not slow.within
     assert not quick.within
 
 
 def test_tolerances_go_by_what_is_timed_and_where(profile: HardwareProfile) -> None:
-    library = KernelCase(metric="prefill_select", tier="vram", ctx_tokens=98_304, rows=768)
-    rows = [row_of(STEP, 1.0), row_of(library, 1.0), row_of(STEP, 1.0, "long_curve")]
+    coded = {"format": "kvarn_k4v2_g128", "batch": 1, "q_tokens": 1}
+    rows = {
+        points.KERNEL: made(STEP, 1.0), points.LONG_CURVE: made(STEP, 1.0, "long_curve"),
+        points.LIBRARY: made(Case(operation="linear", at={"dtype": "bf16", "tokens": 3}), 1.0, "operations"),
+        points.FORMAT_RATES: made(Case(operation="decode_format", at=coded | {"ctx_tokens": 24_576}), 1.0, "formats"),
+        points.OPEN_TILE: made(Case(operation="decode_format", at=coded | {"ctx_tokens": 24_577}), 1.0, "formats"),
+    }  # fmt: skip
+    assert {tolerance: tolerance_of(row, profile) for tolerance, row in rows.items()} == {key: key for key in rows}
     on_cpu = replace(profile, gpu=replace(profile.gpu, compute_capability=CPU_CAPABILITY))
-    on_gpu = [case.tolerance for case in compare_rows(rows, profile, kv_dtype="fp16")]
-    assert on_gpu == [TOLERANCES[kind][0] for kind in ("cuda", "library", "long_curve")]
-    assert {case.tolerance for case in compare_rows(rows, on_cpu, kv_dtype="fp16")} == {TOLERANCES["cpu"][0]}
+    assert {tolerance_of(row, on_cpu) for row in rows.values()} == {points.CPU}
 
 
 def test_the_same_case_on_the_grid_and_on_the_curve_are_two_rows(profile: HardwareProfile) -> None:
-    grid, curve = compare_rows([row_of(STEP, 1.0), row_of(STEP, 1.0, "long_curve")], profile, kv_dtype="fp16")
+    grid, curve = compare_rows([made(STEP, 1.0), made(STEP, 1.0, "long_curve")], profile, kv_dtype="fp16")
     assert grid.id == f"h200.{STEP.id}"
     assert curve.id == f"h200.curve.{STEP.id}"
 

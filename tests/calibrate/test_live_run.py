@@ -1,7 +1,6 @@
 """`twin validate --device`: other machines are refused, missing kernels say how to get them, records are never lost."""
 
 import errno
-import math
 import os
 import sys
 from pathlib import Path
@@ -12,30 +11,33 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from calibrate import live_run
-from calibrate.kernel_cases import KernelCase
-from calibrate.live_run import check_record, check_same_machine, record, validate_live
-from calibrate.machine.description import cpu_name
-from calibrate.measurements import SCHEMA, MeasuredRow, Measurements, read_measurements, to_text
+from calibrate import live
+from calibrate.live import check_record, check_same_machine, record, validate_live
+from calibrate.machine.description import cpu_name, describe
+from calibrate.measurements import SCHEMA, LeftOutRow, MeasuredRow, Measurements, read_measurements, row_of, to_text
+from calibrate.operations.table import Case
+from calibrate.probes import WrongData
 from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
-from tests.calibrate.measure_worlds import FakeBackend
+from tests.calibrate.call_worlds import FakeDevice
 from twin.errors import CannotWrite, Impossible, TwinError, UnknownName
 
-STEP = KernelCase(metric="decode_step", tier="vram", ctx_tokens=6_145)
-GATHER = KernelCase(metric="decode_gather", tier="host", ctx_tokens=6_145)
+STEP = Case(operation="decode_step", at={"tier": "vram", "ctx_tokens": 6_145, "layers": 2})
+GATHER = Case(operation="decode_gather", at={"tier": "host", "ctx_tokens": 6_145, "layers": 2})
+FP32 = Case(operation="product", at={"dtype": "fp32", "tokens": 3, "rows": 64, "columns": 64})
+"""Of which the h200 has no rate."""
 
 
 def ignored(_done: int, _total: int, _case: str) -> None:
     """Progress that nobody watches."""
 
 
-def row(case: KernelCase, median_s: float) -> MeasuredRow:
-    return MeasuredRow(case=case, median_s=median_s, spread=0.0, samples_s=(median_s,), error=0.0, link_bytes=0)
+def row(case: Case, median_s: float) -> MeasuredRow:
+    return row_of(case, [median_s], error=0.0, link_bytes=0, group="grid")
 
 
 def measurements(*rows: MeasuredRow) -> Measurements:
-    return Measurements(schema=SCHEMA, machine="toy", kv_dtype="fp16", made={"date": "2026-11-29"}, rows=rows)
+    return Measurements(schema=SCHEMA, machine="toy", kv_dtype="fp16", made={"grid": {"date": "2026-11-29"}}, rows=rows)
 
 
 def medians(path: Path) -> dict[str, float]:
@@ -53,15 +55,24 @@ def own_profile(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def two_cases(monkeypatch: pytest.MonkeyPatch) -> tuple[KernelCase, ...]:
-    cases = (STEP, GATHER)
-    monkeypatch.setattr(live_run, "validation_grid", lambda **_asked: list(cases))
-    monkeypatch.setattr(live_run, "provenance", lambda device: {"device": device})
-    return cases
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What measuring gives, case by case, where three cases are asked for; and how often the device measures."""
+    outcomes: list[Any] = [row(STEP, 0.01), row(GATHER, 0.02)]
 
+    def measure(cases: Any, _backend: Any, _machine: Any, *, progress: Any, **_given: Any) -> Any:
+        assert list(cases) == [STEP, GATHER]
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+            progress(outcome.case)
+            yield outcome
 
-def use(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_run, "_backend", lambda _device: backend)
+    monkeypatch.setattr(live, "measure", measure)
+    monkeypatch.setattr(live, "held_out_cases", lambda *_group, **_given: [STEP, GATHER, FP32])
+    monkeypatch.setattr(live, "provenance", lambda _machine, command: {"command": command})
+    monkeypatch.setattr(live, "open_checked", lambda _device: FakeDevice())
+    monkeypatch.setattr(live, "describe", lambda _device, dtype: describe("cpu", dtype=dtype))
+    return outcomes
 
 
 def one_line(refused: TwinError) -> str:
@@ -69,31 +80,22 @@ def one_line(refused: TwinError) -> str:
     return refused.message
 
 
-def test_a_profile_of_another_machine_is_refused_in_one_line() -> None:
-    with pytest.raises(Impossible) as refused:
-        check_same_machine(load_profile("h200"), FakeBackend())  # type: ignore[arg-type]
-    message = one_line(refused.value)
-    assert "NVIDIA H200" in message
-    assert cpu_name() in message
-    assert "twin calibrate" in refused.value.hint
-
-
-def test_another_machine_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = FakeBackend()
-    use(backend, monkeypatch)
-    with pytest.raises(Impossible):
-        validate_live("h200", "cpu", quick=True, curve=False, progress=ignored)
-    assert backend.opened == []
+def test_a_profile_of_another_machine_is_refused_in_one_line_before_anything_is_measured(measured: list[Any]) -> None:
+    measured[:] = [AssertionError("measured")]
+    for refusing in (
+        lambda: check_same_machine(load_profile("h200"), describe("cpu")),
+        lambda: validate_live("h200", "cpu", quick=True, groups=["grid"], progress=ignored),
+    ):
+        with pytest.raises(Impossible) as refused:
+            refusing()
+        assert "NVIDIA H200" in one_line(refused.value)
+        assert cpu_name() in one_line(refused.value)
+        assert "twin calibrate" in refused.value.hint
 
 
 def test_an_unknown_profile_is_refused_by_its_name() -> None:
     with pytest.raises(UnknownName, match="h2000"):
-        validate_live("h2000", "cpu", quick=True, curve=False, progress=ignored)
-
-
-def test_this_processor_has_a_name() -> None:
-    assert cpu_name()
-    assert cpu_name() == cpu_name().strip()
+        validate_live("h2000", "cpu", quick=True, groups=["grid"], progress=ignored)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -102,7 +104,7 @@ def test_without_torch_the_way_to_install_it_is_told(monkeypatch: pytest.MonkeyP
     for name in [name for name in sys.modules if name.startswith("realkernels.")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(Impossible) as refused:
-        validate_live("h200", device, quick=True, curve=False, progress=ignored)
+        validate_live("h200", device, quick=True, groups=["grid"], progress=ignored)
     assert one_line(refused.value) == "torch is not installed"
     assert "pip install 'kv-twin[kernels]'" in refused.value.hint
 
@@ -113,83 +115,81 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.M
 
     monkeypatch.setitem(sys.modules, "realkernels.backend", SimpleNamespace(open_backend=no_gpu))
     with pytest.raises(Impossible) as refused:
-        validate_live("h200", "cuda", quick=True, curve=False, progress=ignored)
+        validate_live("h200", "cuda", quick=True, groups=["grid"], progress=ignored)
     assert one_line(refused.value) == "no CUDA device"
 
 
-def test_what_is_measured_is_compared_with_the_profile(
-    monkeypatch: pytest.MonkeyPatch, own_profile: str, two_cases: tuple[KernelCase, ...]
-) -> None:
-    use(FakeBackend(), monkeypatch)
+@pytest.mark.usefixtures("measured")
+def test_what_is_measured_is_compared_and_what_has_no_rate_is_left_out(own_profile: str) -> None:
     told: list[tuple[int, int, str]] = []
     validation, made = validate_live(
-        own_profile, "cpu", quick=True, curve=True, progress=lambda *words: told.append(words)
+        own_profile, "cpu", quick=True, groups=["grid"], progress=lambda *words: told.append(words)
     )
-    assert [measured.case for measured in made.rows] == list(two_cases)
-    assert {measured.group for measured in made.rows} == {"grid"}
-    assert (made.machine, made.kv_dtype, made.made) == ("own", "fp16", {"device": "cpu"})
-    assert [case.id for case in validation.cases] == [f"own.{case.id}" for case in two_cases]
-    assert [case.measured for case in validation.cases] == [0.01, 0.01]
+    assert [measured.case for measured in made.rows] == [STEP, GATHER]
+    assert (made.machine, made.kv_dtype) == ("own", "fp16")
+    assert made.made == {"grid": {"command": "twin validate --device cpu --quick --group grid --record"}}
+    assert [case.id for case in validation.cases] == [f"own.{case.id}" for case in (STEP, GATHER)]
+    assert [case.measured for case in validation.cases] == [0.01, 0.02]
     assert told == [(0, 2, STEP.id), (1, 2, GATHER.id)]
-
-
-@pytest.mark.usefixtures("two_cases")
-def test_a_group_that_does_not_fit_is_left_out_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, own_profile: str
-) -> None:
-    use(FakeBackend(refusals={"host": RuntimeError("needs 9 GiB, 1 GiB is free")}), monkeypatch)
-    validation, made = validate_live(own_profile, "cpu", quick=True, curve=False, progress=ignored)
-    assert [case.id for case in validation.cases] == [f"own.{STEP.id}"]
-    assert [(left.case, left.reason) for left in made.left_out] == [(GATHER, "needs 9 GiB, 1 GiB is free")]
+    (left,) = made.left_out
+    assert left == LeftOutRow(case=FP32, reason="profile own has no rate for linear/twin/fp32")
     (skipped,) = validation.skipped
-    assert (skipped.id, skipped.status, skipped.reason) == (
-        f"own.{GATHER.id}", "not_measured", "needs 9 GiB, 1 GiB is free"
-    )  # fmt: skip
-    assert (validation.counts.predicted, validation.counts.not_measured) == (1, 1)
+    assert (skipped.id, skipped.status, skipped.reason) == (f"own.{FP32.id}", "not_measured", left.reason)
+    assert (validation.counts.predicted, validation.counts.not_measured) == (2, 1)
 
 
-class Restless(FakeBackend):
-    """Measures in two rounds; in the second, what lies in device memory takes twice as long."""
-
-    rounds = 2
-
-    def seconds(self, work: Any, **asked: Any) -> list[float]:
-        """Of every repeat."""
-        slow = len(self.opened) == 3  # two tiers a round
-        return [seconds * (2 if slow else 1) for seconds in super().seconds(work, **asked)]
-
-
-@pytest.mark.usefixtures("two_cases")
-def test_a_case_of_which_a_busy_machine_says_nothing_is_neither_right_nor_wrong(
-    monkeypatch: pytest.MonkeyPatch, own_profile: str
+def test_what_rounds_disagree_about_is_neither_right_nor_wrong(
+    monkeypatch: pytest.MonkeyPatch, own_profile: str, measured: list[Any]
 ) -> None:
-    use(Restless(), monkeypatch)
-    told: list[tuple[int, int, str]] = []
-    validation, made = validate_live(own_profile, "cpu", quick=True, curve=False, progress=lambda *on: told.append(on))
-    assert [case.id for case in validation.cases] == [f"own.{GATHER.id}"]
+    monkeypatch.setattr(FakeDevice, "rounds", 2)
+    waiting = iter([(row(STEP, 0.01), row(GATHER, 0.02)), (row(STEP, 0.02), row(GATHER, 0.02))])
+    monkeypatch.setattr(live, "measure", lambda *_given, **_named: iter(next(waiting)))
+    validation, made = validate_live(own_profile, "cpu", quick=True, groups=["grid"], progress=ignored)
     assert [row.case for row in made.rows] == [GATHER]
-    (skipped,) = validation.skipped
-    assert skipped.id == f"own.{STEP.id}"
-    assert "too busy to tell: the case took 2.00 times as long" in skipped.reason
-    assert [done for done, _, _ in told] == [0, 1, 2, 3]
-    assert {total for _, total, _ in told} == {4}
+    assert "too busy to tell: the case took 2.00 times as long" in validation.skipped[1].reason
+    assert measured
 
 
-@pytest.mark.usefixtures("two_cases")
-def test_a_kernel_that_computes_something_else_is_refused_in_one_line(
+def test_wrong_results_and_nothing_measured_are_refused_in_one_line(own_profile: str, measured: list[Any]) -> None:
+    for outcomes, told in (
+        ([WrongData(f"{STEP.id}: wrong")], STEP.id),
+        ([LeftOutRow(case=STEP, reason="needs 9 GiB")], "nothing could be measured"),
+    ):
+        measured[:] = outcomes
+        with pytest.raises(Impossible) as refused:
+            validate_live(own_profile, "cpu", quick=True, groups=["grid"], progress=ignored)
+        assert told in one_line(refused.value)
+
+
+def test_the_kernels_of_this_processor_go_through_the_whole_loop(
     monkeypatch: pytest.MonkeyPatch, own_profile: str
 ) -> None:
-    use(FakeBackend(error=0.5), monkeypatch)
-    with pytest.raises(Impossible) as refused:
-        validate_live(own_profile, "cpu", quick=True, curve=False, progress=ignored)
-    assert STEP.id in one_line(refused.value)
+    torch = pytest.importorskip("torch")
+    at = {"tier": "host", "ctx_tokens": 2_305, "q_tokens": 4, "copies": "serial", "bucket_tokens": 1_024}
+    cases = [replace(STEP, at=STEP.at | {"ctx_tokens": 2_305}), Case(operation="prefill_attention", at=at)]
+    monkeypatch.setattr(live, "held_out_cases", lambda *_group, **_given: cases)
+    monkeypatch.setattr("calibrate.measure.UNSTEADY", 1e9)
+    threads = torch.get_num_threads()
+    try:
+        validation, made = validate_live(own_profile, "cpu", quick=True, groups=["grid"], progress=ignored)
+    finally:
+        torch.set_num_threads(threads)
+    assert [measured.case for measured in made.rows] == cases
+    assert made.made["grid"].keys() >= {"date", "torch", "python", "commit", "command", "code"}
+    staged = validation.cases[1].also
+    assert staged["link_bytes_predicted"] == pytest.approx(staged["link_bytes_measured"], rel=1e-12)
+    assert medians(record(made, own_profile)).keys() == {case.id for case in cases}
 
 
-def test_rows_are_recorded_beside_a_profile_s_file(tmp_path: Path) -> None:
-    path = record(measurements(row(STEP, 1e-3)), str(tmp_path / "my.machine.json"))
+# The record
+
+
+def test_rows_are_recorded_beside_a_profile_s_file_and_replace_those_of_the_same_case(tmp_path: Path) -> None:
+    hw = str(tmp_path / "my.machine.json")
+    path = record(measurements(row(STEP, 1e-3), row(GATHER, 2e-3)), hw)
     assert path == tmp_path / "my.machine.measurements.json"
-    assert medians(path) == {STEP.id: 1e-3}
     assert list(tmp_path.iterdir()) == [path]
+    assert medians(record(measurements(row(STEP, 5e-3)), hw)) == {STEP.id: 5e-3, GATHER.id: 2e-3}
 
 
 def test_rows_of_a_shipped_machine_are_recorded_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +217,6 @@ def test_a_record_that_could_not_be_added_to_is_known_before(tmp_path: Path) -> 
 def test_a_record_of_no_machine_is_refused_before(hw: str) -> None:
     with pytest.raises(TwinError):
         check_record(hw)
-
-
-def test_a_case_measured_again_replaces_its_row_in_the_file(tmp_path: Path) -> None:
-    hw = str(tmp_path / "my.json")
-    record(measurements(row(STEP, 1e-3), row(GATHER, 2e-3)), hw)
-    path = record(measurements(row(STEP, 5e-3)), hw)
-    assert medians(path) == {STEP.id: 5e-3, GATHER.id: 2e-3}
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
@@ -256,28 +249,3 @@ def test_an_old_file_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite, match="cannot write"):
         record(measurements(row(STEP, 1e-3)), str(tmp_path / "none" / "my.json"))
-
-
-def test_the_kernels_of_this_processor_go_through_the_whole_loop(
-    monkeypatch: pytest.MonkeyPatch, own_profile: str
-) -> None:
-    torch = pytest.importorskip("torch")
-    cases = [
-        KernelCase(metric="decode_step", tier="host", ctx_tokens=2_305, layers=1),
-        KernelCase(
-            metric="prefill_attention", tier="host", ctx_tokens=2_305, rows=4, mode="staged", bucket_tokens=1_024
-        ),
-    ]
-    monkeypatch.setattr(live_run, "validation_grid", lambda **_asked: cases)
-    monkeypatch.setattr("calibrate.measure.LEAST_MEASURED_S", 0.0)
-    monkeypatch.setattr("calibrate.rounds.UNSTEADY", math.inf)
-    threads = torch.get_num_threads()
-    try:
-        validation, made = validate_live(own_profile, "cpu", quick=True, curve=False, progress=ignored)
-    finally:
-        torch.set_num_threads(threads)
-    assert [measured.case for measured in made.rows] == cases
-    assert made.made.keys() >= {"date", "torch", "python", "commit", "command"}
-    staged = validation.cases[1].also
-    assert staged["link_bytes_predicted"] == pytest.approx(staged["link_bytes_measured"], rel=1e-12)
-    assert medians(record(made, own_profile)).keys() == {case.id for case in cases}

@@ -1,237 +1,130 @@
-"""Measuring: fresh data before every repeat, a wrong result never returned as a time, no case lost."""
+"""Measuring cases: none is lost, what does not fit leaves those that share it out, rounds are judged together."""
 
-import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from calibrate.kernel_cases import KernelCase
-from calibrate.measure import (
-    LEAST_REPEATS,
-    MOST_REPEATS,
-    WORST_ERROR,
-    LeftOut,
-    Measurement,
-    WrongResult,
-    measure,
-)
-from tests.calibrate.measure_worlds import FakeBackend
+from calibrate.measure import UNSTEADY, Outcome, measure, measured_in_rounds
+from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
+from calibrate.operations import timing
+from calibrate.operations.table import Case
+from calibrate.probes import CannotRun, WrongData
+from tests.calibrate import probe_worlds as worlds
+from tests.calibrate.call_worlds import FakeCall, FakeDevice
 
-STEP = KernelCase(metric="decode_step", tier="vram", ctx_tokens=6_145)
-SELECT = replace(STEP, metric="decode_select")
-GATHER = replace(STEP, metric="decode_gather")
-CHUNK = KernelCase(metric="prefill_attention", tier="vram", ctx_tokens=12_288, rows=96)
-ROWS = replace(CHUNK, metric="prefill_select")
-STAGED = replace(CHUNK, tier="host", mode="staged", bucket_tokens=6_144)
-EVERY = (STEP, SELECT, GATHER, CHUNK, ROWS, STAGED)
+STEP = Case(operation="decode_step", at={"tier": "vram", "ctx_tokens": 6_145, "layers": 12})
+LATER = replace(STEP, at={**STEP.at, "ctx_tokens": 12_288})
+HOST = replace(STEP, at={**STEP.at, "tier": "host"})
+SELECT = replace(STEP, operation="decode_select")
+CODED = Case(operation="decode_format", at={"format": "q8_0", "ctx_tokens": 769, "batch": 3, "q_tokens": 2})
+EVERY = (STEP, HOST, SELECT, LATER, CODED)
+
+Refuse = Callable[[Case], None]
 
 
-def ids(case: KernelCase) -> str:
-    return case.id
+def accept(_case: Case) -> None:
+    """Every case has room."""
 
 
-def only(case: KernelCase, backend: Any) -> Measurement:
-    (outcome,) = measure([case], backend)
-    assert isinstance(outcome, Measurement)
-    return outcome
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Outcome]]:
+    """Measures cases; `opening` and `making` may refuse them."""
+
+    def measured(
+        *cases: Case, opening: Refuse = accept, making: Refuse = accept, error: float = 1e-4, told: Any = None
+    ):  # type: ignore[no-untyped-def]
+        @contextmanager
+        def opened(_context: Any, operation: Any, points: Any) -> Iterator[None]:
+            opening(Case(operation=operation.name, at=dict(points[0])))
+            yield
+
+        def call(_context: Any, operation: Any, point: Any, _shared: Any) -> FakeCall:
+            making(Case(operation=operation.name, at=dict(point)))
+            return FakeCall(error=error)
+
+        monkeypatch.setattr(timing, "_opened", opened)
+        monkeypatch.setattr(timing, "_call", call)
+        progress = {} if told is None else {"progress": told.append}
+        device: Any = FakeDevice()
+        return list(measure(cases, device, worlds.machine(device="cpu"), group="grid", **progress))
+
+    return measured
 
 
-@pytest.mark.parametrize("case", EVERY, ids=ids)
-def test_a_right_result_is_returned_with_its_samples(case: KernelCase) -> None:
-    measured = only(case, FakeBackend(seconds_of=lambda repeat: 0.04 + 0.001 * repeat))
-    assert measured.case == case
-    assert measured.samples_s == pytest.approx([0.04 + 0.001 * repeat for repeat in range(6)])
-    assert measured.median_s == pytest.approx(0.0425)
-    assert measured.spread == pytest.approx(0.0035 / 1.349 / 0.0425)
-    assert measured.error == (0 if case == ROWS else 1e-4)  # a selection is right or wrong
+def test_every_case_is_a_row_with_its_samples(run: Callable[..., list[Outcome]]) -> None:
+    told: list[Case] = []
+    rows = run(*EVERY, told=told)
+    assert {row.case.id for row in rows} == {case.id for case in EVERY}
+    for row in rows:
+        assert isinstance(row, MeasuredRow)
+        assert (row.median_s, row.error, row.group, len(row.samples_s)) == (0.01, 1e-4, "grid", 30)
+    assert [case.id for case in told] == [row.case.id for row in rows]  # told before each begins
+    assert [row.case.id for row in rows][:2] == [STEP.id, LATER.id]  # over one cache
+    assert run() == []
+
+
+def test_planes_that_do_not_fit_leave_their_cases_out_with_the_reason(run: Callable[..., list[Outcome]]) -> None:
+    def full(case: Case) -> None:
+        if case.at["tier"] == "vram":
+            raise RuntimeError("needs 9.00 GiB\nand more")
+
+    outcomes = run(STEP, HOST, LATER, opening=full)
+    left = [outcome for outcome in outcomes if isinstance(outcome, LeftOutRow)]
+    assert left == [LeftOutRow(case=case, reason="needs 9.00 GiB") for case in (STEP, LATER)]
+    assert [row.case for row in outcomes if isinstance(row, MeasuredRow)] == [HOST]
 
 
 @pytest.mark.parametrize(
-    ("once_s", "repeats"), [(1e-9, MOST_REPEATS), (0.01, 25), (0.1, LEAST_REPEATS), (60.0, LEAST_REPEATS)]
+    ("error", "told"), [(MemoryError("16 GiB"), "16 GiB"), (MemoryError(), "MemoryError"), (CannotRun("no"), "no")]
 )
-def test_short_cases_are_repeated_more_often(once_s: float, repeats: int) -> None:
-    assert len(only(STEP, FakeBackend(seconds_of=lambda _repeat: once_s)).samples_s) == repeats
+def test_a_case_that_fails_leaves_out_itself_and_those_after_it(
+    run: Callable[..., list[Outcome]], error: Exception, told: str
+) -> None:
+    def late(case: Case) -> None:
+        if case.id == LATER.id:
+            raise error
+
+    first, second, other = run(STEP, LATER, CODED, making=late)
+    assert isinstance(first, MeasuredRow)
+    assert second == LeftOutRow(case=LATER, reason=told)
+    assert isinstance(other, MeasuredRow)
 
 
-def test_rounds_share_the_repeats() -> None:
-    backend = FakeBackend(seconds_of=lambda _repeat: 1e-9)
-    backend.rounds = 3
-    assert len(only(STEP, backend).samples_s) == MOST_REPEATS // 3
+def test_a_wrong_result_is_never_a_row(run: Callable[..., list[Outcome]]) -> None:
+    with pytest.raises(WrongData, match=r"decode_step\.vram\.6145\.x12"):
+        run(STEP, error=0.5)
 
 
-@pytest.mark.parametrize(
-    ("case", "timed"),
-    [
-        (STEP, ["select", "gather"]),
-        (SELECT, ["select"]),
-        (GATHER, ["gather"]),
-        (CHUNK, ["attend rows"]),
-        (STAGED, ["attend rows"]),
-        (ROWS, ["select rows"]),
-    ],
-    ids=lambda value: value.id if isinstance(value, KernelCase) else "",
-)
-def test_what_is_timed_is_what_the_metric_says(case: KernelCase, timed: list[str]) -> None:
-    backend = FakeBackend(seconds_of=lambda _repeat: 1.0)
-    only(case, backend)
-    assert backend.timed == timed * LEAST_REPEATS
+# Rounds
 
 
-@pytest.mark.parametrize("case", [STEP, SELECT, GATHER], ids=ids)
-def test_every_repeat_of_a_decode_case_has_data_of_its_own(case: KernelCase) -> None:
-    seen: list[int] = []
-
-    class Watching(FakeBackend):
-        def decode_step(self, cache: Any, *, end: int) -> Any:
-            self.step = super().decode_step(cache, end=end)
-            return self.step
-
-        def seconds(self, work: Any, **asked: Any) -> list[float]:
-            seen.clear()
-            return super().seconds(work, **asked)
-
-        def did(self, what: str) -> None:
-            if self._inside:
-                seen.append(self.step.query.version)
-            super().did(what)
-
-    only(case, Watching(seconds_of=lambda _repeat: 1.0))
-    assert len(set(seen)) == LEAST_REPEATS
+def rounds_of(*rounds: list[Outcome]) -> Callable[[], Iterator[Outcome]]:
+    """Each call gives the next round."""
+    waiting = iter(rounds)
+    return lambda: iter(next(waiting))
 
 
-@pytest.mark.parametrize("case", [case for case in EVERY if case != ROWS], ids=ids)
-@pytest.mark.parametrize("error", [WORST_ERROR * 1.01, 1.0, math.inf, math.nan])
-def test_a_wrong_result_is_never_returned_as_a_time(case: KernelCase, error: float) -> None:
-    backend = FakeBackend(error=error)
-    outcomes = measure([case], backend)
-    with pytest.raises(WrongResult, match=case.id.replace(".", r"\.")):
-        next(outcomes)
-    assert list(outcomes) == []
-    assert backend.closed == len(backend.opened) == 1
+def row(case: Case, *seconds: float, error: float = 1e-4) -> MeasuredRow:
+    return row_of(case, seconds, error=error, link_bytes=7, group="grid")
 
 
-@pytest.mark.parametrize("case", [STEP, SELECT, GATHER], ids=ids)
-def test_a_wrong_selection_of_a_token_is_never_returned_as_a_time(case: KernelCase) -> None:
-    with pytest.raises(WrongResult):
-        only(case, FakeBackend(exact=False))
+def test_a_case_is_the_repeats_of_all_its_rounds() -> None:
+    (joined,) = measured_in_rounds(rounds_of([row(STEP, 1.0, 1.1)], [row(STEP, 1.0, 1.2, 1.2, error=1e-3)]), 2)
+    assert joined == row(STEP, 1.0, 1.1, 1.0, 1.2, 1.2, error=1e-3)
 
 
-def test_a_step_that_does_nothing_once_captured_is_noticed() -> None:
-    with pytest.raises(WrongResult):
-        only(STEP, CapturesNothing())
+def test_a_case_whose_rounds_disagree_is_told_apart_with_the_reason() -> None:
+    first, again = [row(STEP, 1.0), row(HOST, 1.0)], [row(STEP, UNSTEADY + 0.05), row(HOST, UNSTEADY)]
+    left, joined = measured_in_rounds(rounds_of(first, again), 2)
+    assert isinstance(left, LeftOutRow)
+    assert (joined.case, left.case) == (HOST, STEP)
+    assert "too busy to tell: the case took 1.30 times as long in one of 2 rounds" in left.reason
 
 
-class CapturesNothing(FakeBackend):
-    """Its graphs are empty."""
-
-    def capture(self, work: Any) -> Any:
-        """Nothing, whatever the work."""
-        del work
-        return lambda: None
-
-
-@pytest.mark.parametrize("case", [SELECT, GATHER, CHUNK, ROWS, STAGED], ids=ids)
-def test_any_case_that_does_nothing_once_captured_is_noticed(case: KernelCase) -> None:
-    with pytest.raises(WrongResult):
-        only(case, CapturesNothing())
-
-
-def test_a_wrong_selection_of_rows_is_never_returned_as_a_time() -> None:
-    with pytest.raises(WrongResult):
-        only(ROWS, FakeBackend(exact=False))
-
-
-def test_a_selection_out_of_range_is_a_wrong_result() -> None:
-    class OutOfRange(FakeBackend):
-        def decode_step(self, cache: Any, *, end: int) -> Any:
-            step = super().decode_step(cache, end=end)
-            step.verify = self._refuse  # type: ignore[method-assign]
-            return step
-
-        def _refuse(self) -> tuple[bool, float]:
-            raise IndexError("selected holds 9999, there are 1536 blocks")
-
-    with pytest.raises(WrongResult):
-        only(STEP, OutOfRange())
-
-
-def test_link_bytes_are_those_of_the_chunk() -> None:
-    assert only(STAGED, FakeBackend()).link_bytes == 61_440
-    assert only(STEP, FakeBackend()).link_bytes == 0
-
-
-def test_planes_that_do_not_fit_leave_their_group_out_with_the_reason() -> None:
-    refusal = RuntimeError("the offload tier needs 9.00 GiB of disk\nand more")
-    host = [replace(STEP, tier="host"), replace(GATHER, tier="host")]
-    backend = FakeBackend(refusals={"host": refusal})
-    outcomes = list(measure([STEP, *host, SELECT], backend))
-    left = [outcome for outcome in outcomes if isinstance(outcome, LeftOut)]
-    assert [outcome.case for outcome in left] == host
-    assert {outcome.reason for outcome in left} == {"the offload tier needs 9.00 GiB of disk"}
-    assert [outcome.case for outcome in outcomes if isinstance(outcome, Measurement)] == [STEP, SELECT]
-
-
-def test_a_memory_error_leaves_the_group_out_too() -> None:
-    (outcome,) = measure([STEP], FakeBackend(refusals={"vram": MemoryError("16 GiB")}))
-    assert outcome == LeftOut(case=STEP, reason="16 GiB")
-
-
-def test_a_memory_error_without_a_message_leaves_the_group_out_too() -> None:
-    (outcome,) = measure([STEP], FakeBackend(refusals={"vram": MemoryError()}))
-    assert isinstance(outcome, LeftOut)
-    assert outcome.reason
-
-
-def test_a_case_that_fails_leaves_out_itself_and_those_after_it() -> None:
-    late = [replace(STEP, ctx_tokens=ctx) for ctx in (12_288, 49_153)]
-    backend = FakeBackend()
-    backend.fails_at = 12_288
-    outcomes = list(measure([STEP, *late], backend))
-    assert isinstance(outcomes[0], Measurement)
-    assert outcomes[1:] == [LeftOut(case=case, reason="out of memory") for case in late]
-    assert backend.closed == len(backend.opened)
-
-
-def test_groups_share_planes_that_hold_their_longest_case() -> None:
-    cases = [
-        STEP,
-        replace(GATHER, ctx_tokens=49_153),
-        replace(STEP, tier="host", layers=2),
-        replace(GATHER, tier="host", huge_pages=False),
-        CHUNK,
-        ROWS,
-        STAGED,
-    ]
-    backend = FakeBackend()
-    outcomes = list(measure(cases, backend))
-    assert {outcome.case for outcome in outcomes} == set(cases)
-    assert len(outcomes) == len(cases)
-    wanted = [
-        {"layers": 12, "tokens": 49_408, "tier": "vram", "huge_pages": True},
-        {"layers": 2, "tokens": 6_400, "tier": "host", "huge_pages": True},
-        {"layers": 12, "tokens": 6_400, "tier": "host", "huge_pages": False},
-        {"layers": 1, "tokens": 12_288, "tier": "vram", "huge_pages": True},
-        {"layers": 1, "tokens": 12_288, "tier": "host", "huge_pages": True},
-    ]
-    assert sorted(backend.opened, key=str) == sorted(wanted, key=str)
-    assert backend.closed == len(wanted)
-
-
-def test_a_step_of_few_layers_is_not_run_on_planes_of_more() -> None:
-    backend = FakeBackend()
-    list(measure([STEP, replace(STEP, layers=2)], backend))
-    assert sorted(asked["layers"] for asked in backend.opened) == [2, 12]
-
-
-def test_progress_is_told_of_every_case_before_it_begins() -> None:
-    told: list[KernelCase] = []
-    outcomes = []
-    for outcome in measure(EVERY, FakeBackend(), progress=told.append):
-        assert told[-1] == outcome.case
-        outcomes.append(outcome)
-    assert len(told) == len(outcomes) == len(EVERY)
-
-
-def test_nothing_to_measure_is_nothing() -> None:
-    assert list(measure([], FakeBackend())) == []
+def test_a_case_that_one_round_could_not_run_is_left_out_once_with_its_own_reason() -> None:
+    left = LeftOutRow(case=STEP, reason="needs 9 GiB")
+    assert measured_in_rounds(rounds_of([left, row(HOST, 1.0)], [left, row(HOST, 1.0)]), 2)[1:] == [left]
+    assert measured_in_rounds(rounds_of([row(STEP, 1.0)], [left]), 2) == [left]

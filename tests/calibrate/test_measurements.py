@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from calibrate.kernel_cases import KernelCase
-from calibrate.measure import Measurement
 from calibrate.measurements import (
     NAME,
     SCHEMA,
@@ -23,20 +20,21 @@ from calibrate.measurements import (
     shipped_measurements,
     to_text,
 )
+from calibrate.operations.table import Case
 from hwprofiles.errors import BadFile
 
-STEP = KernelCase(metric="decode_step", tier="host", ctx_tokens=6_145)
-GATHER = KernelCase(metric="decode_gather", tier="vram", ctx_tokens=6_145)
+STEP = Case(operation="decode_step", at={"tier": "host", "ctx_tokens": 6_145, "layers": 12})
+GATHER = Case(operation="decode_gather", at={"tier": "vram", "ctx_tokens": 6_145, "layers": 12})
 Change = Callable[[dict[str, Any]], object]
 
 
-def row(case: KernelCase, median_s: float = 1e-3, **changes: Any) -> MeasuredRow:
+def row(case: Case, median_s: float = 1e-3, **changes: Any) -> MeasuredRow:
     values: dict[str, Any] = {"spread": 0.01, "samples_s": (median_s,) * 3, "error": 1e-4, "link_bytes": 0}
     return MeasuredRow(case=case, median_s=median_s, **values | changes)
 
 
 def measurements(*rows: MeasuredRow, **changes: Any) -> Measurements:
-    values: dict[str, Any] = {"machine": "toy", "kv_dtype": "fp16", "made": {"date": "2026-11-29"}}
+    values: dict[str, Any] = {"machine": "toy", "kv_dtype": "fp16", "made": {"grid": {"code": "a"}}}
     return Measurements(schema=SCHEMA, rows=rows, **values | changes)
 
 
@@ -79,9 +77,9 @@ def test_the_shipped_file_is_what_it_would_be_written_as() -> None:
         (lambda plain: first(plain).update(extra=1), "extra"),
         (lambda plain: plain.pop("kv_dtype"), "kv_dtype"),
         (lambda plain: first(plain).pop("median_s"), "median_s"),
-        (lambda plain: first(plain)["case"].pop("ctx_tokens"), "ctx_tokens"),
+        (lambda plain: first(plain)["case"]["at"].pop("ctx_tokens"), "ctx_tokens"),
         (lambda plain: plain.update(rows=plain["rows"] * 2), "appears twice"),
-        (lambda plain: plain.update(schema="twin.measurements/2"), "schema"),
+        (lambda plain: plain.update(schema="twin.measurements/1"), "schema"),
         (lambda plain: first(plain).update(median_s=float("nan")), "median_s"),
         (lambda plain: first(plain).update(error=float("inf")), "error"),
         (lambda plain: first(plain).update(median_s=0), "median_s"),
@@ -89,9 +87,10 @@ def test_the_shipped_file_is_what_it_would_be_written_as() -> None:
         (lambda plain: first(plain).update(median_s="1 ms"), "median_s"),
         (lambda plain: first(plain).update(samples_s=[1e-3, 0]), "samples_s"),
         (lambda plain: first(plain).update(group="short_curve"), "group"),
-        (lambda plain: first(plain)["case"].update(metric="decode"), "metric"),
-        (lambda plain: first(plain)["case"].update(rows=10**9), "rows"),
-        (lambda plain: first(plain)["case"].update(mode="staged"), "reads in place"),
+        (lambda plain: first(plain)["case"].update(operation="decode"), "unknown operation 'decode'"),
+        (lambda plain: first(plain)["case"]["at"].update(rows=10**9), "no parameter rows"),
+        (lambda plain: first(plain)["case"]["at"].update(tier="disk"), "tier is 'disk'"),
+        (lambda plain: plain.update(made={"short_curve": {}}), "made"),
         (lambda plain: plain.update(left_out=[{"case": first(plain)["case"]}]), "reason"),
     ],
 )
@@ -106,7 +105,7 @@ def test_a_file_that_is_wrong_is_refused_in_one_line_by_its_key(tmp_path: Path, 
 
 def test_a_key_that_no_case_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="ctx_token_s"):
-        read_measurements(changed(tmp_path / NAME, lambda plain: first(plain)["case"].update(ctx_token_s=1)))
+        read_measurements(changed(tmp_path / NAME, lambda plain: first(plain)["case"]["at"].update(ctx_token_s=1)))
 
 
 def test_one_case_may_stand_in_the_grid_and_on_the_curve(tmp_path: Path) -> None:
@@ -130,10 +129,15 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_case_measured_again_replaces_its_row_and_the_others_stay() -> None:
     old = measurements(row(STEP, 1e-3), row(GATHER, 2e-3))
-    new = measurements(row(STEP, 5e-3), made={"date": "2026-12-01"})
-    both = merged(old, new)
+    both = merged(old, measurements(row(STEP, 5e-3), made={"formats": {"code": "b"}}))
     assert {kept.case.id: kept.median_s for kept in both.rows} == {STEP.id: 5e-3, GATHER.id: 2e-3}
-    assert both.made == new.made
+    assert both.made == {"grid": {"code": "a"}, "formats": {"code": "b"}}
+
+
+def test_rows_of_a_group_that_other_code_is_measured_for_now_go() -> None:
+    old = measurements(row(STEP, 1e-3), row(GATHER, 2e-3), row(GATHER, group="long_curve"))
+    both = merged(old, measurements(row(STEP, 5e-3), made={"grid": {"code": "b"}}))
+    assert [(kept.group, kept.median_s) for kept in both.rows] == [("long_curve", 1e-3), ("grid", 5e-3)]
 
 
 def test_a_row_of_the_curve_does_not_replace_that_of_the_grid() -> None:
@@ -152,9 +156,8 @@ def test_merging_twice_is_merging_once() -> None:
     assert merged(merged(old, new), new) == merged(old, new)
 
 
-def test_a_fresh_measurement_becomes_a_row_as_it_is() -> None:
-    fresh = Measurement(case=STEP, median_s=2e-3, spread=0.1, samples_s=(1e-3, 2e-3, 3e-3), error=1e-3, link_bytes=7)
-    assert row_of(fresh, "long_curve") == row(
-        STEP, 2e-3, spread=0.1, samples_s=(1e-3, 2e-3, 3e-3), error=1e-3, link_bytes=7, group="long_curve"
-    )
-    assert row_of(fresh) == replace(row_of(fresh, "long_curve"), group="grid")
+def test_a_row_is_the_median_and_the_quartiles_of_its_repeats() -> None:
+    made = row_of(STEP, [1e-3, 2e-3, 3e-3, 9e-3], error=1e-3, link_bytes=7, group="long_curve")
+    assert (made.median_s, made.error, made.link_bytes, made.group) == (2.5e-3, 1e-3, 7, "long_curve")
+    assert made.spread == pytest.approx((7.5e-3 - 1.25e-3) / 1.349 / 2.5e-3)
+    assert row_of(STEP, [2e-3], error=0, link_bytes=0, group="grid").spread == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.kernel_cases import KernelCase, program_of
+from calibrate.operations.table import Case as Timed
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
@@ -72,7 +72,7 @@ def test_both_rooms_have_the_same_layouts() -> None:
 
 
 def test_every_format_of_the_rulebook_is_one_that_a_backend_keeps() -> None:
-    """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_format_cases`."""
+    """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_lowering`."""
     rules = load_engine("twin")
     assert set(rules.own_kernels.interleaved_formats) == set(BLOCK_FORMATS)
     assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(BLOCK_FORMATS)
@@ -80,9 +80,8 @@ def test_every_format_of_the_rulebook_is_one_that_a_backend_keeps() -> None:
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS)
 def test_a_record_is_the_run_that_is_counted(fmt: str) -> None:
-    (block,) = program_of(
-        KernelCase(metric="decode_gather", tier="host", ctx_tokens=98_306, format=fmt, layers=3), kv_dtype="fp16"
-    )
+    at = {"tier": "host", "ctx_tokens": 98_306, "format": fmt, "layers": 3}
+    (block,) = Timed(operation="decode_gather", at=at).program("fp16")
     (op,) = block.ops
     shape = {"block_tokens": SHAPE.ratio, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
     record_bytes = record_of(format_named(fmt), **shape).stride
@@ -141,15 +140,8 @@ def test_an_open_block_has_no_pooled_key_yet(layout: str, open_tokens: int) -> N
 def test_a_staged_chunk_copies_the_bytes_of_its_program(
     fmt: str, copies: str, ctx_tokens: int, bucket_tokens: int
 ) -> None:
-    case = KernelCase(
-        metric="prefill_attention",
-        tier="host",
-        ctx_tokens=ctx_tokens,
-        rows=4,
-        mode="staged",
-        bucket_tokens=bucket_tokens,
-        copies=copies,  # type: ignore[arg-type]
-    )
+    sizes = {"ctx_tokens": ctx_tokens, "q_tokens": 4, "copies": copies, "bucket_tokens": bucket_tokens}
+    case = Timed(operation="prefill_attention", at={"tier": "host", **sizes})
     made = backend("cpu", fmt)
     whole_pages = -(-ctx_tokens // steps.PAGE_TOKENS) * steps.PAGE_TOKENS
     with made.cache(SHAPE, layers=1, tokens=whole_pages, tier="host") as cache:
@@ -161,7 +153,7 @@ def test_a_staged_chunk_copies_the_bytes_of_its_program(
         copy = chunk._copy
         chunk._copy = lambda bucket: copied.append(bucket) or copy(bucket)
         chunk.run()
-        program = program_of(case, kv_dtype=fmt)
+        program = case.program(fmt)
         assert link_bytes(program) == pytest.approx(chunk.link_bytes, rel=1e-12)
         assert copied == list(range(program[0].iterations))
         assert chunk.verify() < 2e-2
@@ -204,7 +196,7 @@ def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
 def test_a_decode_step_s_bytes_are_those_of_its_program(fmt: str, end: int) -> None:
     model = case_of("vram", fmt, end).model
     assert is_sparse(model, end)
-    program = program_of(KernelCase(metric="decode_step", tier="vram", ctx_tokens=end, layers=1), kv_dtype=fmt)
+    program = Timed(operation="decode_step", at={"tier": "vram", "ctx_tokens": end, "layers": 1}).program(fmt)
     made = backend("cpu", fmt)
     with made.cache(SHAPE, layers=1, tokens=end, tier="vram") as cache:
         cache.fill_random(1)

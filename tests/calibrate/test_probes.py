@@ -97,7 +97,11 @@ def test_every_probe_has_a_name_of_its_own_and_a_reason_or_none() -> None:
     for probe in probes:
         assert isinstance(probe.supported(cpu), str)
         assert 0 < probe.estimate_s(quick=True) <= probe.estimate_s(quick=False)
-    assert {probe.name for probe in probes if probe.supported(cpu)} >= {"launch", "host_register", "gather_host_4k"}
+    assert {probe.name for probe in probes if probe.supported(cpu)} >= {
+        "launch",
+        "host_register",
+        "decode_gather.host4k",
+    }
 
 
 @needs_torch
@@ -110,7 +114,9 @@ def test_the_estimates_keep_quick_below_3_and_full_below_10_minutes() -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("name", ["topk", "select", "gather_vram", "gather_host"])
+@pytest.mark.parametrize(
+    "name", ["host_to_device_gather", "disk_random_read", "decode_gather.host", "prefill_attention.vram"]
+)
 def test_a_probe_runs_on_the_cpu_and_checks_its_result(tmp_path: Path, name: str) -> None:
     from realkernels.backend import open_backend
 

@@ -2,27 +2,19 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from calibrate.kernel_cases import KernelCase
-from calibrate.measure import LeftOut, Measurement, measurement_of
 from calibrate.probes import Probe, ProbeRecord, Sample
 from calibrate.rounds import (
-    UNSTEADY,
     between_calibrations,
     in_order,
     joined_rounds,
-    measured_in_rounds,
     moment_spread,
     round_name,
     typical_spread,
 )
 from tests.calibrate import probe_worlds as worlds
-
-STEP = KernelCase(metric="decode_step", tier="vram", ctx_tokens=6_145)
-GATHER = KernelCase(metric="decode_gather", tier="host", ctx_tokens=6_145)
 
 
 def record(*seconds: tuple[float, ...], **of: float) -> ProbeRecord:
@@ -107,39 +99,3 @@ def test_later_rounds_run_every_probe_and_all_kinds_soon() -> None:
     later = in_order(probes, 1)
     assert sorted(probe.name for probe in later) == [probe.name for probe in probes]
     assert [probe.name for probe in later[:3]] == ["0", "3", "6"]
-
-
-def rounds_of(*rounds: list[Measurement | LeftOut]) -> Callable[[], Iterator[Measurement | LeftOut]]:
-    """Each call gives the next round."""
-    waiting = iter(rounds)
-    return lambda: iter(next(waiting))
-
-
-def measured(case: KernelCase, *seconds: float, error: float = 1e-4) -> Measurement:
-    return measurement_of(case, seconds, error, 7)
-
-
-def test_a_case_is_the_repeats_of_all_its_rounds() -> None:
-    (joined,) = measured_in_rounds(
-        rounds_of([measured(STEP, 1.0, 1.1)], [measured(STEP, 1.0, 1.2, 1.2, error=1e-3)]), 2
-    )
-    assert isinstance(joined, Measurement)
-    assert joined.samples_s == (1.0, 1.1, 1.0, 1.2, 1.2)
-    assert (joined.median_s, joined.error, joined.link_bytes) == (1.1, 1e-3, 7)
-
-
-def test_a_case_whose_rounds_disagree_is_told_apart_with_the_reason() -> None:
-    first = [measured(STEP, 1.0), measured(GATHER, 1.0)]
-    again = [measured(STEP, UNSTEADY + 0.05), measured(GATHER, UNSTEADY)]
-    left, joined = measured_in_rounds(rounds_of(first, again), 2)
-    assert isinstance(joined, Measurement)
-    assert isinstance(left, LeftOut)
-    assert (joined.case, left.case) == (GATHER, STEP)
-    assert "too busy to tell" in left.reason
-    assert "1.30 times as long in one of 2 rounds" in left.reason
-
-
-def test_a_case_that_one_round_could_not_run_is_left_out_once_with_its_own_reason() -> None:
-    left = LeftOut(case=STEP, reason="needs 9 GiB")
-    assert measured_in_rounds(rounds_of([left, measured(GATHER, 1.0)], [left, measured(GATHER, 1.0)]), 2)[1:] == [left]
-    assert measured_in_rounds(rounds_of([measured(STEP, 1.0)], [left]), 2) == [left]

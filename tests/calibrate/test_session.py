@@ -103,7 +103,7 @@ def test_rounds_run_everything_again_and_come_together_in_the_record(tmp_path: P
     assert sorted(ran[len(NAMES) : -1]) == sorted(NAMES)
     assert ran[-1] == NAMES[0]  # the look back at the end
     assert set(outcome.record["probes"]) == {*NAMES, f"{NAMES[0]}@end"}
-    assert all(sample["rounds"] == (5, 5) for sample in outcome.record["probes"]["select"]["samples"])
+    assert all(sample["rounds"] == (5, 5) for sample in outcome.record["probes"]["decode_select"]["samples"])
 
 
 def test_a_later_round_is_cut_short_where_time_is_out_and_the_first_is_not(
@@ -113,7 +113,7 @@ def test_a_later_round_is_cut_short_where_time_is_out_and_the_first_is_not(
     ran: list[str] = []
     outcome = calibrated(tmp_path, ran=ran, rounds=3)
     assert ran == [*NAMES, NAMES[0]]
-    assert "rounds" not in outcome.record["probes"]["select"]["samples"][0]
+    assert "rounds" not in outcome.record["probes"]["decode_select"]["samples"][0]
     said = f"{len(NAMES)} of {len(NAMES)} probes in one round only, not in 3"
     assert any(said in caution for caution in outcome.cautions)
 
@@ -133,7 +133,7 @@ def test_a_later_round_that_was_interrupted_is_continued(tmp_path: Path) -> None
     ran: list[str] = []
     outcome = calibrated(tmp_path, ran=ran, rounds=2)
     assert ran[0] == "disk_read"
-    assert {"select", "vram_read@2"} <= set(outcome.resumed)
+    assert {"decode_select", "vram_read@2"} <= set(outcome.resumed)
     assert len(before) - 1 + len(ran) == 2 * len(NAMES) + 1
 
 
@@ -233,7 +233,7 @@ def test_a_probe_that_fails_is_one_line_and_keeps_what_is_done(
     tmp_path: Path, error: Exception, said: str, code: int
 ) -> None:
     with pytest.raises((CannotCalibrate, CannotWrite)) as refused:
-        calibrated(tmp_path, failing={"select": error})
+        calibrated(tmp_path, failing={"decode_select": error})
     assert said in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.exit_code == code

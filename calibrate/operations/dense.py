@@ -1,0 +1,280 @@
+"""Rows of the table: matrix products, the library kernels of a dense layer, whole layers, and what the host does."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from calibrate.fit import Fit
+from calibrate.operations import lowering
+from calibrate.operations.operation import Group, Operation, Parameter, Point, Points, Timed, Value, half_precision
+from calibrate.operations.points import (
+    BATCH,
+    CPU_SHAPE,
+    DTYPE,
+    HOST_MEMORY,
+    LAYERS,
+    LIBRARY,
+    MIB,
+    PAST,
+    Q_TOKENS,
+    SHAPE,
+    SMALL,
+    TIER,
+    TOKENS,
+    exactly,
+    lasting,
+    powers,
+    sizes,
+)
+from twin.operations.ops import Engine
+
+
+def products(
+    dtypes: Iterable[str], tokens: Iterable[int], mib: Iterable[int], *, width: int, wide: Iterable[int] = ()
+) -> tuple[Point, ...]:
+    """Square matrices over tokens, one token through matrices of several MiB, and `wide` ones with as many tokens."""
+    rows: list[tuple[Value, ...]] = []
+    for dtype in dtypes:
+        row_bytes = 4096 * lowering.ELEMENT_BYTES[dtype]
+        rows += [(dtype, count, width, width) for count in tokens]
+        rows += [(dtype, 1, size * MIB // row_bytes, 4096) for size in mib]
+        rows += [(dtype, size, size, size) for size in wide]
+    return sizes("dtype", "tokens", "rows", "columns", of=rows)
+
+
+HALVES, ALL_TYPES = ("bf16", "fp16"), ("fp16", "bf16", "fp32")
+PRODUCT = Operation(
+    name="product",
+    parameters=(DTYPE, TOKENS, Parameter("rows", "m{}"), Parameter("columns", "n{}")),
+    probes=("dtype",),
+    lower=lowering.product,
+    timed=Timed("products", "Product", "products", ("tokens", "rows", "columns")),
+    calibrated=Points(
+        products(HALVES, powers(4, 13), powers(3, 7), wide=(8192,), width=4096),
+        products(HALVES, powers(4, 12, 2), (16, 64), wide=(8192,), width=4096),
+        products(ALL_TYPES, (16, 64, 256, 1024), (16, 64), width=2048),
+        products(ALL_TYPES, (16, 64, 256, 1024), (16,), width=2048),
+    ),
+    held_out={
+        "operations": Points(
+            products(HALVES, (3, 24, 96, 768, 3_072), (24,), width=4096),
+            products(HALVES, (24, 768), (24,), width=4096),
+            products(("fp32",), (96,), (24,), width=2048), products(("fp32",), (96,), (24,), width=2048),
+        )
+    },
+    tolerance=exactly(LIBRARY),
+    fits=(
+        Fit(
+            part="weights", form="exact", over="tokens", latency="of sizes", lowered=False,
+            note="weights read once from memory, 2 operations per weight and token",
+        ),
+    ),
+    probe_s=lasting(2.5, 10),
+)  # fmt: skip
+
+DENSE_CPU: dict[str, Value] = {"dtype": "fp32", "shape": CPU_SHAPE}
+DENSE_TOKENS, DENSE_QUICK = powers(0, 13), (1, 8, 32, 64, 128, 256, 512, 1024, 8192)
+DENSE_TOKENS_CPU = (1, 4, 16, 64, 256)
+
+
+def tokens_of(gpu: Iterable[int], quick: Iterable[int], cpu: Iterable[int]) -> Points:
+    """Tokens of a layer's kernels."""
+    on_gpu, on_quick = (sizes("tokens", of=((n,) for n in some), dtype="bf16") for some in (gpu, quick))
+    on_cpu = sizes("tokens", of=((n,) for n in cpu), **DENSE_CPU)
+    return Points(on_gpu, on_quick, on_cpu, on_cpu)
+
+
+HELD_OUT_TOKENS: dict[Group, Points] = {"operations": tokens_of((3, 24, 96, 768, 3_072), (24, 768), (24,))}
+LINEAR = Operation(
+    name="linear",
+    parameters=(DTYPE, TOKENS, SHAPE),
+    lower=partial(lowering.dense_layer, parts=("weights",)),
+    timed=Timed("library", "Linear", "layer", ("tokens",)),
+    calibrated=tokens_of(DENSE_TOKENS, DENSE_QUICK, DENSE_TOKENS_CPU),
+    held_out=HELD_OUT_TOKENS,
+    tolerance=exactly(LIBRARY),
+    fits=(
+        Fit(
+            part="weights", form="exact", over="tokens", latency="none",
+            note="the four products of a layer in a chain; weights read once, 2 operations per weight and token",
+        ),
+    ),
+    supported=half_precision,
+    probe_s=lasting(2, 10),
+)  # fmt: skip
+ELEMENTWISE = Operation(
+    name="elementwise",
+    parameters=(DTYPE, TOKENS, SHAPE),
+    lower=partial(lowering.dense_layer, parts=("elementwise",)),
+    timed=Timed("library", "Elementwise", "layer", ("tokens",)),
+    calibrated=tokens_of((1, 64, 256, 1024, 4096, 8192), (1, 256, 2048, 8192), DENSE_TOKENS_CPU),
+    held_out=HELD_OUT_TOKENS,
+    tolerance=exactly(SMALL),
+    fits=(
+        Fit(
+            part="elementwise", form="streamed", over="tokens",
+            note="two residual adds with norms, rotation of q and k, and gating; latency of a layer",
+        ),
+    ),
+    supported=half_precision,
+    probe_s=lasting(2, 7),
+)  # fmt: skip
+APPEND = Operation(
+    name="append",
+    parameters=(DTYPE, TOKENS, SHAPE),
+    lower=partial(lowering.dense_layer, parts=("append",)),
+    timed=Timed("library", "PlainAppend", "layer", ("tokens",)),
+    calibrated=tokens_of((1, 256, 2048, 8192), (1, 2048, 8192), DENSE_TOKENS_CPU),
+    held_out={"operations": tokens_of((3, 96, 768, 3_072), (96, 3_072), (24,))},
+    tolerance=exactly(SMALL),
+    fits=(
+        Fit(
+            part="append", form="streamed", over="tokens",
+            note="K and V of new tokens, read and written to their slots; latency of a layer",
+        ),
+    ),
+    supported=half_precision,
+    probe_s=lasting(0.5, 2),
+)  # fmt: skip
+SAMPLE = Operation(
+    name="sample",
+    parameters=(DTYPE._replace(optional=True), TOKENS),
+    lower=lowering.sampling,
+    timed=Timed("library", "Sampling", "rows", ("tokens",)),
+    calibrated=Points(
+        *[sizes("tokens", of=((1,), (16,), (64,), (256,)), dtype="bf16")] * 2,
+        *[sizes("tokens", of=((1,), (4,)), dtype="fp32")] * 2,
+    ),
+    held_out={
+        "operations": Points(
+            *[sizes("tokens", of=((3,), (24,), (96,)))] * 2, *[sizes("tokens", of=((3,),))] * 2
+        )
+    },
+    tolerance=exactly(SMALL),
+    fits=(
+        Fit(
+            part="sampling", form="streamed", over="tokens",
+            note="softmax, noise and argmax over a row of fp32 logits, which are counted as read once",
+        ),
+    ),
+    supported=half_precision,
+    probe_s=lasting(0.3, 1),
+)  # fmt: skip
+
+ATTENDED = ("batch", "q_tokens", "past_tokens")
+
+
+def dense_chunks(*rows: int, past: Iterable[int], **given: Value) -> tuple[Point, ...]:
+    """One sequence's new tokens behind each past."""
+    of = ((1, q_tokens, before) for before in past for q_tokens in rows)
+    return sizes(*ATTENDED, of=of, **({"dtype": "bf16"} | given))
+
+
+def dense_steps(*pairs: tuple[int, int], **given: Value) -> tuple[Point, ...]:
+    """One new token of each sequence: (sequences, context)."""
+    return sizes(*ATTENDED, of=((batch, 1, ctx - 1) for batch, ctx in pairs), **({"dtype": "bf16"} | given))
+
+
+HELD_OUT_STEPS = ((1, 12_288), (6, 6_144), (24, 3_072), (96, 1_536))
+STEPS, STEPS_CPU = (
+    ((1, 8192), (64, 1024), (1, 131072), (8, 16384), (256, 512), (64, 4096)),
+    ((1, 512), (1, 4096), (4, 1024), (16, 256)),
+)
+PREFILL_DENSE = Operation(
+    name="prefill_dense",
+    parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
+    lower=partial(lowering.dense_layer, parts=("attention",)),
+    timed=Timed("library", "FlashAttention", "layer", ATTENDED),
+    calibrated=Points(
+        dense_chunks(512, 2048, 8192, past=(0, 8192, 32768)), dense_chunks(512, 2048, 8192, past=(0, 8192)),
+        *[dense_chunks(64, 256, 512, past=(0,), **DENSE_CPU)] * 2,  # the CPU's does not mask the future behind a past
+    ),
+    held_out={
+        "operations": Points(
+            dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)), dense_chunks(768, 3_072, past=(4_096,)),
+            *[dense_chunks(96, past=(0,), **DENSE_CPU)] * 2,
+        )
+    },
+    tolerance=exactly(LIBRARY),
+    fits=(
+        Fit(
+            part="attention", form="least_squares", over="rows",
+            note="causal chunks over several pasts; operations of masked pairs are not counted",
+        ),
+    ),
+    supported=half_precision,
+    probe_s=lasting(1.5, 7),
+)  # fmt: skip
+DECODE_DENSE = Operation(
+    name="decode_dense",
+    parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
+    lower=partial(lowering.dense_layer, parts=("attention",)),
+    timed=Timed("library", "FlashAttention", "layer", ATTENDED),
+    calibrated=Points(
+        dense_steps(*STEPS), dense_steps(*STEPS[:2], *STEPS[3::2]), *[dense_steps(*STEPS_CPU, **DENSE_CPU)] * 2
+    ),
+    held_out={
+        "operations": Points(
+            dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS[::2]),
+            *[dense_steps((1, 1_536), (6, 384), **DENSE_CPU)] * 2,
+        )
+    },
+    tolerance=exactly(LIBRARY),
+    fits=(
+        Fit(part="attention", form="least_squares", over="query_tokens", note="all batches and contexts in one fit"),
+    ),
+    supported=half_precision,
+    probe_s=lasting(1.5, 7),
+)  # fmt: skip
+LAYER = Operation(
+    name="layer",
+    parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
+    lower=lowering.dense_layer,
+    timed=Timed("library", "DenseLayers", "layer", ATTENDED),
+    held_out={
+        "operations": Points(
+            (*dense_steps(*HELD_OUT_STEPS), *dense_chunks(768, past=(0,)), *dense_chunks(3_072, past=(4_096,)),
+             *dense_chunks(1_536, past=(20_480,))),
+            (*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,))),
+            *[(*dense_steps((1, 1_536), (6, 384), **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU))] * 2,
+        )
+    },
+    tolerance=exactly(LIBRARY),
+    supported=half_precision,
+    rounds_often=3.0,  # rounds that much more often than a product
+)  # fmt: skip
+
+# Host memory and disk
+
+ROWS_READ = (("ram", 3), ("ram", 24), ("ram", 768), ("disk", 3), ("disk", 24), ("disk", 96))
+"""From a file of which few pages are read: neighbours in a table of the real size share none."""
+
+DISK_ROWS = Operation(
+    name="disk_rows",
+    parameters=(Parameter("source", choices=("ram", "disk")), TOKENS),
+    lower=lowering.disk_rows,
+    timed=Timed("disk_rows", "ReadRows", "table", (), fresh=True),
+    held_out={
+        "operations": Points(
+            *[sizes("source", "tokens", of=ROWS_READ)] * 2, *[sizes("source", "tokens", of=ROWS_READ[1::2])] * 2
+        )
+    },
+    tolerance=exactly(HOST_MEMORY),
+)  # fmt: skip
+IMAGES = tuple(
+    Operation(
+        name=name,
+        parameters=(TIER, LAYERS),
+        lower=partial(lowering.page_image, engine=engine),
+        timed=Timed("page_images", timed, "planes", ()),
+        held_out={
+            "operations": Points(
+                *[sizes("tier", "layers", of=(("vram", 12), ("host", 12)))] * 2,
+                *[sizes("tier", "layers", of=(("vram", 2), ("host", 2)))] * 2,
+            )
+        },
+        tolerance=exactly(HOST_MEMORY),
+    )
+    for name, timed, engine in (
+        ("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D)
+    )
+)  # fmt: skip

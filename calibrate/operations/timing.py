@@ -1,0 +1,344 @@
+"""How a point becomes a timed call, and the one loop: open, verify, capture, time, check again.
+
+Classes of `realkernels/timed/` are loaded when the first call is made: nothing else here needs torch.
+"""
+
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from calibrate.operations.lowering import ELEMENT_BYTES, PAGE_TOKENS, numbers
+from calibrate.operations.operation import Operation, Point, Value
+from calibrate.probes.probe import CannotRun, Context, Sample, check
+from twin.formats import kv_format
+
+MIB = 2**20
+LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
+"""Of a decode step at the least; of a dense model's products, 1.7 GB on a GPU; and of kernels without weights."""
+
+MANY_TOKENS = 256
+"""New tokens from which on so many are appended to fewer layers."""
+
+VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**20, 102
+IMAGED_TOKENS, IMAGES = 4096, 8
+GPU_SHARE, CPU_SHARE = 0.5, 0.2
+"""Of the free memory that what a point needs may take: on a processor both tiers share one, with others."""
+
+
+class TimedCall(Protocol):
+    """What can be checked and timed: one operation at one size. `run` is `calls` equal calls."""
+
+    calls: int
+    capturable: bool
+    """Whether it is work of the device, that a graph can hold; else the host does it, and is timed by its own clock."""
+    moved_bytes: float
+    flops: float
+    link_bytes: float
+
+    def run(self) -> None:
+        """All calls."""
+        ...
+
+    def poison(self) -> None:
+        """Fresh inputs, NaN in the outputs."""
+        ...
+
+    def error(self) -> float:
+        """Relative error of the outputs as they are; infinite where they are not finite."""
+        ...
+
+    def verify(self) -> float:
+        """Poison, run, and the error that this leaves."""
+        ...
+
+
+class Measured(NamedTuple):
+    """A timed point."""
+
+    sample: Sample
+    error: float
+    link_bytes: int
+
+
+PLACES = {
+    "qsa": "realkernels.caches.qsa",
+    "interleaved": "realkernels.caches.interleaved",
+    "device": "realkernels.device",
+}
+"""Where what is no timed call is found."""
+
+
+def loaded(module: str, name: str) -> Any:
+    """A class or a function of the kernels' room, most of them of `realkernels/timed/`."""
+    try:
+        return getattr(import_module(PLACES.get(module, f"realkernels.timed.{module}")), name)
+    except ModuleNotFoundError:  # not there yet
+        return getattr(import_module("calibrate.operations.stand_ins"), name)
+
+
+def measured(context: Context, operation: Operation, points: Sequence[Point], *, whole: bool) -> Iterator[Measured]:
+    """Time points one by one, those that share what is opened together, until `context` says that it is late.
+
+    Seconds are of one call, or of all layers where the operation is `layered` and `whole` is asked for.
+    WrongData where a result is wrong; RuntimeError and MemoryError where there is no room; CannotRun without a kernel.
+    """
+    for _, group in groupby(context.points(points), key=lambda point: shared_by(operation, point)):
+        first = next(group)
+        alike = [point for point in points if shared_by(operation, point) == shared_by(operation, first)]
+        with _opened(context, operation, alike) as shared:
+            for point in chain([first], group):
+                yield _timed(context, operation, point, _call(context, operation, point, shared), whole=whole)
+
+
+def _timed(context: Context, operation: Operation, point: Point, call: TimedCall, *, whole: bool) -> Measured:
+    where, worst = operation.id(point), operation.worst_error(point)
+    error = call.verify()
+    check(where, error <= worst, f"relative error {error:.1e}")
+    by_host = not call.capturable
+    work = call.run if by_host else context.backend.capture(call.run)
+    of_run = call.calls if whole and operation.layered else 1
+    seconds = context.seconds(
+        work, before=call.poison if operation.timed.fresh else None, per=call.calls // of_run,
+        clock=loaded("device", "host_seconds") if by_host else None,
+    )  # fmt: skip
+    call.poison()
+    work()
+    error = max(error, call.error())
+    how = check(where, error <= worst, f"relative error {error:.1e}")
+    sample = Sample(at=dict(point), seconds=seconds, moved_bytes=call.moved_bytes, flops=call.flops, checked=how)
+    return Measured(sample, error, int(call.link_bytes * of_run))
+
+
+def shared_by(operation: Operation, point: Point) -> tuple[Value, ...]:
+    """What points agree in that are timed over one cache, one table or the same weights; all of it for the others."""
+    names = {
+        "planes": ("tier", "format", "layers", "budget"), "table": ("source",), "layer": ("dtype", "shape"),
+    }.get(operation.timed.over, tuple(point))  # fmt: skip
+    return tuple(point.get(name, "") for name in names)
+
+
+# What is opened for points together
+
+
+def _opened(context: Context, operation: Operation, points: Sequence[Point]) -> AbstractContextManager[Any]:
+    if operation.timed.over == "planes":
+        return _planes(context, points)
+    if operation.timed.over == "table":
+        return _table(context, str(points[0]["source"]))
+    if operation.timed.over == "layer":
+        return nullcontext(_weights(context, points[0]) if operation.timed.name == "Linear" else None)
+    return nullcontext()
+
+
+@contextmanager
+def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
+    """A filled cache of one sequence that holds every point."""
+    from realkernels.shape import QsaShape  # noqa: PLC0415
+
+    first = points[0]
+    tokens = max(int(point.get("ctx_tokens", IMAGED_TOKENS)) for point in points)
+    shape = QsaShape(budget=int(first["budget"])) if "budget" in first else QsaShape()
+    given = {"layers": int(first.get("layers", 1)), "device": context.backend.device, "folder": str(context.folder)}
+    if "format" in first:
+        opened = loaded("interleaved", "interleaved_cache")
+        with opened(str(first["format"]), shape=shape, tokens=tokens, **given) as cache:
+            yield cache
+        return
+    given |= {"tier": "vram" if first["tier"] == "vram" else "host", "huge_pages": first["tier"] != "host4k"}
+    whole_pages = -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+    with loaded("qsa", "qsa_cache")(shape, tokens=whole_pages, **given) as cache:
+        cache.fill_random(seed=tokens)
+        yield cache
+
+
+@contextmanager
+def _table(context: Context, source: str) -> Iterator[Any]:
+    """A table of random rows, in RAM or in a file of the folder."""
+    with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
+        path = Path(folder) / "rows"
+        path.write_bytes(os.urandom(TABLE_ROWS * ROW_BYTES))
+        file = loaded("disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
+        with loaded("disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
+            yield table
+
+
+def _weights(context: Context, point: Point) -> list[Any]:
+    """Of as many layers as fit, four at most."""
+    layer_bytes = _shape(point).parameters * ELEMENT_BYTES[str(point["dtype"])]
+    count = max(1, min(LAYERS, int(_room(context, "vram") / layer_bytes)))
+    made = loaded("library", "random_weights")
+    return [made(_shape(point), dtype=_dtype(point), device=context.backend.device) for _ in range(count)]
+
+
+# One call
+
+
+def _call(context: Context, operation: Operation, point: Point, shared: Any) -> TimedCall:
+    timed, device = operation.timed, context.backend.device
+    given: dict[str, Any] = {name: point[name] for name in timed.sizes if name in point}
+    made: TimedCall
+    if timed.over == "planes":
+        if "backbone_mib" in point:
+            given["backbone_bytes"] = int(point["backbone_mib"]) * MIB
+        if timed.module == "page_images":
+            given["pages"] = IMAGES
+        cls = loaded("gather_blocks", "GatherBlocks") if "format" in point else loaded(timed.module, timed.name)
+        made = cls(shared, **given)
+    elif timed.over == "format":
+        made = _format_call(context, operation, point, given)
+    elif timed.over == "table":
+        made = loaded(timed.module, timed.name)(shared, reads=16 * int(point["tokens"]))
+    elif timed.over == "rows":
+        made = loaded(timed.module, timed.name)(vocab=VOCABULARY, device=device, **given)
+    elif timed.over == "products":
+        from calibrate.operations.products import Product  # noqa: PLC0415
+
+        beyond = (512 if context.cuda else 128 if point["tokens"] == 1 else 32) * MIB
+        made = Product(dtype=_dtype(point), beyond_bytes=beyond, device=device, **given)
+    else:
+        made = _layer_call(context, operation, point, given, shared)
+    return made
+
+
+def _format_call(context: Context, operation: Operation, point: Point, given: dict[str, Any]) -> TimedCall:
+    """Over a cache of the point's format. CannotRun where this device has no kernel for it."""
+    if "heads" in point:
+        given["shape"] = _heads(point)
+    if "arrangement" in point:
+        given["arrangement"] = point["arrangement"]
+    if operation.timed.name == "Append":
+        given["layers"] = LIGHT_LAYERS if context.cuda and int(point["tokens"]) < MANY_TOKENS else LEAST_LAYERS
+    if operation.timed.name == "AttendChunk":
+        given["caches"] = 1
+    made: TimedCall = loaded(operation.timed.module, operation.timed.name)(
+        str(point["format"]), device=context.backend.device, **given
+    )
+    return made
+
+
+def _heads(point: Point) -> Any:
+    from realkernels.shape import AttentionShape  # noqa: PLC0415
+
+    query_heads, kv_heads, head_dim = numbers(point["heads"])
+    return AttentionShape(query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def _layer_call(
+    context: Context, operation: Operation, point: Point, given: dict[str, Any], weights: list[Any] | None
+) -> TimedCall:
+    """Of a dense layer. CannotRun where flash attention cannot run here."""
+    timed, device, shape = operation.timed, context.backend.device, _shape(point)
+    given |= {"dtype": _dtype(point), "device": device}
+    if timed.name in {"FlashAttention", "DenseLayers"}:
+        missing = loaded("library", "flash_missing")(shape, dtype=given["dtype"], device=device)
+        if missing:
+            raise CannotRun(missing)
+    if timed.name == "FlashAttention":
+        beyond = (512 if context.cuda else 64) * MIB / _cache_bytes(point)
+        given["caches"] = max(2, min(16 if point["q_tokens"] == 1 else LAYERS, round(beyond)))
+    elif timed.name == "Linear":
+        given["weights"] = weights
+    else:
+        given["layers"] = LAYERS if timed.name == "DenseLayers" else LIGHT_LAYERS
+    made: TimedCall = loaded(timed.module, timed.name)(shape, **given)
+    return made
+
+
+def _shape(point: Point) -> Any:
+    from realkernels.shape import DenseShape  # noqa: PLC0415
+
+    if "shape" not in point:
+        return DenseShape()
+    names = ("hidden", "query_heads", "kv_heads", "head_dim", "intermediate")
+    return DenseShape(**dict(zip(names, numbers(point["shape"]), strict=True)))
+
+
+def _dtype(point: Point) -> Any:
+    import torch  # noqa: PLC0415
+
+    return {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[str(point["dtype"])]
+
+
+# What fits
+
+
+def fitting(context: Context, operation: Operation, points: Iterable[Point]) -> list[Point]:
+    """Points that this machine's free memory holds, with fewer layers where it must be, two at the least.
+
+    Of a cache that several points share the longest context sets the layers; one point is always left.
+    """
+    every = list(points)
+    kept = [
+        point for point in every if _bytes(context, operation, point, layers=LEAST_LAYERS) <= _room_of(context, point)
+    ] or every[:1]
+    most = {
+        key: min(
+            int(_room_of(context, point) / max(1.0, _bytes(context, operation, point, layers=1))) for point in alike
+        )
+        for key, alike in _by_cache(operation, kept).items()
+    }
+    return [
+        {**point, "layers": max(1, min(int(point["layers"]), most[shared_by(operation, point)]))}
+        if "layers" in point else point
+        for point in kept
+    ]  # fmt: skip
+
+
+def _by_cache(operation: Operation, points: Sequence[Point]) -> dict[tuple[Value, ...], list[Point]]:
+    groups: dict[tuple[Value, ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(shared_by(operation, point), []).append(point)
+    return groups
+
+
+def _room_of(context: Context, point: Point) -> float:
+    return _room(context, str(point.get("tier", "vram")))
+
+
+def _room(context: Context, tier: str) -> float:
+    machine = context.machine
+    if not context.cuda:
+        return CPU_SHARE * machine.host_free_bytes
+    return GPU_SHARE * (machine.device_free_bytes if tier == "vram" else machine.host_free_bytes)
+
+
+def _cache_bytes(point: Point) -> float:
+    """K and V of one layer of a dense model."""
+    tokens = int(point["past_tokens"]) + int(point["q_tokens"])
+    return 2.0 * int(point["batch"]) * tokens * int(_shape(point).kv_width) * ELEMENT_BYTES[str(point["dtype"])]
+
+
+def _bytes(context: Context, operation: Operation, point: Point, *, layers: int) -> float:
+    """What a point needs, roughly."""
+    over = operation.timed.over
+    if over == "planes":
+        from realkernels.shape import QsaShape  # noqa: PLC0415
+
+        shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
+        elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim
+        elements += shape.index_dim // shape.ratio if point["tier"] == "vram" else 0
+        return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))
+    if over == "format":
+        heads = _heads(point) if "heads" in point else _heads({"heads": "24x4x256"})
+        each = kv_format(str(point["format"])).plane_bytes(kv_heads=heads.kv_heads, head_dim=heads.head_dim)
+        return float(int(point.get("ctx_tokens", point.get("tokens", 0))) * int(point.get("batch", 1)) * each)
+    if over == "layer":
+        if "past_tokens" in point:
+            return 2 * _cache_bytes(point)
+        return float(2 * _shape(point).activations * int(point["tokens"]) * ELEMENT_BYTES[str(point["dtype"])])
+    return 0.0
+
+
+def release() -> None:
+    """The next point's caches may be as large as all that is free."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,100 @@
+"""Rates of chosen operations on a real GPU: only their probes and their fits, over a known profile.
+
+Run as `python tests/gpu/rates.py [report.json] [--only decode_format,append_format] [--quick] [--into profile.json]`.
+Roofs are those of `--hw`, so that nothing else is measured; `--into` puts the kernels and the rate of instructions into
+a copy of that profile. `--again report.json` fits the samples of an earlier run once more and needs no device.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from calibrate.build import Evidence, checked, instructions_roof
+from calibrate.operations.table import OPERATIONS
+from calibrate.probes import Machine, ProbeRecord, all_probes
+from hwprofiles.files import read_json
+from hwprofiles.profile import HardwareProfile, Roof
+from hwprofiles.store import shipped_document
+from tests.gpu.probing import probed, reported
+
+BEFORE = ("instructions", "compiled_kernels")
+"""Probes that others rest on, or that spare them waiting for compilers."""
+
+
+def roofed(raw: dict[str, Any], evidence: Evidence) -> HardwareProfile:
+    """The profile without kernels, with the rate of instructions that was just measured."""
+    profile: HardwareProfile = msgspec.convert(raw, HardwareProfile)
+    found = instructions_roof(evidence)
+    gpu = replace(profile.gpu, instructions=msgspec.convert(found["instructions"], Roof)) if found else profile.gpu
+    return replace(profile, gpu=gpu, kernels={})
+
+
+def tell(records: Mapping[str, ProbeRecord], kernels: dict[str, Any], fitted: dict[str, Any]) -> None:
+    """Every sample with its residual, every rate."""
+    for key, rows in fitted.items():
+        print(f"\n{key}")
+        for row in rows if isinstance(rows, list) else ():
+            left = f", left out {100 * row['left_out']:+.1f} %" if "left_out" in row else ""
+            parts = " ".join(f"{part} {1e6 * seconds:.1f}" for part, seconds in row.get("parts_s", {}).items())
+            told = f"{1e6 * row['measured_s']:.1f} us, fit {100 * row['residual']:+.1f} %{left} {parts}"
+            print(f"  {dict(row['at'])}: {told}")
+        if isinstance(rows, dict):
+            print("  " + ", ".join(f"{name} {value:.3f}" for name, value in rows.items()))
+    print()
+    for key, kernel in kernels.items():
+        told = [f"{name} {rate['value']:.3g} {rate['unit']}" for name, rate in kernel.items() if "value" in rate]
+        for name, values in (("efficiency", "efficiency"), ("operations", "counts")):
+            if name in kernel:
+                pairs = zip(kernel[name]["at"], kernel[name][values], strict=True)
+                told.append(f"{name} " + ", ".join(f"{at:g}: {value:.3f}" for at, value in pairs))
+        print(f"{key}: {'; '.join(told)}")
+    print(f"\nall probes: {sum(record.took_s for record in records.values()):.1f} s")
+
+
+def main() -> None:
+    """Measure, fit, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("report", nargs="?", type=Path, help="where to write samples and rates as JSON")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--hw", default="h200", help="the shipped profile whose roofs the efficiencies are shares of")
+    parser.add_argument("--only", default=",".join(one.name for one in OPERATIONS if one.fits), help="operations")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--again", type=Path, help="fit the samples of this report, measure nothing")
+    parser.add_argument("--into", type=Path, help="where to write that profile with the new rates")
+    asked = parser.parse_args()
+    raw = shipped_document(asked.hw)
+    if asked.again is None:
+        names = {*asked.only.split(","), *BEFORE}
+        probes = [probe for probe in all_probes() if probe.name.partition(".")[0] in names]
+        machine, records = probed(probes, asked.device, quick=asked.quick)
+        date = datetime.now(UTC).date().isoformat()
+    else:
+        earlier = read_json(asked.again)
+        machine, date = msgspec.convert(earlier["machine"], Machine), earlier["date"]
+        records = msgspec.convert(earlier["probes"], dict[str, ProbeRecord])
+    evidence = Evidence(machine=machine, records=records, date=date)
+    kernels, fitted = evidence.kernels(roofed(raw, evidence))
+    tell(records, kernels, fitted)
+    if asked.report is not None:
+        made = reported(machine, records) | {
+            "date": evidence.date, "kernels": kernels, "gpu": instructions_roof(evidence), "fitted": fitted
+        }  # fmt: skip
+        asked.report.write_text(json.dumps(msgspec.to_builtins(made), indent=1) + "\n", encoding="utf-8")
+    if asked.into is not None:
+        raw["gpu"] |= instructions_roof(evidence)
+        raw["kernels"] |= kernels
+        checked(raw)
+        asked.into.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
