@@ -1,5 +1,6 @@
 """A workload on a case: the published runs of four long prompts, what cannot fit, and intervals in order."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
@@ -130,7 +131,9 @@ def test_requests_that_arrive_late_are_waited_for() -> None:
 
 
 def test_a_request_longer_than_the_pool_is_rejected_and_the_rest_goes_on() -> None:
-    longest = served(intervals=False).kv_pool.plan.longest_request(served(intervals=False).kv_pool.blocks - 1)
+    pool = served(intervals=False).kv_pool
+    most = range(pool.blocks * pool.plan.block_tokens)
+    longest = bisect_right(most, pool.blocks - 1, key=lambda tokens: pool.plan.blocks_per_request(tokens + 1))
     asked = question(ctx_tokens=2**20)
     result = served([request(0, 100, 10), request(1, longest, 2), request(2, 100, 10)], asked=asked).result
     assert [each.id for each in result.requests] == [0, 2]
