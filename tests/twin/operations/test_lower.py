@@ -93,13 +93,6 @@ def test_grouped_layers_take_as_long_as_layers_one_by_one(
     check_grouping(asked, devices, step(kv_tokens), step(kv_tokens, 16), Roofs(machine(gpu_count=devices)))
 
 
-@pytest.mark.parametrize("asked", [{"layout": "vram"}, {"copies": "overlapped"}, {"prefill": "naive"}, {"batch": 2}])
-def test_grouped_layers_of_the_published_model_too(asked: dict[str, Any]) -> None:
-    batch = asked.get("batch", 1)
-    of_case = flash_next(200_000, **asked)
-    check_grouping(of_case, 3, step(200_000, batch=batch), step(196_608, 2048, batch), Roofs(machine(gpu_count=3)))
-
-
 @pytest.mark.parametrize("spec", [dense(), INT8_MLP, BF16], ids=["w4a16", "int8 mlp", "bf16"])
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("q_tokens", [1, 5])
