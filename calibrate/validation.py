@@ -76,14 +76,9 @@ class Errors(Struct, frozen=True, kw_only=True):
     """Id of the case with the largest absolute error."""
 
 
-class Summary(Struct, frozen=True, kw_only=True):
-    """All cases of one role."""
+class Summary(Errors, frozen=True, kw_only=True):
+    """All cases of one role; `worst` is one without an answer where there is any."""
 
-    n: int
-    median_abs_error: float | None
-    p95_abs_error: float | None
-    worst: str | None
-    """A case without an answer, or else the one with the largest absolute error."""
     coverage_90: float | None
     """Share of the cases with an interval whose interval meets the measurement; counts have none and are left out."""
     with_interval: Errors
@@ -268,7 +263,7 @@ def _totals(summary: Summary) -> str:
     return "".join(f"  {line}\n" for line in lines)
 
 
-def _errors_text(name: str, errors: Errors | Summary) -> str:
+def _errors_text(name: str, errors: Errors) -> str:
     return (
         f"{name}: n {errors.n}, median error {_percent(errors.median_abs_error)}, "
         f"95th percentile {_percent(errors.p95_abs_error)}, worst {errors.worst or '-'}"
