@@ -14,7 +14,7 @@ from calibrate.machine.description import Machine
 from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
 from calibrate.operations.operation import Group, Point
 from calibrate.operations.table import Case
-from calibrate.operations.timing import measured, release, shared_by
+from calibrate.operations.timing import compiled, measured, release, shared_by
 from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def measure(
     progress: Callable[[Case], object] = lambda _case: None,
 ) -> Iterator[Outcome]:  # fmt: skip
     """Measure the cases of one group, once. WrongData where a kernel computes something else than it should."""
-    for together in _together(list(cases)):
+    every = list(cases)
+    if machine.is_cuda:  # what cannot be compiled says so when it is run
+        compiled(str(backend.device), ((case.row, case.at) for case in every))
+    for together in _together(every):
         waiting = list(together)
         context = Context(
             machine=machine, backend=backend, folder=Path(gettempdir()), quick=False, rounds=backend.rounds,

@@ -20,6 +20,7 @@ from calibrate.operations.points import (
     SMALL,
     TIER,
     TOKENS,
+    alike,
     exactly,
     lasting,
     powers,
@@ -55,10 +56,10 @@ PRODUCT = Operation(
         products(ALL_TYPES, (16, 64, 256, 1024), (16,), width=2048),
     ),
     held_out={
-        "operations": Points(
+        "operations": alike(
             products(HALVES, (3, 24, 96, 768, 3_072), (24,), width=4096),
-            products(HALVES, (24, 768), (24,), width=4096),
-            products(("fp32",), (96,), (24,), width=2048), products(("fp32",), (96,), (24,), width=2048),
+            products(("fp32",), (96,), (24,), width=2048),
+            quick=products(HALVES, (24, 768), (24,), width=4096),
         )
     },
     tolerance=exactly(LIBRARY),
@@ -79,8 +80,7 @@ DENSE_TOKENS_CPU = (1, 4, 16, 64, 256)
 def tokens_of(gpu: Iterable[int], quick: Iterable[int], cpu: Iterable[int]) -> Points:
     """Tokens of a layer's kernels."""
     on_gpu, on_quick = (sizes("tokens", of=((n,) for n in some), dtype="bf16") for some in (gpu, quick))
-    on_cpu = sizes("tokens", of=((n,) for n in cpu), **DENSE_CPU)
-    return Points(on_gpu, on_quick, on_cpu, on_cpu)
+    return alike(on_gpu, sizes("tokens", of=((n,) for n in cpu), **DENSE_CPU), quick=on_quick)
 
 
 HELD_OUT_TOKENS: dict[Group, Points] = {"operations": tokens_of((3, 24, 96, 768, 3_072), (24, 768), (24,))}
@@ -140,15 +140,11 @@ SAMPLE = Operation(
     parameters=(DTYPE._replace(optional=True), TOKENS),
     lower=lowering.sampling,
     timed=Timed("library", "Sampling", "rows", ("tokens",)),
-    calibrated=Points(
-        *[sizes("tokens", of=((1,), (16,), (64,), (256,)), dtype="bf16")] * 2,
-        *[sizes("tokens", of=((1,), (4,)), dtype="fp32")] * 2,
+    calibrated=alike(
+        sizes("tokens", of=((1,), (16,), (64,), (256,)), dtype="bf16"),
+        sizes("tokens", of=((1,), (4,)), dtype="fp32"),
     ),
-    held_out={
-        "operations": Points(
-            *[sizes("tokens", of=((3,), (24,), (96,)))] * 2, *[sizes("tokens", of=((3,),))] * 2
-        )
-    },
+    held_out={"operations": alike(sizes("tokens", of=((3,), (24,), (96,))), sizes("tokens", of=((3,),)))},
     tolerance=exactly(SMALL),
     fits=(
         Fit(
@@ -174,7 +170,7 @@ def dense_steps(*pairs: tuple[int, int], **given: Value) -> tuple[Point, ...]:
     return sizes(*ATTENDED, of=((batch, 1, ctx - 1) for batch, ctx in pairs), **({"dtype": "bf16"} | given))
 
 
-HELD_OUT_STEPS = ((1, 12_288), (6, 6_144), (24, 3_072), (96, 1_536))
+HELD_OUT_STEPS, HELD_OUT_STEPS_CPU = ((1, 12_288), (6, 6_144), (24, 3_072), (96, 1_536)), ((1, 1_536), (6, 384))
 STEPS, STEPS_CPU = (
     ((1, 8192), (64, 1024), (1, 131072), (8, 16384), (256, 512), (64, 4096)),
     ((1, 512), (1, 4096), (4, 1024), (16, 256)),
@@ -184,14 +180,16 @@ PREFILL_DENSE = Operation(
     parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
     lower=partial(lowering.dense_layer, parts=("attention",)),
     timed=Timed("library", "FlashAttention", "layer", ATTENDED),
-    calibrated=Points(
-        dense_chunks(512, 2048, 8192, past=(0, 8192, 32768)), dense_chunks(512, 2048, 8192, past=(0, 8192)),
-        *[dense_chunks(64, 256, 512, past=(0,), **DENSE_CPU)] * 2,  # the CPU's does not mask the future behind a past
+    calibrated=alike(
+        dense_chunks(512, 2048, 8192, past=(0, 8192, 32768)),
+        dense_chunks(64, 256, 512, past=(0,), **DENSE_CPU),  # the CPU's does not mask the future behind a past
+        quick=dense_chunks(512, 2048, 8192, past=(0, 8192)),
     ),
     held_out={
-        "operations": Points(
-            dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)), dense_chunks(768, 3_072, past=(4_096,)),
-            *[dense_chunks(96, past=(0,), **DENSE_CPU)] * 2,
+        "operations": alike(
+            dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)),
+            dense_chunks(96, past=(0,), **DENSE_CPU),
+            quick=dense_chunks(768, 3_072, past=(4_096,)),
         )
     },
     tolerance=exactly(LIBRARY),
@@ -209,13 +207,13 @@ DECODE_DENSE = Operation(
     parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
     lower=partial(lowering.dense_layer, parts=("attention",)),
     timed=Timed("library", "FlashAttention", "layer", ATTENDED),
-    calibrated=Points(
-        dense_steps(*STEPS), dense_steps(*STEPS[:2], *STEPS[3::2]), *[dense_steps(*STEPS_CPU, **DENSE_CPU)] * 2
+    calibrated=alike(
+        dense_steps(*STEPS), dense_steps(*STEPS_CPU, **DENSE_CPU), quick=dense_steps(*STEPS[:2], *STEPS[3::2])
     ),
     held_out={
-        "operations": Points(
-            dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS[::2]),
-            *[dense_steps((1, 1_536), (6, 384), **DENSE_CPU)] * 2,
+        "operations": alike(
+            dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU),
+            quick=dense_steps(*HELD_OUT_STEPS[::2]),
         )
     },
     tolerance=exactly(LIBRARY),
@@ -231,11 +229,11 @@ LAYER = Operation(
     lower=lowering.dense_layer,
     timed=Timed("library", "DenseLayers", "layer", ATTENDED),
     held_out={
-        "operations": Points(
+        "operations": alike(
             (*dense_steps(*HELD_OUT_STEPS), *dense_chunks(768, past=(0,)), *dense_chunks(3_072, past=(4_096,)),
              *dense_chunks(1_536, past=(20_480,))),
-            (*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,))),
-            *[(*dense_steps((1, 1_536), (6, 384), **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU))] * 2,
+            (*dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU)),
+            quick=(*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,))),
         )
     },
     tolerance=exactly(LIBRARY),
@@ -254,8 +252,8 @@ DISK_ROWS = Operation(
     lower=lowering.disk_rows,
     timed=Timed("disk_rows", "ReadRows", "table", (), fresh=True),
     held_out={
-        "operations": Points(
-            *[sizes("source", "tokens", of=ROWS_READ)] * 2, *[sizes("source", "tokens", of=ROWS_READ[1::2])] * 2
+        "operations": alike(
+            sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
         )
     },
     tolerance=exactly(HOST_MEMORY),
@@ -266,12 +264,7 @@ IMAGES = tuple(
         parameters=(TIER, LAYERS),
         lower=partial(lowering.page_image, engine=engine),
         timed=Timed("page_images", timed, "planes", ()),
-        held_out={
-            "operations": Points(
-                *[sizes("tier", "layers", of=(("vram", 12), ("host", 12)))] * 2,
-                *[sizes("tier", "layers", of=(("vram", 2), ("host", 2)))] * 2,
-            )
-        },
+        held_out={"operations": alike(*(sizes("tier", of=(("vram",), ("host",)), layers=n) for n in (12, 2)))},
         tolerance=exactly(HOST_MEMORY),
     )
     for name, timed, engine in (

@@ -7,7 +7,7 @@ sizes. No point is in both.
 from collections.abc import Callable, Iterable
 from itertools import product as every
 
-from calibrate.operations.operation import FORMATS, Parameter, Point, Tolerance, Value
+from calibrate.operations.operation import FORMATS, Parameter, Point, Points, Tolerance, Value
 from twin.engines.twin import INLINE, PLAIN, QUANTISED
 
 MIB = 2**20
@@ -69,6 +69,11 @@ def sizes(*names: str, of: Iterable[Iterable[Value]], **same: Value) -> tuple[Po
     return tuple({**same, **dict(zip(names, row, strict=True))} for row in of)
 
 
+def alike(gpu: tuple[Point, ...], cpu: tuple[Point, ...] = (), *, quick: tuple[Point, ...] = ()) -> Points:
+    """The same points in both modes, but for what is `quick` on a GPU."""
+    return Points(gpu, quick or gpu, cpu, cpu)
+
+
 def powers(first: int, last: int, step: int = 1) -> tuple[int, ...]:
     """2^first, 2^(first + step), ... up to 2^last."""
     return tuple(2**power for power in range(first, last + 1, step))
@@ -80,12 +85,13 @@ def of_each(kept: Iterable[Point], points: Iterable[Point]) -> tuple[Point, ...]
 
 
 def dealt(
-    design: tuple[tuple[int, ...], ...], kept: Iterable[Point], names: tuple[str, ...], *, each: int, step: int
-) -> tuple[Point, ...]:
+    design: tuple[tuple[int, ...], ...], kept: Iterable[Point], names: tuple[str, ...], *, each: int, step: int,
+    first: int = 0,
+) -> tuple[Point, ...]:  # fmt: skip
     """`each` rows of one design a format, beginning `step` rows later each time: every size meets several formats."""
     return tuple(
         {**one, **dict(zip(names, design[(number * step + place) % len(design)], strict=True))}
-        for number, one in enumerate(kept)
+        for number, one in enumerate(kept, start=first)
         for place in range(each)
     )
 

@@ -6,21 +6,20 @@ from functools import partial
 from calibrate.machine.description import Machine
 from calibrate.operations.operation import Operation, Point
 from calibrate.operations.table import OPERATIONS
-from calibrate.operations.timing import fitting, loaded, measured
+from calibrate.operations.timing import compiled, fitting, measured
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, cuda_only
 
 
-def compiled(context: Context) -> list[Sample]:
+def compile_all(context: Context) -> list[Sample]:
     """All kernels over formats compiled side by side, so that what follows is not made of waiting for compilers."""
     wanted = [
-        (operation.timed.name, point)
+        (operation, point)
         for operation in OPERATIONS
-        if operation.timed.over == "format"
         for point in _points(operation, context.machine, quick=context.quick)
         if not operation.supported(point, context.machine)
     ]
     begin = time.monotonic()
-    failed = loaded("compile_ahead", "compile_ahead")(wanted, device=str(context.backend.device))
+    failed = compiled(str(context.backend.device), wanted)
     took = time.monotonic() - begin
     return [Sample(at={"points": len(wanted)}, seconds=(took,), checked="; ".join(failed) or "all compiled")]
 
@@ -50,7 +49,7 @@ def _supported(machine: Machine, *, operation: Operation, point: Point, name: st
 
 def table_probes() -> tuple[Probe, ...]:
     """Every one, in the order of the table; kernels of formats are compiled first."""
-    found = [Probe(name="compiled_kernels", run=compiled, supported=cuda_only, quick_s=36.0, full_s=45.0)]
+    found = [Probe(name="compiled_kernels", run=compile_all, supported=cuda_only, quick_s=36.0, full_s=45.0)]
     for operation in OPERATIONS:
         firsts: dict[str, Point] = {}
         for point in operation.calibrated.every():

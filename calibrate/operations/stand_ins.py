@@ -10,7 +10,9 @@ from realkernels.chunk import pieces
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_gather import HostGather, record_cache
+from realkernels.format_pool import default_arrangement
 from realkernels.format_prefill import FormatPrefill
+from realkernels.format_warm import Wanted, compile_ahead
 from realkernels.library import LibraryAttention, LibraryProducts, flash_missing, random_weights
 from realkernels.library_elementwise import LibraryAppend, LibraryElementwise
 from realkernels.library_layer import LibraryLayers
@@ -20,7 +22,7 @@ from realkernels.ngram import open_table, reference_rows
 from realkernels.page_images import evict_page, restore_page
 from realkernels.timing import clock_seconds
 
-__all__ = ["RowFile", "flash_missing", "open_table", "random_weights"]
+__all__ = ["RowFile", "Wanted", "compile_ahead", "default_arrangement", "flash_missing", "open_table", "random_weights"]
 INFINITE = float("inf")
 
 
@@ -342,21 +344,3 @@ class RestorePages(EvictPages):
 
 def host_seconds(work: Callable[[], object]) -> float:
     return clock_seconds(work, repeats=1, warm_up=0)[0]
-
-
-def compile_ahead(wanted: list[tuple[str, dict[str, Any]]], *, device: str) -> list[str]:
-    """Kernels of (class, point) side by side; why some could not."""
-    from realkernels.format_pool import default_arrangement  # noqa: PLC0415
-    from realkernels.format_warm import Kind, Wanted  # noqa: PLC0415
-    from realkernels.format_warm import compile_ahead as compiled  # noqa: PLC0415
-
-    kinds: dict[str, tuple[Kind, str]] = {
-        "AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("expand", "")
-    }  # fmt: skip
-    kernels = []
-    for name, point in wanted:
-        if name in kinds:
-            kind, key = kinds[name]
-            arrangement = str(point.get("arrangement", default_arrangement(point["format"])))
-            kernels.append(Wanted(point["format"], arrangement, int(point.get(key, 8192)), kind))
-    return compiled(kernels, device=device)

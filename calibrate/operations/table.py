@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import get_args
+from typing import Annotated, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from calibrate.operations import dense, formats, sparse
-from calibrate.operations.operation import Group, Operation, Value
+from calibrate.operations.operation import MOST, Group, Operation
 from hwprofiles.profile import HardwareProfile
 from twin.operations.ops import Program
 
@@ -29,7 +29,7 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
     """What is timed, and predicted beside it. ValueError for an unknown operation or a point that it cannot have."""
 
     operation: str
-    at: dict[str, Value]
+    at: dict[str, Annotated[int, Meta(ge=0, le=MOST)] | str]
 
     def __post_init__(self) -> None:
         if self.operation not in BY_NAME:
@@ -63,4 +63,5 @@ def held_out_cases(group: Group, *, cuda: bool, quick: bool) -> Iterator[Case]:
     for operation in OPERATIONS:
         if group in operation.held_out:
             for point in operation.held_out[group].of(cuda=cuda, quick=quick):
-                yield Case(operation=operation.name, at=dict(point))
+                at = {name: value if isinstance(value, str) else int(value) for name, value in point.items()}
+                yield Case(operation=operation.name, at=at)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 from calibrate.operations.lowering import ELEMENT_BYTES, PAGE_TOKENS, numbers
 from calibrate.operations.operation import Operation, Point, Value
 from calibrate.probes.probe import CannotRun, Context, Sample, check
-from twin.formats import kv_format
 
 MIB = 2**20
 LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
@@ -241,7 +240,8 @@ def _layer_call(
         if missing:
             raise CannotRun(missing)
     if timed.name == "FlashAttention":
-        beyond = (512 if context.cuda else 64) * MIB / _cache_bytes(point)
+        ((attend,),) = (block.ops for block in operation.lower(point, context.machine.dtype))
+        beyond = (512 if context.cuda else 64) * MIB / attend.vram_bytes
         given["caches"] = max(2, min(16 if point["q_tokens"] == 1 else LAYERS, round(beyond)))
     elif timed.name == "Linear":
         given["weights"] = weights
@@ -309,31 +309,36 @@ def _room(context: Context, tier: str) -> float:
     return GPU_SHARE * (machine.device_free_bytes if tier == "vram" else machine.host_free_bytes)
 
 
-def _cache_bytes(point: Point) -> float:
-    """K and V of one layer of a dense model."""
-    tokens = int(point["past_tokens"]) + int(point["q_tokens"])
-    return 2.0 * int(point["batch"]) * tokens * int(_shape(point).kv_width) * ELEMENT_BYTES[str(point["dtype"])]
-
-
 def _bytes(context: Context, operation: Operation, point: Point, *, layers: int) -> float:
-    """What a point needs, roughly."""
-    over = operation.timed.over
-    if over == "planes":
-        from realkernels.shape import QsaShape  # noqa: PLC0415
+    """What a point needs, roughly: planes of all layers, or what its largest op reads."""
+    if operation.timed.over != "planes":
+        return max(op.vram_bytes for block in operation.lower(point, context.machine.dtype) for op in block.ops)
+    from realkernels.shape import QsaShape  # noqa: PLC0415
 
-        shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
-        elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim
-        elements += shape.index_dim // shape.ratio if point["tier"] == "vram" else 0
-        return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))
-    if over == "format":
-        heads = _heads(point) if "heads" in point else _heads({"heads": "24x4x256"})
-        each = kv_format(str(point["format"])).plane_bytes(kv_heads=heads.kv_heads, head_dim=heads.head_dim)
-        return float(int(point.get("ctx_tokens", point.get("tokens", 0))) * int(point.get("batch", 1)) * each)
-    if over == "layer":
-        if "past_tokens" in point:
-            return 2 * _cache_bytes(point)
-        return float(2 * _shape(point).activations * int(point["tokens"]) * ELEMENT_BYTES[str(point["dtype"])])
-    return 0.0
+    shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
+    elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim
+    elements += shape.index_dim // shape.ratio if point["tier"] == "vram" else 0
+    return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))
+
+
+KINDS = {"AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("expand", "")}
+"""Of kernels that are compiled ahead, with the parameter that they are compiled anew for."""
+
+KV_CHUNK_TOKENS = 8192
+
+
+def compiled(device: str, wanted: Iterable[tuple[Operation, Point]]) -> list[str]:
+    """Compile the kernels of points over cache formats side by side; why some could not be, in lines."""
+    kernels = []
+    for operation, point in wanted:
+        kind, number = KINDS.get(operation.timed.name, ("", ""))
+        if kind:
+            name = str(point["format"])
+            arrangement = point.get("arrangement") or loaded("attend_decode", "default_arrangement")(name)
+            count = int(point.get(number, KV_CHUNK_TOKENS))
+            kernels.append(loaded("compile_ahead", "Wanted")(name, arrangement, count, kind))
+    told: list[str] = loaded("compile_ahead", "compile_ahead")(kernels, device=device) if kernels else []
+    return told
 
 
 def release() -> None:

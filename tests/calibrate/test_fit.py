@@ -19,7 +19,7 @@ from hwprofiles import HardwareProfile, load_profile
 from tests.calibrate import probe_worlds as worlds
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
-from twin.operations.ops import Engine, Program
+from twin.operations.ops import Program
 
 MACHINE, DTYPE = "h200", "fp16"
 FITTED = [operation for operation in OPERATIONS if operation.fits]
@@ -48,6 +48,12 @@ def seconds(program: Program, profile: HardwareProfile) -> float:
     return total
 
 
+def rated(operation: Operation, point: Point, truth: HardwareProfile) -> bool:
+    """Whether the machine has all rates of a point: it may be older than a format."""
+    keys = {op.kernel for block in operation.lower(point, DTYPE) for op in block.ops if op.kernel}
+    return keys <= set(truth.kernels)
+
+
 def records_of(
     truth: HardwareProfile, *, change: Change = lambda _operation, _point, time: time,
     points: Callable[[Operation], tuple[Point, ...]] | None = None,
@@ -58,6 +64,8 @@ def records_of(
     for operation in FITTED:
         own = operation.calibration(cuda=True, quick=False, multiprocessors=truth.gpu.sm_count)
         for point in own if points is None else points(operation):
+            if not rated(operation, point, truth):
+                continue
             time = change(operation, point, seconds(operation.lower(point, DTYPE), truth))
             samples.setdefault(operation.probe(point), []).append(worlds.sample(time, **point))
     return {name: ProbeRecord(samples=tuple(own), took_s=1.0) for name, own in samples.items()}
@@ -96,21 +104,23 @@ def test_points_that_were_not_measured_are_predicted_as_by_the_machine(
     truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]], operation: Operation
 ) -> None:
     for points in operation.held_out.values():
-        for point in points.gpu:
+        for point in [point for point in points.gpu if rated(operation, point, truth)]:
             wanted, found = (
                 Breakdown().run(operation.lower(point, DTYPE), Roofs(profile)).seconds for profile in (truth, again[0])
             )
             assert found == pytest.approx(wanted, rel=0.03), point
 
 
-@pytest.mark.parametrize("operation", [one for one in FITTED if one.fits[0].form == "exact"], ids=lambda one: one.name)
+@pytest.mark.parametrize("name", ["product", "decode_select", "decode_gather", "linear", "dequantise_format"])
 def test_a_calibrated_sample_is_given_back(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]], operation: Operation
+    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]], name: str
 ) -> None:
+    """Where no two sizes share an efficiency, but for those that only tell a latency."""
+    operation = BY_NAME[name]
     for point in operation.calibration(cuda=True, quick=False, multiprocessors=truth.gpu.sm_count):
         program = operation.lower(point, DTYPE)
-        if all(op.engine is not Engine.H2D or "gather" in op.kernel for block in program for op in block.ops):
-            assert seconds(program, again[0]) == pytest.approx(seconds(program, truth), rel=0.05), point
+        if rated(operation, point, truth) and point.get("budget", 2048) == 2048:
+            assert seconds(program, again[0]) == pytest.approx(seconds(program, truth), rel=0.02), point
 
 
 # What is measured beside the rates
@@ -179,7 +189,7 @@ def test_a_type_without_a_measured_roof_is_left_out(truth: HardwareProfile) -> N
 def test_without_a_rate_of_instructions_all_is_efficiency(truth: HardwareProfile) -> None:
     profile, parts = fitted(truth, records_of(truth), instructions=None)
     decode, dense = profile.kernels[INT4], profile.kernels["attend_dense/twin/bf16"]
-    assert (decode.operations, decode.combine, dense.merging) == (None, None, None)
+    assert (decode.operations, decode.combine, dense.combine) == (None, None, None)
     assert list(parts[f"{INT4}#left_out"]) == ["efficiency"]
     assert dense.efficiency is not None
     assert dense.efficiency.over == "rows"

@@ -149,3 +149,26 @@ def test_caches_that_do_not_fit_are_left_out() -> None:
         points = operation.calibration(cuda=True, quick=False, multiprocessors=132)
         few = fitting(context(machine=worlds.machine(device_free_bytes=2**28)), operation, points)
         assert 0 < len(few) < len(points) == len(fitting(context(), operation, points)), name
+
+
+def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    found: list[Any] = []
+    given = timing.loaded
+
+    def loaded(module: str, name: str) -> Any:
+        if name == "compile_ahead":
+            return lambda kernels, device: found.extend([device, *map(tuple, kernels)])
+        return given(module, name)
+
+    monkeypatch.setattr(timing, "loaded", loaded)
+    inline: Point = {"format": "int8_per_token_head", "arrangement": "inline", "tokens": 512}
+    wanted = [
+        (FORMAT, {**CODED, "q_tokens": 4}), (BY_NAME["append_format"], {"format": "fp8", "tokens": 96}),
+        (BY_NAME["dequantise_format"], inline), (SELECT, STEP),
+    ]  # fmt: skip
+    timing.compiled("cuda:0", wanted)
+    assert found == [
+        "cuda:0", ("q8_0", "aligned", 4, "decode"), ("fp8", "aligned", 96, "append"),
+        ("int8_per_token_head", "inline", 8192, "expand"),
+    ]  # fmt: skip
