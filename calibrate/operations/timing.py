@@ -166,7 +166,9 @@ def _table(context: Context, source: str) -> Iterator[Any]:
     """A table of random rows, in RAM or in a file of the folder."""
     with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
         path = Path(folder) / "rows"
-        path.write_bytes(os.urandom(TABLE_ROWS * ROW_BYTES))
+        with path.open("wb") as made:
+            made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            os.fsync(made.fileno())  # the system drops no page that is still to be written
         file = loaded("disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
         with loaded("disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table
