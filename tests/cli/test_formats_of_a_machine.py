@@ -4,8 +4,9 @@ import json
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from tests.calibrate.test_format_fits import built
+from hwprofiles import load_profile
 from tests.cli.command import ANSWERED, WRONG_INPUT, assert_one_line, run
 
 Capture = pytest.CaptureFixture[str]
@@ -14,8 +15,11 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A profile with rates of bf16, fp8 and int4 kernels, in a file."""
+    known = load_profile("h200")
+    keys = [f"attend_decode/twin/{name}" for name in ("bf16", "fp8", "int4_per_token_head")]
+    toy = replace(known, name="toy", kernels={key: known.kernels[key] for key in keys})
     path = tmp_path_factory.mktemp("machines") / "toy.json"
-    path.write_bytes(msgspec.json.encode(built()[0]))
+    path.write_bytes(msgspec.json.encode(toy))
     return str(path)
 
 
