@@ -319,7 +319,7 @@ def _bytes(context: Context, pair: Pair, layers: int) -> float:
     return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))
 
 
-KINDS = {"AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("expand", "")}
+KINDS = {"AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("dequantise", "")}
 """Of kernels that are compiled ahead, with the parameter that they are compiled anew for."""
 
 KV_CHUNK_TOKENS = 8192
