@@ -28,6 +28,7 @@ INFINITE = float("inf")
 
 
 def Wanted(name: str, arrangement: Any, number: int, kind: Any) -> format_warm.Wanted:  # noqa: N802
+    """One kernel, by the word that these files have for its kind."""
     return format_warm.Wanted(name, arrangement, number, "expand" if kind == "dequantise" else kind)
 
 
