@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from calibrate.machine.description import Machine
 from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
-from calibrate.operations.operation import Group, Point
+from calibrate.operations.operation import Group
 from calibrate.operations.table import Case
-from calibrate.operations.timing import compiled, measured, release, shared_by
+from calibrate.operations.timing import Pair, compiled, measured, release, shared_by
 from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def measure(
             estimate_s=inf, pace=PACE, begins=partial(_told, progress, waiting),
         )  # fmt: skip
         try:
-            for made in measured(context, together[0].row, [case.at for case in together], whole=True):
+            for made in measured(context, [(case.row, case.at) for case in together], whole=True):
                 case = waiting.pop(0)
                 yield row_of(
                     case, made.sample.seconds, error=made.error, link_bytes=made.link_bytes, group=group
@@ -55,7 +55,7 @@ def measure(
         release()
 
 
-def _told(progress: Callable[[Case], object], waiting: Sequence[Case], _point: Point) -> None:
+def _told(progress: Callable[[Case], object], waiting: Sequence[Case], _pair: Pair) -> None:
     progress(waiting[0])
 
 
@@ -63,7 +63,7 @@ def _together(cases: Sequence[Case]) -> Iterator[list[Case]]:
     """Cases that share what is opened for them."""
 
     def key(case: Case) -> tuple[str, ...]:
-        return (case.operation, *(str(value) for value in shared_by(case.row, case.at)))
+        return tuple(str(value) for value in shared_by((case.row, case.at)))
 
     order = {name: number for number, name in enumerate(dict.fromkeys(key(case) for case in cases))}
     for _, some in groupby(sorted(cases, key=lambda case: order[key(case)]), key=key):

@@ -1,5 +1,7 @@
 """Rows of the table: attention over caches that are read whole, and writing to them, by cache format."""
 
+from itertools import product as every
+
 from calibrate.fit import Fit
 from calibrate.operations import lowering
 from calibrate.operations.operation import Operation, Parameter, Point, Points, Timed, Value, format_supported
@@ -88,9 +90,17 @@ DECODE_FORMAT = Operation(
 )  # fmt: skip
 
 
+FEW_TOKENS, WHOLE_TILES = 8, 3
+
+
 def appended(*tokens: int, **same: Value) -> tuple[Point, ...]:
-    """New tokens into every format in its default arrangement."""
-    return of_each(DEFAULT, sizes("tokens", of=((count,) for count in tokens), **same))
+    """New tokens into every format in its default arrangement: a few, or whole tiles, which are quantised when full."""
+    points: list[Point] = []
+    for one, count in every(DEFAULT, tokens):
+        tile = kv_format(str(one["format"])).tile_tokens
+        whole = count < FEW_TOKENS or count % tile == 0
+        points.append({**one, "tokens": count if whole else WHOLE_TILES * tile, **same})
+    return tuple(points)
 
 
 APPEND_FORMAT = Operation(

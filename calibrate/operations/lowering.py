@@ -94,8 +94,7 @@ def sparse_case(point: Point, dtype: str) -> Case:
     offload: dict[str, Any] = {"host_pages": "4KiB" if point["tier"] == "host4k" else "huge", "prefill": "naive"}
     if bucket:
         staging_bytes = bucket * _sparse_case("vram", kv_dtype, (), 0).plane_bytes
-        copies = point.get("copies", "serial")
-        offload |= {"prefill": "staged", "copies": copies, "staging_bytes": staging_bytes}
+        offload |= {"prefill": "staged", "copies": point["copies"], "staging_bytes": staging_bytes}
     return _sparse_case("offload", kv_dtype, tuple(offload.items()), budget)
 
 

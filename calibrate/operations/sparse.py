@@ -172,7 +172,7 @@ def attended(
         points += chunks(ctx, rows=(q_tokens,))
         for bucket in buckets:
             if bucket < ctx and q_tokens <= MOST_STAGED:
-                points += chunks(ctx, rows=(q_tokens,), bucket_tokens=bucket)
+                points += chunks(ctx, rows=(q_tokens,), copies="serial", bucket_tokens=bucket)
     return (*points, *hosted)
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from realkernels import format_warm
 from realkernels.chunk import pieces
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_gather import HostGather, record_cache
 from realkernels.format_pool import default_arrangement
 from realkernels.format_prefill import FormatPrefill
-from realkernels.format_warm import Wanted, compile_ahead
+from realkernels.format_warm import compile_ahead
 from realkernels.library import LibraryAttention, LibraryProducts, flash_missing, random_weights
 from realkernels.library_elementwise import LibraryAppend, LibraryElementwise
 from realkernels.library_layer import LibraryLayers
@@ -24,6 +25,11 @@ from realkernels.timing import clock_seconds
 
 __all__ = ["RowFile", "Wanted", "compile_ahead", "default_arrangement", "flash_missing", "open_table", "random_weights"]
 INFINITE = float("inf")
+
+
+def Wanted(name: str, arrangement: Any, number: int, kind: Any) -> format_warm.Wanted:  # noqa: N802
+    """One kernel, by the word that these files have for its kind."""
+    return format_warm.Wanted(name, arrangement, number, "expand" if kind == "dequantise" else kind)
 
 
 class _Of:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -82,17 +82,18 @@ def loaded(module: str, name: str) -> Any:
         return getattr(import_module("calibrate.operations.stand_ins"), name)
 
 
-def measured(context: Context, operation: Operation, points: Sequence[Point], *, whole: bool) -> Iterator[Measured]:
-    """Time points one by one, those that share what is opened together, until `context` says that it is late.
+Pair = tuple[Operation, Point]
+
+
+def measured(context: Context, pairs: Sequence[Pair], *, whole: bool) -> Iterator[Measured]:
+    """Time points of operations one by one, those that share what is opened together, until `context` is late.
 
     Seconds are of one call, or of all layers where the operation is `layered` and `whole` is asked for.
     WrongData where a result is wrong; RuntimeError and MemoryError where there is no room; CannotRun without a kernel.
     """
-    for _, group in groupby(context.points(points), key=lambda point: shared_by(operation, point)):
-        first = next(group)
-        alike = [point for point in points if shared_by(operation, point) == shared_by(operation, first)]
-        with _opened(context, operation, alike) as shared:
-            for point in chain([first], group):
+    for key, group in groupby(context.points(pairs), key=shared_by):
+        with _opened(context, [pair for pair in pairs if shared_by(pair) == key]) as shared:
+            for operation, point in group:
                 yield _timed(context, operation, point, _call(context, operation, point, shared), whole=whole)
 
 
@@ -115,25 +116,28 @@ def _timed(context: Context, operation: Operation, point: Point, call: TimedCall
     return Measured(sample, error, int(call.link_bytes * of_run))
 
 
-def shared_by(operation: Operation, point: Point) -> tuple[Value, ...]:
-    """What points agree in that are timed over one cache, one table or the same weights; all of it for the others."""
-    names = {
-        "planes": ("tier", "format", "layers", "budget"), "table": ("source",), "layer": ("dtype", "shape"),
-    }.get(operation.timed.over, tuple(point))  # fmt: skip
-    return tuple(point.get(name, "") for name in names)
+SHARED = {"planes": ("tier", "format", "layers", "budget"), "table": ("source",), "layer": ("dtype", "shape")}
+"""What points agree in that are timed over one cache, one table or the same weights."""
+
+
+def shared_by(pair: Pair) -> tuple[Value, ...]:
+    """Equal for points that are timed over the same; of other kinds each has all of its own."""
+    operation, point = pair
+    over = operation.timed.over
+    kind = "images" if operation.timed.module == "page_images" else over if over == "planes" else operation.name
+    return (kind, *(point.get(name, "") for name in SHARED.get(over, tuple(point))))
 
 
 # What is opened for points together
 
 
-def _opened(context: Context, operation: Operation, points: Sequence[Point]) -> AbstractContextManager[Any]:
-    if operation.timed.over == "planes":
-        return _planes(context, points)
-    if operation.timed.over == "table":
-        return _table(context, str(points[0]["source"]))
-    if operation.timed.over == "layer":
-        return nullcontext(_weights(context, points[0]) if operation.timed.name == "Linear" else None)
-    return nullcontext()
+def _opened(context: Context, pairs: Sequence[Pair]) -> AbstractContextManager[Any]:
+    (timed, *_), (first, *_) = ([operation.timed for operation, _ in pairs], [point for _, point in pairs])
+    if timed.over == "planes":
+        return _planes(context, [point for _, point in pairs])
+    if timed.over == "table":
+        return _table(context, str(first["source"]))
+    return nullcontext(_weights(context, first) if timed.name == "Linear" else None)
 
 
 @contextmanager
@@ -162,7 +166,9 @@ def _table(context: Context, source: str) -> Iterator[Any]:
     """A table of random rows, in RAM or in a file of the folder."""
     with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
         path = Path(folder) / "rows"
-        path.write_bytes(os.urandom(TABLE_ROWS * ROW_BYTES))
+        with path.open("wb") as made:
+            made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            os.fsync(made.fileno())  # the system drops no page that is still to be written
         file = loaded("disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
         with loaded("disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table
@@ -269,33 +275,22 @@ def _dtype(point: Point) -> Any:
 # What fits
 
 
-def fitting(context: Context, operation: Operation, points: Iterable[Point]) -> list[Point]:
+def fitting(context: Context, operation: Operation, points: Iterable[Point]) -> list[Pair]:
     """Points that this machine's free memory holds, with fewer layers where it must be, two at the least.
 
     Of a cache that several points share the longest context sets the layers; one point is always left.
     """
-    every = list(points)
-    kept = [
-        point for point in every if _bytes(context, operation, point, layers=LEAST_LAYERS) <= _room_of(context, point)
-    ] or every[:1]
-    most = {
-        key: min(
-            int(_room_of(context, point) / max(1.0, _bytes(context, operation, point, layers=1))) for point in alike
-        )
-        for key, alike in _by_cache(operation, kept).items()
-    }
+    every = [(operation, point) for point in points]
+    kept = [pair for pair in every if _bytes(context, pair, LEAST_LAYERS) <= _room_of(context, pair[1])] or every[:1]
+    most: dict[tuple[Value, ...], int] = {}
+    for pair in kept:
+        layers = int(_room_of(context, pair[1]) / max(1.0, _bytes(context, pair, 1)))
+        most[shared_by(pair)] = min(layers, most.get(shared_by(pair), layers))
     return [
-        {**point, "layers": max(1, min(int(point["layers"]), most[shared_by(operation, point)]))}
-        if "layers" in point else point
-        for point in kept
+        (operation, {**point, "layers": max(1, min(int(point["layers"]), most[shared_by((operation, point))]))})
+        if "layers" in point else (operation, point)
+        for _, point in kept
     ]  # fmt: skip
-
-
-def _by_cache(operation: Operation, points: Sequence[Point]) -> dict[tuple[Value, ...], list[Point]]:
-    groups: dict[tuple[Value, ...], list[Point]] = {}
-    for point in points:
-        groups.setdefault(shared_by(operation, point), []).append(point)
-    return groups
 
 
 def _room_of(context: Context, point: Point) -> float:
@@ -309,10 +304,13 @@ def _room(context: Context, tier: str) -> float:
     return GPU_SHARE * (machine.device_free_bytes if tier == "vram" else machine.host_free_bytes)
 
 
-def _bytes(context: Context, operation: Operation, point: Point, *, layers: int) -> float:
+def _bytes(context: Context, pair: Pair, layers: int) -> float:
     """What a point needs, roughly: planes of all layers, or what its largest op reads."""
+    operation, point = pair
     if operation.timed.over != "planes":
-        return max(op.vram_bytes for block in operation.lower(point, context.machine.dtype) for op in block.ops)
+        return max(
+            op.vram_bytes * op.calls for block in operation.lower(point, context.machine.dtype) for op in block.ops
+        )
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
     shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
@@ -321,13 +319,13 @@ def _bytes(context: Context, operation: Operation, point: Point, *, layers: int)
     return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))
 
 
-KINDS = {"AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("expand", "")}
+KINDS = {"AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("dequantise", "")}
 """Of kernels that are compiled ahead, with the parameter that they are compiled anew for."""
 
 KV_CHUNK_TOKENS = 8192
 
 
-def compiled(device: str, wanted: Iterable[tuple[Operation, Point]]) -> list[str]:
+def compiled(device: str, wanted: Iterable[Pair]) -> list[str]:
     """Compile the kernels of points over cache formats side by side; why some could not be, in lines."""
     kernels = []
     for operation, point in wanted:

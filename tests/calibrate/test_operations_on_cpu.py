@@ -60,7 +60,7 @@ def ids(pair: Any) -> str:
 @pytest.mark.parametrize("pair", EVERY, ids=ids)
 def test_it_is_timed_and_right_and_leaves_nothing_behind(tmp_path: Path, pair: tuple[Operation, Point]) -> None:
     operation, point = pair
-    (made,) = measured(context(tmp_path), operation, [point], whole=True)
+    (made,) = measured(context(tmp_path), [(operation, point)], whole=True)
     assert isinstance(made, Measured)
     assert made.sample.median_s > 0
     assert made.error <= operation.worst_error(point)
@@ -82,7 +82,7 @@ def test_a_kernel_that_does_nothing_is_noticed_before_and_after_it_is_timed(
 
     monkeypatch.setattr(timing, "_call", idle)
     with pytest.raises(WrongData, match="the result is wrong after timing"):
-        list(measured(context(tmp_path), operation, [point], whole=True))
+        list(measured(context(tmp_path), [(operation, point)], whole=True))
 
 
 def test_every_probe_of_the_table_runs_here_or_says_why_not(tmp_path: Path) -> None:

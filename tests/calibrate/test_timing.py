@@ -34,8 +34,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[list[Point]]:
     closed: list[int] = []
 
     @contextmanager
-    def planes(_context: Context, _operation: Any, points: Any) -> Iterator[str]:
-        found.append(list(points))
+    def planes(_context: Context, pairs: Any) -> Iterator[str]:
+        found.append([point for _, point in pairs])
         try:
             yield "cache"
         finally:
@@ -52,7 +52,7 @@ def with_call(monkeypatch: pytest.MonkeyPatch, call: FakeCall) -> FakeCall:
 
 def only(device: FakeDevice, point: Point = STEP, *, whole: bool = False, **changes: Any) -> Measured:
     operation = FORMAT if "format" in point else SELECT
-    (made,) = measured(context(device, **changes), operation, [point], whole=whole)
+    (made,) = measured(context(device, **changes), [(operation, point)], whole=whole)
     return made
 
 
@@ -115,7 +115,9 @@ def test_points_over_one_cache_open_it_once_and_the_longest_holds_them(
 ) -> None:
     with_call(monkeypatch, FakeCall())
     points = [STEP, {**STEP, "ctx_tokens": 4_096}, {**STEP, "layers": 2}, {**STEP, "tier": "host"}]
-    assert [made.sample.at for made in measured(context(), SELECT, points, whole=False)] == points
+    assert [
+        made.sample.at for made in measured(context(), [(SELECT, point) for point in points], whole=False)
+    ] == points
     assert opened == [points[:2], points[2:3], points[3:]]
 
 
@@ -123,32 +125,35 @@ def test_a_late_probe_leaves_points_out_and_counts_them(
     monkeypatch: pytest.MonkeyPatch, opened: list[list[Point]]
 ) -> None:
     with_call(monkeypatch, FakeCall())
-    late, told = context(estimate_s=-1.0), list[Point]()
+    late, told = context(estimate_s=-1.0), list[Any]()
     late.begins = told.append
-    made = list(measured(late, FORMAT, [CODED, {**CODED, "batch": 2}], whole=False))
+    made = list(measured(late, [(FORMAT, CODED), (FORMAT, {**CODED, "batch": 2})], whole=False))
     assert ([one.sample.at for one in made], late.left_out) == ([CODED], 1)
-    assert told == [CODED]
+    assert told == [(FORMAT, CODED)]
     assert len(opened) == 1
+
+
+def sized(operation: Any, points: Any, **changes: Any) -> list[Point]:
+    return [point for _, point in fitting(context(machine=worlds.machine(**changes)), operation, points)]
 
 
 def test_layers_go_before_contexts_where_memory_is_short() -> None:
     points = SELECT.calibration(cuda=True, quick=False, multiprocessors=132)
-    large = worlds.machine(device_free_bytes=140 * 2**30)
-    assert fitting(context(machine=large), SELECT, points) == list(points)
-    short = fitting(context(machine=worlds.machine(device_free_bytes=24 * 2**30)), SELECT, points)
+    assert sized(SELECT, points, device_free_bytes=140 * 2**30) == list(points)
+    short = sized(SELECT, points, device_free_bytes=24 * 2**30)
     assert [point["ctx_tokens"] for point in short] == [point["ctx_tokens"] for point in points]
     assert len({point["layers"] for point in short}) == 1
     assert 2 <= int(short[0]["layers"]) < 12
-    tiny = fitting(context(machine=worlds.machine(device_free_bytes=2**30)), SELECT, points)
+    tiny = sized(SELECT, points, device_free_bytes=2**30)
     assert max(int(point["ctx_tokens"]) for point in tiny) < 2**18
 
 
 def test_caches_that_do_not_fit_are_left_out() -> None:
-    for name in ("decode_format", "decode_dense", "linear"):
+    for name in ("decode_format", "decode_dense", "prefill_format"):
         operation = BY_NAME[name]
         points = operation.calibration(cuda=True, quick=False, multiprocessors=132)
-        few = fitting(context(machine=worlds.machine(device_free_bytes=2**28)), operation, points)
-        assert 0 < len(few) < len(points) == len(fitting(context(), operation, points)), name
+        few = sized(operation, points, device_free_bytes=2**28)
+        assert 0 < len(few) < len(points) == len(sized(operation, points)), name
 
 
 def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +173,8 @@ def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypat
         (BY_NAME["dequantise_format"], inline), (SELECT, STEP),
     ]  # fmt: skip
     timing.compiled("cuda:0", wanted)
-    assert found == [
-        "cuda:0", ("q8_0", "aligned", 4, "decode"), ("fp8", "aligned", 96, "append"),
-        ("int8_per_token_head", "inline", 8192, "expand"),
+    kernels = [
+        ("q8_0", "aligned", 4, "decode"), ("fp8", "aligned", 96, "append"),
+        ("int8_per_token_head", "inline", 8192, "dequantise"),
     ]  # fmt: skip
+    assert found == ["cuda:0", *(tuple(given("compile_ahead", "Wanted")(*kernel)) for kernel in kernels)]

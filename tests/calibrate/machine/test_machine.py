@@ -97,10 +97,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
     """Runs a probe as on a GPU whose memory, small, is the host's and whose kernels are interpreted."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tests.calibrate.cpu_probes import probe_of
-
     from calibrate.machine import copies, kernels, mapped
     from realkernels.cpu_backend import CpuBackend
+    from tests.calibrate.cpu_probes import probe_of
 
     if not hasattr(kernels._sum, "rewrite"):
         pytest.skip("the kernels were imported before TRITON_INTERPRET was set")
