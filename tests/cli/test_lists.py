@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import cli
-from hwprofiles import profile_names
-from tests.calibrate.test_format_fits import built
+from hwprofiles import load_profile, profile_names
 from tests.cli.command import ANSWERED, CHILD, WRONG_INPUT, assert_one_line, run
 from tests.cli.test_answers import asked
 from twin.layouts import layout_names
@@ -127,7 +127,10 @@ Capture = pytest.CaptureFixture[str]
 def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A profile with rates of bf16, fp8 and int4 kernels, in a file."""
     path = tmp_path_factory.mktemp("machines") / "toy.json"
-    path.write_bytes(msgspec.json.encode(built()[0]))
+    known = load_profile("h200")
+    keys = [f"attend_decode/twin/{name}" for name in ("bf16", "fp8", "int4_per_token_head")]
+    toy = replace(known, name="toy", kernels={key: known.kernels[key] for key in keys})
+    path.write_bytes(msgspec.json.encode(toy))
     return str(path)
 
 
