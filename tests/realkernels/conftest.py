@@ -52,7 +52,7 @@ def _interpreted() -> None:
     """Kernels that some other folder's tests have imported before would want a GPU here."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    from realkernels import gather
+    from realkernels.kernels import gather
 
     if not isinstance(gather._merge_splits, InterpretedFunction):
         pytest.skip("the kernels were imported before TRITON_INTERPRET was set: run this folder on its own")
@@ -70,7 +70,7 @@ def _loops_run() -> bool:
     import torch
     from triton.runtime.errors import InterpreterError
 
-    from realkernels.selection import SelectionBuffers, select_blocks
+    from realkernels.kernels.select import SelectionBuffers, select_blocks
     from realkernels.shape import QsaShape
 
     shape = QsaShape(budget=4, index_heads=1, index_dim=16)

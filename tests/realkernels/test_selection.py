@@ -5,8 +5,8 @@ import torch
 
 from realkernels import reference
 from realkernels.bounds import check_selected
-from realkernels.cpu_kernels import best_blocks, score_blocks
-from realkernels.selection import STATE, SelectionBuffers, select_blocks
+from realkernels.kernels.in_torch import best_blocks, score_blocks
+from realkernels.kernels.select import STATE, SelectionBuffers, select_blocks
 from realkernels.shape import QsaShape
 
 CPU = torch.device("cpu")

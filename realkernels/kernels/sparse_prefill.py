@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from realkernels.gather import LOG2E
+from realkernels.kernels.gather import LOG2E
 from realkernels.rows import bucket_bounds, select_rows, whole_bounds
 from realkernels.shape import QsaShape
 

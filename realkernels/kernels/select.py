@@ -1,4 +1,4 @@
-"""Exact selection of the best blocks in three kernels: score with a coarse histogram, pick, finish.
+"""Exact selection of the best blocks of one token in three kernels: score with a coarse histogram, pick, finish.
 
 Scores are sums of relu, so never negative, and the bits of a non-negative float32 order like the float itself. A
 score's bin is its exponent with four bits of mantissa, clamped to 256 bins around `BIN_BASE`: the clamp costs time
@@ -22,10 +22,10 @@ BIN_BASE = (127 - 8) << 4
 """Bin 0 ends at 2^-8, bin 255 begins near 2^8."""
 
 SCORE_TILE = 128
-"""Pooled keys that a program scores at once."""
+"""Pooled keys that a thread block scores at once."""
 
 PICK_TILE = 1024
-"""Scores that one program of the picking kernel looks at in one go; enough programs run for one go each."""
+"""Scores that a thread block of `_pick` looks at in one go; enough of them run for one go each."""
 
 STATE = BINS + 2
 """Histogram, number picked, number of candidates."""
@@ -67,16 +67,12 @@ def _score(
 
 
 @triton.jit
-def _threshold(state, topk, BINS: tl.constexpr):
-    """Bin in which the topk-th largest lies, and how many lie above it."""
+def _cut(counts, need, BINS: tl.constexpr):
+    """Bin in which the need-th largest lies, and how many lie above it."""
     bins = tl.arange(0, BINS)
-    counts = tl.load(state + bins)
-    total = tl.sum(counts, axis=0)
-    above = total - tl.cumsum(counts, axis=0)  # elements in higher bins
-    reached = above < topk
-    cut = tl.min(tl.where(reached, bins, BINS - 1), axis=0)
-    count_above = tl.sum(tl.where(bins == cut, above, 0), axis=0)
-    return cut, count_above
+    above = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0)  # elements in higher bins
+    cut = tl.min(tl.where(above < need, bins, BINS - 1), axis=0)
+    return cut, tl.sum(tl.where(bins == cut, above, 0), axis=0)
 
 
 @triton.jit
@@ -84,7 +80,7 @@ def _pick(
     scores, state, selected, candidates, blocks, topk,
     TILE: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr,
 ):  # fmt: skip
-    cut, _ = _threshold(state, topk, BINS)
+    cut, _ = _cut(tl.load(state + tl.arange(0, BINS)), topk, BINS)
     for tile in range(tl.program_id(0), tl.cdiv(blocks, TILE), tl.num_programs(0)):
         rows = tile * TILE + tl.arange(0, TILE)
         live = rows < blocks
@@ -103,9 +99,11 @@ def _pick(
 
 
 @triton.jit
-def _count_digit(scores, candidates, count, prefix, SHIFT_: tl.constexpr, WIDTH: tl.constexpr, BY_INDEX: tl.constexpr,
-                 value, BINS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Histogram of the digit at SHIFT_ among candidates whose higher digits equal `prefix`."""
+def _count_digit(
+    scores, candidates, count, prefix, value,
+    LOW: tl.constexpr, WIDTH: tl.constexpr, BY_INDEX: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Histogram of the digit of WIDTH bits from bit LOW on, among candidates whose higher digits equal `prefix`."""
     counts = tl.zeros([BINS], dtype=tl.int32)
     for start in range(0, count, TILE):
         at = start + tl.arange(0, TILE)
@@ -117,8 +115,8 @@ def _count_digit(scores, candidates, count, prefix, SHIFT_: tl.constexpr, WIDTH:
             live = live & (bits == value)
         else:
             key = bits
-        live = live & ((key >> (SHIFT_ + WIDTH)) == prefix)
-        digit = (key >> SHIFT_) & ((1 << WIDTH) - 1)
+        live = live & ((key >> (LOW + WIDTH)) == prefix)
+        digit = (key >> LOW) & ((1 << WIDTH) - 1)
         # Dead lanes are counted in bin 0 and taken out again: tl.histogram has no mask on all versions.
         dead = tl.sum((live == 0).to(tl.int32), axis=0)
         counts += tl.histogram(tl.where(live, digit, 0), BINS)
@@ -127,12 +125,26 @@ def _count_digit(scores, candidates, count, prefix, SHIFT_: tl.constexpr, WIDTH:
 
 
 @triton.jit
-def _cut(counts, need, BINS: tl.constexpr):
-    """Digit in which the need-th largest lies, and how many lie above it."""
-    bins = tl.arange(0, BINS)
-    above = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0)
-    digit = tl.min(tl.where(above < need, bins, BINS - 1), axis=0)
-    return digit, tl.sum(tl.where(bins == digit, above, 0), axis=0)
+def _limit(
+    scores, candidates, count, left, value, BY_INDEX: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The left-th largest key among candidates, how many of its equals are still wanted, and how many there are.
+
+    A key is a score's bits; BY_INDEX, of candidates whose bits are `value`, the index, the lower the larger. Its 31
+    bits are digits of 7, 8, 8 and 8, the most significant first.
+    """
+    key = 0
+    ties = 0
+    for number in tl.static_range(4):
+        counts = _count_digit(
+            scores, candidates, count, key, value, 24 - 8 * number, 7 if number == 0 else 8, BY_INDEX, BINS, TILE
+        )
+        digit, above = _cut(counts, left, BINS)
+        if number == 3:
+            ties = tl.sum(tl.where(tl.arange(0, BINS) == digit, counts, 0), axis=0)
+        key = (key << 8) | digit
+        left -= above
+    return key, left, ties
 
 
 @triton.jit
@@ -140,40 +152,14 @@ def _finish(
     scores, state, selected, candidates, topk,
     TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """One program: the best of the candidates by value, then by lower index; leaves the state zeroed for reuse."""
-    _, count_above = _threshold(state, topk, BINS)
+    """One thread block: the best candidates by value, then by lower index; leaves the state zeroed for reuse."""
+    _, count_above = _cut(tl.load(state + tl.arange(0, BINS)), topk, BINS)
     count = tl.load(state + BINS + 1)
     need = tl.minimum(topk - count_above, count)
-    # Threshold value, most significant digit first: 31 value bits in digits of 7, 8, 8, 8.
-    value = 0
-    left = need
-    digit, above = _cut(_count_digit(scores, candidates, count, value, 24, 7, False, 0, BINS, TILE), left, BINS)
-    value = digit
-    left -= above
-    digit, above = _cut(_count_digit(scores, candidates, count, value, 16, 8, False, 0, BINS, TILE), left, BINS)
-    value = (value << 8) | digit
-    left -= above
-    digit, above = _cut(_count_digit(scores, candidates, count, value, 8, 8, False, 0, BINS, TILE), left, BINS)
-    value = (value << 8) | digit
-    left -= above
-    last = _count_digit(scores, candidates, count, value, 0, 8, False, 0, BINS, TILE)
-    digit, above = _cut(last, left, BINS)
-    ties = tl.sum(tl.where(tl.arange(0, BINS) == digit, last, 0), axis=0)
-    value = (value << 8) | digit
-    left -= above
-    # Lowest index that still counts among equals: only where not all of them are wanted.
+    value, left, ties = _limit(scores, candidates, count, need, 0, False, BINS, TILE)
     lowest_key = 0
-    if ties > left:
-        key, above = _cut(_count_digit(scores, candidates, count, 0, 24, 7, True, value, BINS, TILE), left, BINS)
-        left -= above
-        digit, above = _cut(_count_digit(scores, candidates, count, key, 16, 8, True, value, BINS, TILE), left, BINS)
-        key = (key << 8) | digit
-        left -= above
-        digit, above = _cut(_count_digit(scores, candidates, count, key, 8, 8, True, value, BINS, TILE), left, BINS)
-        key = (key << 8) | digit
-        left -= above
-        digit, above = _cut(_count_digit(scores, candidates, count, key, 0, 8, True, value, BINS, TILE), left, BINS)
-        lowest_key = (key << 8) | digit
+    if ties > left:  # the lowest index that still counts among equals: only where not all of them are wanted
+        lowest_key, _, _ = _limit(scores, candidates, count, left, value, True, BINS, TILE)
     first = count_above
     for start in range(0, count, TILE):
         at = start + tl.arange(0, TILE)
@@ -212,20 +198,16 @@ class SelectionBuffers:
 
 
 def select_blocks(
-    index_query: torch.Tensor,
-    pooled_keys: torch.Tensor,
-    selected: torch.Tensor,
-    buffers: SelectionBuffers,
-    shape: QsaShape,
-    *,
-    programs: int,
-) -> None:
+    index_query: torch.Tensor, pooled_keys: torch.Tensor, selected: torch.Tensor, buffers: SelectionBuffers,
+    shape: QsaShape, *, programs: int,
+) -> None:  # fmt: skip
     """Write the indices of the best `shape.topk` blocks into `selected` (int32 [topk], any order).
 
     index_query [index_heads, index_dim] and pooled_keys [blocks, index_dim], fp16 or bf16, contiguous, blocks >= topk.
     Scores are float32; the larger wins, among equals the lower index. A product that is NaN counts as 0, one that is
-    infinite or beyond float32 wins over every finite one. Nothing synchronises: the three launches can be captured in a
-    CUDA graph.
+    infinite or beyond float32 wins over every finite one. `programs` thread blocks score. Nothing
+    synchronises: the three launches can be captured in a CUDA graph. ValueError for fewer blocks than are selected, or
+    more than `buffers` hold.
     """
     blocks, dim = pooled_keys.shape
     if blocks < shape.topk:
