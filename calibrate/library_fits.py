@@ -124,7 +124,7 @@ def layer_ops(sample: Sample) -> tuple[Op, ...]:
         "append": {"vram_bytes": shape.appended * tokens * element, "grain": tokens},
         attend: {
             "vram_bytes": 2.0 * batch * (past + rows) * shape.kv_width * element,
-            "flops": shape.attend_flops(batch=batch, rows=rows, past=past), "grain": rows,
+            "flops": shape.attend_flops(batch=batch, q_tokens=rows, past_tokens=past), "grain": rows,
         },
     }  # fmt: skip
     return tuple(

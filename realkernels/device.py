@@ -111,14 +111,7 @@ class CpuDevice(Device):
         return work
 
     def _once(self, work: Callable[[], object]) -> float:
-        """By the host's clock, without the time in which a thread was ready and other processes had its core.
-
-        What is left is at least what the calling thread computed for, and holds all waiting for files or other threads.
-        """
-        waited, computed, start = queued_seconds(), time.thread_time(), time.perf_counter()
-        work()
-        wall_s, computed_s = time.perf_counter() - start, time.thread_time() - computed
-        return undisturbed_seconds(wall_s, computed_s, waited, queued_seconds())
+        return host_seconds(work)
 
 
 def open_device(name: str) -> Device:
@@ -177,6 +170,17 @@ def vram_for(what: str, nbytes: int, device: torch.device) -> Iterator[None]:
             f"{what} needs {nbytes / 2**30:.2f} GiB of VRAM, {torch.cuda.get_device_name(device)} has "
             f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB free: try a shorter context or fewer layers"
         ) from None
+
+
+def host_seconds(work: Callable[[], object]) -> float:
+    """Of `work`, by the host's clock, without the time in which a thread was ready and other processes had its core.
+
+    What is left is at least what the calling thread computed for, and holds all waiting for files or other threads.
+    """
+    waited, computed, start = queued_seconds(), time.thread_time(), time.perf_counter()
+    work()
+    wall_s, computed_s = time.perf_counter() - start, time.thread_time() - computed
+    return undisturbed_seconds(wall_s, computed_s, waited, queued_seconds())
 
 
 def queued_seconds() -> dict[str, float]:

@@ -13,7 +13,7 @@ from realkernels.format_pool import default_arrangement, random_rows
 from realkernels.formats import Arrangement, KVarN, Planes, format_named
 from realkernels.formats.kvarn_check import tile_faults
 from realkernels.formats.kvarn_sidecar import QUANTISED
-from realkernels.library import relative_error
+from realkernels.timed.call import relative_error
 from realkernels.shape import AttentionShape
 
 LEAST_BITS_ERROR = {8: 0.05, 7: 0.06, 6: 0.08, 5: 0.15, 4: 0.25, 3: 0.45, 2: 0.8}

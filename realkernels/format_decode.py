@@ -9,12 +9,11 @@ from functools import partial
 
 import torch
 
-from realkernels.checked import Checked
 from realkernels.format_cpu import attend_blocks
 from realkernels.format_pool import NoKernel, Pool, default_arrangement
 from realkernels.formats import Arrangement, Format, format_named
-from realkernels.library import relative_error
 from realkernels.shape import AttentionShape
+from realkernels.timed.call import TimedCall, relative_error
 
 BEYOND_CACHES = {"cuda": 512 * 2**20, "cpu": 16 * 2**20}
 """Bytes that the caches of a run have together: several times what a device keeps on its chip."""
@@ -51,7 +50,7 @@ def rotate(rows: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     torch.mm(rows.flatten(0, -2), matrix, out=out.view(-1, out.shape[-1]))
 
 
-class FormatDecode(Checked):
+class FormatDecode(TimedCall):
     """Attention of the newest `query_tokens` tokens of `batch` sequences over `ctx_tokens` each, those included.
 
     NoKernel where this device has none for the format; ValueError for sizes that the format does not take; RuntimeError

@@ -8,19 +8,18 @@ from collections.abc import Callable
 
 import torch
 
-from realkernels.checked import Checked
 from realkernels.chunk import PIECE_TOKENS, ChunkScratch, attend_chunk, check_chunk, pieces
 from realkernels.chunk_cpu import reader
 from realkernels.format_decode import Rotation, caches_beyond, query_dtype, rotate
 from realkernels.format_pool import NoKernel, Pool, default_arrangement
 from realkernels.formats import Arrangement, format_named
-from realkernels.library import check_rows_of, relative_error
 from realkernels.shape import AttentionShape
+from realkernels.timed.call import TimedCall, relative_error, some_rows
 
 __all__ = ["PIECE_TOKENS", "FormatPrefill", "attend_chunk"]
 
 
-class FormatPrefill(Checked):
+class FormatPrefill(TimedCall):
     """Attention of a sequence's newest `rows` tokens over all of its `ctx_tokens`, over several caches in turn.
 
     NoKernel where this device has none for the format; ValueError, before anything is allocated, for sizes that do not
@@ -135,7 +134,7 @@ class FormatPrefill(Checked):
         group, worst = self.shape.group, 0.0
         for kv_head in {0, self.shape.kv_heads - 1}:
             heads = slice(kv_head * group, (kv_head + 1) * group)
-            for row in check_rows_of(self.rows, torch.device("cpu")).tolist():
+            for row in some_rows(self.rows):
                 seen = self.past + row + 1
                 truth = self.pool.attend(self.query[row, heads], self.caches - 1, kv_head, seen=seen)
                 worst = max(worst, relative_error(self.output[row, heads], truth))

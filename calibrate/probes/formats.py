@@ -166,7 +166,7 @@ def _appended(context: Context, name: str, tokens: int) -> Sample:
     how = check(f"append to {name}", not faults, faults or "as torch appends in other pieces")
     work = context.backend.capture(timed.run)
     timed.poison()
-    seconds = context.seconds(work, per=layers, before=lambda _index: timed.poison())
+    seconds = context.seconds(work, per=layers, before=timed.poison)
     check(f"append to {name}", timed.finite(), "all tokens written")
     at: dict[str, int | float | str] = {"format": name, "tokens": tokens, **vars(shape)}
     return Sample(at=at, seconds=seconds, moved_bytes=timed.moved_bytes, checked=how)

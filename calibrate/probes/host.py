@@ -10,7 +10,7 @@ import torch
 from calibrate.probes.memory import MIB
 from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
 from calibrate.probes.tiers import scratch_file
-from realkernels.timing import clock_seconds
+from realkernels.device import host_seconds
 
 KIB, GIB = 2**10, 2**30
 DISK_THREADS = 16
@@ -48,7 +48,8 @@ def host_read(context: Context) -> list[Sample]:
 
 def _clocked(context: Context, work: Callable[[], object]) -> tuple[float, ...]:
     """Seconds of host work, by the host's clock."""
-    return tuple(clock_seconds(work, repeats=context.pick(5, 11), warm_up=1))
+    work()
+    return tuple(host_seconds(work) for _ in range(context.pick(5, 11)))
 
 
 def disk_read(context: Context) -> list[Sample]:
@@ -105,7 +106,7 @@ def _write(handle: int, size: int, block: bytes) -> None:
 
 def host_register(context: Context) -> list[Sample]:
     """Mapping, registering and releasing host memory, by page size."""
-    from realkernels.host_slab import host_slab  # noqa: PLC0415
+    from realkernels.caches.host_memory import registered  # noqa: PLC0415
 
     samples = []
     size = context.pick(1 * GIB, 4 * GIB)
@@ -114,7 +115,7 @@ def host_register(context: Context) -> list[Sample]:
         seconds = []
         for _ in range(2 if context.quick else 3):
             begin = time.perf_counter()
-            with host_slab(size, device=context.backend.device, huge_pages=pages == "huge") as slab:
+            with registered(size, device=context.backend.device, huge_pages=pages == "huge") as slab:
                 seconds.append(time.perf_counter() - begin)
                 slab.device[-1:].fill_(7)
                 torch.cuda.synchronize(context.backend.device)

@@ -58,7 +58,7 @@ def _gather(context: Context, data: Any, run: int) -> tuple[tuple[float, ...], i
         from calibrate.probes.device_kernels import RunSums  # noqa: PLC0415
 
         sums = RunSums(data.view(torch.int32), run_bytes=run, runs=runs)
-        seconds = context.seconds(sums.run, before=lambda _index: sums.starts.random_(0, slots))
+        seconds = context.seconds(sums.run, before=lambda: sums.starts.random_(0, slots))
         some = sums.starts[:256].cpu()
         table = data.view(torch.int32).view(-1, run // 4)
         wanted = table[some.to(data.device)].long().sum(dim=1)
@@ -68,7 +68,7 @@ def _gather(context: Context, data: Any, run: int) -> tuple[tuple[float, ...], i
     starts = torch.zeros(runs, dtype=torch.int64)
     target = torch.empty(runs, run // 8, dtype=torch.int64)
     seconds = context.seconds(
-        lambda: torch.index_select(table, 0, starts, out=target), before=lambda _index: starts.random_(0, slots)
+        lambda: torch.index_select(table, 0, starts, out=target), before=lambda: starts.random_(0, slots)
     )
     return seconds, runs * run, check(name, torch.equal(target, table[starts]), "equal")
 

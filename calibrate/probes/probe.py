@@ -13,7 +13,7 @@ from msgspec import Struct
 from calibrate.probes.machine import Machine
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
 
 Point = TypeVar("Point")
 
@@ -94,7 +94,7 @@ class Context:
     """What a probe may use while it runs."""
 
     machine: Machine
-    backend: "Backend"
+    backend: "Device"
     folder: Path
     """Where scratch files may lie."""
     quick: bool
@@ -123,7 +123,7 @@ class Context:
             yield point
 
     def seconds(
-        self, work: Callable[[], object], *, before: Callable[[int], object] | None = None, per: int = 1
+        self, work: Callable[[], object], *, before: Callable[[], object] | None = None, per: int = 1
     ) -> tuple[float, ...]:
         """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three.
 

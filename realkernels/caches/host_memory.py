@@ -1,4 +1,4 @@
-"""Host memory of the offload tier: registered so that a GPU reads it in place; on the CPU, mapped from a nameless file."""
+"""Host memory of the offload tier: registered so that a GPU reads it in place; on the CPU, a mapped nameless file."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""Interleaved blocks of a codec in host memory: codes and scales of K and V of 4 tokens in one run (`formats/blocks.py`).
+"""Interleaved blocks of a codec in host memory: 4 tokens' codes and scales of K and V in one run (`formats/blocks.py`).
 
 A few thousand tokens are appended and repeated through every layer: a gather reads only what it selects, and what is
 repeated does not show in its time. A layer's copy begins at a block of its own and the repeated part is no power of two

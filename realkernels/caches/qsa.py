@@ -1,4 +1,4 @@
-"""The planes of one sparsely attended sequence, in device memory or offloaded, and the two ways in which they are written.
+"""The planes of one sparsely attended sequence, in device memory or offloaded, and the two ways to write them.
 
 `vram`: every plane in the device's own memory, ordinary memory where the CPU is the device. `host` (the layout
 `offload`): K, V and raw keys in host memory that the device reads in place, pooled keys on the device.

@@ -1,12 +1,17 @@
-"""The kernels in plain torch on the CPU: planes stay in 16 bits, whatever is multiplied is widened to float32 first.
+"""What runs where there is no GPU: sparse attention, and what lies between a dense layer's products, in plain torch.
 
-Loops run over tiles that fit the caches, never over single rows.
+Planes stay in 16 bits, what is multiplied is widened to float32 first. Loops run over tiles that fit the caches, never
+over single rows.
 """
 
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from realkernels import reference
+from realkernels.formats.format import Format
+from realkernels.formats.planes import Planes
+from realkernels.rows import bucket_bounds, whole_bounds
 from realkernels.shape import QsaShape
 
 SCORE_ROWS = 2048
@@ -37,7 +42,7 @@ def best_blocks(scores: torch.Tensor, selected: torch.Tensor) -> None:
     selected[above.shape[0] :] = level[: count - above.shape[0]]
 
 
-def gather_attend(
+def gather_planes(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, end: int,
     output: torch.Tensor, shape: QsaShape,
 ) -> None:  # fmt: skip
@@ -60,81 +65,154 @@ def gather_attend(
     output.copy_(torch.bmm(weights, gathered(values)).view(shape.query_heads, shape.head_dim))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunningSoftmax:
-    """What prefill rows carry from bucket to bucket, all float32."""
-
-    top: torch.Tensor
-    """[rows, kv_heads, group]: largest score so far."""
-    mass: torch.Tensor
-    """[rows, kv_heads, group]: sum of exp(score - top)."""
-    accumulator: torch.Tensor
-    """[rows, kv_heads, group, head_dim]."""
-
-    @staticmethod
-    def allocate(rows: int, shape: QsaShape) -> "RunningSoftmax":
-        """Room for `rows` rows; `reset` before use."""
-        size = (rows, shape.kv_heads, shape.group)
-        return RunningSoftmax(
-            top=torch.empty(size), mass=torch.empty(size), accumulator=torch.empty(*size, shape.head_dim)
-        )
-
-    def reset(self) -> None:
-        """Nothing seen yet."""
-        self.top.fill_(float("-inf"))
-        self.mass.zero_()
-        self.accumulator.zero_()
-
-    def write(self, output: torch.Tensor) -> None:
-        """Divide into output [rows, query_heads, head_dim]."""
-        output.copy_((self.accumulator / self.mass[..., None]).view(output.shape))
-
-
-def attend_bucket(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selection: torch.Tensor, bounds: torch.Tensor,
-    carried: RunningSoftmax, *, bucket: int, bucket_start: int, past: int, shape: QsaShape,
+def gather_interleaved(
+    query: torch.Tensor, planes: Planes, selected: torch.Tensor, end: int, output: torch.Tensor, codec: Format,
+    shape: QsaShape,
 ) -> None:  # fmt: skip
-    """All rows over what they selected in one bucket, whose first token is `bucket_start` and lies at keys[0].
+    """Attention of the token at `end` - 1 over `selected` interleaved blocks and the open tail, for any codec.
 
-    query [rows, query_heads, head_dim], selection ascending int32 [rows, topk + 1], bounds int32 [rows, buckets + 1].
+    query and output [query_heads, head_dim] in the model's basis; planes of `blocks.block_planes`; selected int32
+    [topk], trusted. A NaN in a selected row reaches the heads that share its KV head and nobody else; nothing but the
+    selected rows is read. ValueError for a context with fewer blocks than are selected, or beyond the planes.
     """
-    for first in range(0, query.shape[0], SLAB_ROWS):
-        part = slice(first, min(first + SLAB_ROWS, query.shape[0]))
-        low, high = bounds[part, bucket, None], bounds[part, bucket + 1, None]
-        width = int((high - low).max())
-        if width == 0:
-            continue
-        slot = low + torch.arange(width)
-        block = selection[part].gather(1, slot.clamp(max=selection.shape[1] - 1).long()).long()
-        token = (block[:, :, None] * shape.ratio + torch.arange(shape.ratio)).flatten(1)  # [slab, lanes]
-        ends = torch.arange(past + part.start + 1, past + part.stop + 1)[:, None]
-        live = (slot < high).repeat_interleave(shape.ratio, dim=1) & (token < ends)
-        index = torch.where(live, token - bucket_start, 0).flatten()
-        dead = ~live
-        for head in range(shape.kv_heads):
-            k = keys[:, head].index_select(0, index).view(*live.shape, shape.head_dim).float()
-            v = values[:, head].index_select(0, index).view(*live.shape, shape.head_dim).float()
-            v.masked_fill_(dead[:, :, None], 0.0)  # a masked lane weighs 0, and 0 times NaN is NaN
-            q = query[part].unflatten(1, (shape.kv_heads, shape.group))[:, head].float()
-            _fold(q * shape.head_dim**-0.5, k, v, dead, carried, part, head)
+    if end // shape.ratio < shape.topk:
+        raise ValueError(f"a context of {end} tokens has fewer than {shape.topk} blocks: it is read whole")
+    if end > planes.slots or planes.page_tokens != shape.ratio:
+        raise ValueError(
+            f"a context of {end} tokens in blocks of {shape.ratio} does not fit {planes.pages} blocks of "
+            f"{planes.page_tokens}"
+        )
+    slots = reference.selected_tokens(selected.long(), end, shape.ratio)
+    keys, values = codec.read(planes, slots, checked=False)  # [tokens, kv_heads, head_dim] in the stored basis
+    grouped = codec.rotate_query(query.float()).view(shape.kv_heads, shape.group, shape.head_dim)
+    scores = grouped @ keys.permute(1, 2, 0) * shape.head_dim**-0.5
+    attended = torch.softmax(scores, dim=-1) @ values.transpose(0, 1)
+    output.copy_(codec.rotate_output(attended.reshape(shape.query_heads, shape.head_dim)))
 
 
-def _fold(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dead: torch.Tensor,
-    carried: RunningSoftmax,
-    part: slice,
-    head: int,
+class ChunkAttention:
+    """As `sparse_prefill.ChunkAttention`. A thread makes overlapped copies: torch lets go of the interpreter meanwhile.
+
+    What tokens carry from bucket to bucket is float32: the largest score so far and the sum of exp(score - largest)
+    [q_tokens, kv_heads, group], and the weighted sum of values [q_tokens, kv_heads, group, head_dim].
+    """
+
+    def __init__(
+        self, shape: QsaShape, *, q_tokens: int, bucket_tokens: int, copies: str, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.shape, self.bucket_tokens = shape, bucket_tokens
+        count = 0 if not bucket_tokens else 2 if copies == "overlapped" else 1
+        size = (bucket_tokens, shape.kv_heads, shape.head_dim)
+        self._buffers = [(torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)) for _ in range(count)]
+        carried = (q_tokens, shape.kv_heads, shape.group)
+        self._top, self._mass = torch.empty(carried, device=device), torch.empty(carried, device=device)
+        self._accumulator = torch.empty(*carried, shape.head_dim, device=device)
+
+    def run(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selection: torch.Tensor, past: int,
+        output: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """As `sparse_prefill.ChunkAttention.run`."""
+        self._top.fill_(float("-inf"))
+        self._mass.zero_()
+        self._accumulator.zero_()
+        if self._buffers:
+            self._run_staged(query, keys, values, selection, past)
+        else:
+            self._attend(query, keys, values, selection, whole_bounds(selection), 0, past)
+        output.copy_((self._accumulator / self._mass[..., None]).view(output.shape))
+
+    def _run_staged(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selection: torch.Tensor, past: int
+    ) -> None:
+        buckets = -(-keys.shape[0] // self.bucket_tokens)
+        bounds = bucket_bounds(selection, self.bucket_tokens // self.shape.ratio, buckets)
+        if len(self._buffers) == 1:
+            for bucket in range(buckets):
+                self._attend(query, *self._copy(keys, values, bucket), selection, bounds, bucket, past)
+            return
+        with ThreadPoolExecutor(max_workers=1) as copier:
+            coming: Future[tuple[torch.Tensor, torch.Tensor]] = copier.submit(self._copy, keys, values, 0)
+            for bucket in range(buckets):
+                buffers = coming.result()
+                if bucket + 1 < buckets:  # into the other buffer, whose bucket has been attended to
+                    coming = copier.submit(self._copy, keys, values, bucket + 1)
+                self._attend(query, *buffers, selection, bounds, bucket, past)
+
+    def _copy(self, keys: torch.Tensor, values: torch.Tensor, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
+        part = slice(bucket * self.bucket_tokens, min((bucket + 1) * self.bucket_tokens, keys.shape[0]))
+        buffers = self._buffers[bucket % len(self._buffers)]
+        for buffer, plane in zip(buffers, (keys, values), strict=True):
+            buffer[: part.stop - part.start].copy_(plane[part])
+        return buffers
+
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selection: torch.Tensor,
+        bounds: torch.Tensor, bucket: int, past: int,
+    ) -> None:  # fmt: skip
+        """All tokens over what they selected in one bucket, whose first token lies at keys[0]."""
+        shape = self.shape
+        for first in range(0, query.shape[0], SLAB_ROWS):
+            part = slice(first, min(first + SLAB_ROWS, query.shape[0]))
+            low, high = bounds[part, bucket, None], bounds[part, bucket + 1, None]
+            width = int((high - low).max())
+            if width == 0:
+                continue
+            slot = low + torch.arange(width)
+            block = selection[part].gather(1, slot.clamp(max=selection.shape[1] - 1).long()).long()
+            token = (block[:, :, None] * shape.ratio + torch.arange(shape.ratio)).flatten(1)  # [slab, lanes]
+            ends = torch.arange(past + part.start + 1, past + part.stop + 1)[:, None]
+            live = (slot < high).repeat_interleave(shape.ratio, dim=1) & (token < ends)
+            index = torch.where(live, token - bucket * self.bucket_tokens, 0).flatten()
+            for head in range(shape.kv_heads):
+                k = keys[:, head].index_select(0, index).view(*live.shape, shape.head_dim).float()
+                v = values[:, head].index_select(0, index).view(*live.shape, shape.head_dim).float()
+                q = query[part].unflatten(1, (shape.kv_heads, shape.group))[:, head].float()
+                self._combine(q * shape.head_dim**-0.5, k, v, ~live, part, head)
+
+    def _combine(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dead: torch.Tensor, part: slice, head: int
+    ) -> None:
+        """Combine q [slab, group, dim] over k and v [slab, lanes, dim] with what is carried."""
+        v.masked_fill_(dead[:, :, None], 0.0)  # a masked lane weighs 0, and 0 times NaN is NaN
+        scores = torch.bmm(q, k.transpose(1, 2)).masked_fill_(dead[:, None, :], float("-inf"))
+        top, mass, accumulator = self._top[part, head], self._mass[part, head], self._accumulator[part, head]
+        new_top = torch.maximum(top, scores.amax(dim=-1))
+        base = torch.where(new_top == float("-inf"), 0.0, new_top)
+        weights = scores.sub_(base[..., None]).exp_()
+        shrink = (top - base).exp()
+        mass.mul_(shrink).add_(weights.sum(dim=-1))
+        accumulator.mul_(shrink[..., None]).baddbmm_(weights, v)
+        top.copy_(new_top)
+
+
+def add_norm(
+    branch: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, normed: torch.Tensor, epsilon: float
 ) -> None:
-    """Fold q [slab, group, dim] over k and v [slab, lanes, dim] into the running softmax."""
-    scores = torch.bmm(q, k.transpose(1, 2)).masked_fill_(dead[:, None, :], float("-inf"))
-    top, mass, accumulator = carried.top[part, head], carried.mass[part, head], carried.accumulator[part, head]
-    new_top = torch.maximum(top, scores.amax(dim=-1))
-    base = torch.where(new_top == float("-inf"), 0.0, new_top)
-    weights = scores.sub_(base[..., None]).exp_()
-    shrink = (top - base).exp()
-    mass.mul_(shrink).add_(weights.sum(dim=-1))
-    accumulator.mul_(shrink[..., None]).baddbmm_(weights, v)
-    top.copy_(new_top)
+    """As `dense.add_norm`."""
+    residual.add_(branch)
+    normed.copy_(torch.nn.functional.rms_norm(residual, (residual.shape[1],), weight, epsilon))
+
+
+def rotate(qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, heads: int) -> None:
+    """As `dense.rotate`."""
+    half = table.shape[1] // 2
+    halves = qkv[:, : heads * 2 * half].unflatten(1, (heads, 2, half))
+    cosine, sine = table[positions].unsqueeze(1).split(half, dim=2)
+    low, high = halves[:, :, 0].clone(), halves[:, :, 1].clone()
+    halves[:, :, 0] = low * cosine - high * sine
+    halves[:, :, 1] = high * cosine + low * sine
+
+
+def append(qkv: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """As `dense.append`."""
+    width = keys.shape[-2] * keys.shape[-1]
+    for plane, first in ((keys, qkv.shape[1] - 2 * width), (values, qkv.shape[1] - width)):
+        plane.view(-1, width)[slots] = qkv[:, first : first + width]
+
+
+def gate(gate_up: torch.Tensor, gated: torch.Tensor) -> None:
+    """As `dense.gate`."""
+    first, second = gate_up.chunk(2, dim=1)
+    torch.mul(torch.nn.functional.silu(first), second, out=gated)

@@ -3,12 +3,12 @@
 A byte of codes holds DIM // WIDTH elements of a head, its parts, from the low bits on. A codec says what a part is
 worth in units of its scale, what the stored scale multiplies by, and which element of the head a part is.
 """
+# ruff: noqa: ARG001 - all functions of a kind take the same
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-
 
 
 @triton.jit

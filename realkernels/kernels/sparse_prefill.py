@@ -1,23 +1,20 @@
-"""Sparse attention of a whole prefill chunk: every row over its own selection, in place or bucket by bucket.
+"""Sparse attention of a prefill chunk: every token over its own selection, in place or bucket by bucket.
 
-Staged, the history is cut into buckets; each is copied into a buffer in device memory once, all rows attend to what
-they selected in it, and a running softmax carries over to the next bucket. With two buffers the copy of one bucket runs
-on a second stream beside the kernel of the one before.
+Staged, the history is divided into buckets; each is copied into a buffer in device memory once, all tokens attend to
+what they selected in it, and a running softmax carries over to the next bucket. With two buffers the copy of one bucket
+runs on a second stream beside the kernel of the one before.
 """
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 
 from realkernels.kernels.gather import LOG2E
-from realkernels.rows import bucket_bounds, select_rows, whole_bounds
+from realkernels.rows import bucket_bounds, whole_bounds
 from realkernels.shape import QsaShape
 
-__all__ = ["PrefillBuffers", "Staging", "attend_bucket", "attend_in_place", "bucket_bounds", "select_rows"]
+TILE_TOKENS, WARPS = 32, 4
+"""What was fastest on an H200."""
 
 
 @triton.jit
@@ -76,144 +73,75 @@ def _attend_rows(
         tl.store(accumulator + head[:, None] * DIM + dims[None, :], acc, mask=own[:, None])
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefillBuffers:
-    """What the rows of a chunk carry from bucket to bucket."""
-
-    accumulator: torch.Tensor
-    """float32 [rows, query_heads, head_dim]."""
-    statistics: torch.Tensor
-    """float32 [rows, query_heads, 2]."""
-
-    @staticmethod
-    def allocate(rows: int, shape: QsaShape, device: torch.device) -> "PrefillBuffers":
-        """Buffers on `device`."""
-        return PrefillBuffers(
-            accumulator=torch.empty(rows, shape.query_heads, shape.head_dim, dtype=torch.float32, device=device),
-            statistics=torch.empty(rows, shape.query_heads, 2, dtype=torch.float32, device=device),
-        )
-
-
-def attend_bucket(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    selection: torch.Tensor,
-    bounds: torch.Tensor,
-    bucket: int,
-    bucket_start: int,
-    past: int,
-    output: torch.Tensor,
-    buffers: PrefillBuffers | None,
-    shape: QsaShape,
-    *,
-    tile: int = 32,
-    num_warps: int = 4,
-) -> None:
-    """All rows over what they selected in one bucket, whose first token is `bucket_start` and lies at keys[0].
-
-    query and output [rows, query_heads, head_dim]; keys and values [bucket tokens, kv_heads, head_dim]. The first
-    bucket starts the running softmax, the last one writes `output`; `buffers` may be None where there is only one. The
-    lanes of tokens that a row did not select weigh nothing whatever lies there, NaN included. Indices are trusted: see
-    `bounds.check_rows`.
-    """
-    rows, buckets = query.shape[0], bounds.shape[1] - 1
-    if buffers is None and buckets > 1:
-        raise ValueError(f"{buckets} buckets need buffers for the running softmax")
-    accumulator = output if buffers is None else buffers.accumulator
-    statistics = output if buffers is None else buffers.statistics
-    _attend_rows[(shape.kv_heads, rows)](
-        query, keys, values, selection, bounds, accumulator, statistics, output, past, bucket, bucket_start,
-        LOG2E * shape.head_dim**-0.5,
-        LIST=selection.shape[1], BUCKETS=buckets, RATIO=shape.ratio, GROUP=shape.group,
-        PAD=max(16, triton.next_power_of_2(shape.group)), KV_HEADS=shape.kv_heads, DIM=shape.head_dim, TILE=tile,
-        FIRST=bucket == 0, LAST=bucket == buckets - 1, UPCAST=query.device.type == "cpu",
-        num_warps=num_warps, num_stages=2,
-    )  # fmt: skip
-
-
-def attend_in_place(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    selection: torch.Tensor,
-    past: int,
-    output: torch.Tensor,
-    shape: QsaShape,
-    *,
-    tile: int = 32,
-    num_warps: int = 4,
-) -> None:
-    """Every row gathers its own selection from the planes, wherever they lie: VRAM, or host memory token by token."""
-    attend_bucket(
-        query, keys, values, selection, whole_bounds(selection), 0, 0, past, output, None, shape,
-        tile=tile, num_warps=num_warps,
-    )  # fmt: skip
-
-
-class Staging:
-    """Buffers in device memory through which host planes are read, bucket by bucket.
+class ChunkAttention:
+    """Attention of chunks of `q_tokens` tokens, in place or through buckets of `bucket_tokens` (0: in place).
 
     `copies`: "serial" copies and computes on one stream through one buffer, as the published engine does; "overlapped"
-    copies on a stream of its own into the buffer that is not being read.
+    copies on a stream of its own into the buffer that is not being read. In place, every token gathers its own
+    selection from the planes, wherever they lie: VRAM, or host memory token by token.
     """
 
     def __init__(
-        self, *, bucket_tokens: int, shape: QsaShape, dtype: torch.dtype, device: torch.device,
-        copies: Literal["serial", "overlapped"], tile: int = 32, num_warps: int = 4,
+        self, shape: QsaShape, *, q_tokens: int, bucket_tokens: int, copies: str, dtype: torch.dtype,
+        device: torch.device,
     ) -> None:  # fmt: skip
-        if bucket_tokens % shape.ratio:
-            raise ValueError(f"bucket of {bucket_tokens} tokens is not a multiple of {shape.ratio}")
-        self.bucket_tokens, self.shape, self.device = bucket_tokens, shape, device
-        self.tile, self.num_warps = tile, num_warps
-        self.overlapped = copies == "overlapped" and device.type == "cuda"
+        self.shape, self.bucket_tokens, self.device = shape, bucket_tokens, device
+        count = 0 if not bucket_tokens else 2 if copies == "overlapped" else 1
         size = (bucket_tokens, shape.kv_heads, shape.head_dim)
-        self.buffers: Sequence[tuple[torch.Tensor, torch.Tensor]] = [
-            (torch.empty(size, dtype=dtype, device=device), torch.empty(size, dtype=dtype, device=device))
-            for _ in range(2 if copies == "overlapped" else 1)
-        ]
-        self.copy_stream = torch.cuda.Stream(device) if self.overlapped else None
+        self._buffers = [tuple(torch.empty(size, dtype=dtype, device=device) for _ in "kv") for _ in range(count)]
+        overlapped = count == 2 and device.type == "cuda"
+        self._copy_stream = torch.cuda.Stream(device) if overlapped else None
+        rows = q_tokens * shape.query_heads if bucket_tokens else 1
+        self._accumulator = torch.empty(rows, shape.head_dim, dtype=torch.float32, device=device)
+        self._statistics = torch.empty(rows, 2, dtype=torch.float32, device=device)
 
-    def buckets(self, tokens: int) -> int:
-        """Buckets that so many tokens take."""
-        return -(-tokens // self.bucket_tokens)
+    def run(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selection: torch.Tensor, past: int,
+        output: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Attention of the tokens from position `past` on, into `output`.
 
-    def attend(
-        self, query: torch.Tensor, host_keys: torch.Tensor, host_values: torch.Tensor, selection: torch.Tensor,
-        past: int, output: torch.Tensor, buffers: PrefillBuffers,
-    ) -> int:  # fmt: skip
-        """Staged attention of a chunk -> bytes copied. host planes [>= past + rows, kv_heads, head_dim] on the host.
-
-        Whole pages of the caller are copied if the planes are cut to whole pages.
+        query and output [q_tokens, query_heads, head_dim]; keys and values [tokens, kv_heads, head_dim], of which a
+        staged chunk copies all; selection ascending int32 [q_tokens, topk + 1], trusted: see `bounds.check_rows`. The
+        lanes of tokens that a row did not select weigh nothing whatever lies there, NaN included.
         """
-        tokens = host_keys.shape[0]
-        buckets = self.buckets(tokens)
+        if not self._buffers:
+            self._attend(query, keys, values, selection, whole_bounds(selection), 0, past, output)
+            return
+        buckets = -(-keys.shape[0] // self.bucket_tokens)
         bounds = bucket_bounds(selection, self.bucket_tokens // self.shape.ratio, buckets)
-        copied: list[torch.cuda.Event] = [torch.cuda.Event() for _ in self.buffers] if self.overlapped else []
-        read: list[torch.cuda.Event] = [torch.cuda.Event() for _ in self.buffers] if self.overlapped else []
-        if self.copy_stream is not None:
-            self.copy_stream.wait_stream(torch.cuda.current_stream(self.device))
-        moved = 0
+        stream = self._copy_stream
+        events = range(len(self._buffers) if stream is not None else 0)
+        copied, read = [torch.cuda.Event() for _ in events], [torch.cuda.Event() for _ in events]
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(self.device))
         for bucket in range(buckets):
-            which = bucket % len(self.buffers)
-            keys, values = self.buffers[which]
-            first = bucket * self.bucket_tokens
-            part = slice(first, min(first + self.bucket_tokens, tokens))
-            count = part.stop - part.start
-            with torch.cuda.stream(self.copy_stream):  # no effect where there is none
-                if self.copy_stream is not None and bucket >= len(self.buffers):
-                    self.copy_stream.wait_event(read[which])
-                keys[:count].copy_(host_keys[part], non_blocking=True)
-                values[:count].copy_(host_values[part], non_blocking=True)
-                if self.copy_stream is not None:
+            which = bucket % len(self._buffers)
+            part = slice(bucket * self.bucket_tokens, min((bucket + 1) * self.bucket_tokens, keys.shape[0]))
+            with torch.cuda.stream(stream):  # no effect where there is none
+                if stream is not None and bucket >= len(self._buffers):
+                    stream.wait_event(read[which])
+                for buffer, plane in zip(self._buffers[which], (keys, values), strict=True):
+                    buffer[: part.stop - part.start].copy_(plane[part], non_blocking=True)
+                if stream is not None:
                     copied[which].record()
-            if self.copy_stream is not None:
+            if stream is not None:
                 torch.cuda.current_stream(self.device).wait_event(copied[which])
-            attend_bucket(
-                query, keys, values, selection, bounds, bucket, first, past, output, buffers, self.shape,
-                tile=self.tile, num_warps=self.num_warps,
-            )  # fmt: skip
-            if self.copy_stream is not None:
+            self._attend(query, *self._buffers[which], selection, bounds, bucket, past, output)
+            if stream is not None:
                 read[which].record()
-            moved += 2 * count * keys[0].numel() * keys.element_size()
-        return moved
+
+    def _attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selection: torch.Tensor,
+        bounds: torch.Tensor, bucket: int, past: int, output: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """All tokens over what they selected in one bucket, whose first token lies at keys[0]; the last writes."""
+        shape, last = self.shape, bounds.shape[1] - 2
+        _attend_rows[(shape.kv_heads, query.shape[0])](
+            query, keys, values, selection, bounds, self._accumulator, self._statistics, output, past, bucket,
+            bucket * self.bucket_tokens, LOG2E * shape.head_dim**-0.5,
+            LIST=selection.shape[1], BUCKETS=last + 1, RATIO=shape.ratio, GROUP=shape.group,
+            PAD=max(16, triton.next_power_of_2(shape.group)), KV_HEADS=shape.kv_heads, DIM=shape.head_dim,
+            TILE=TILE_TOKENS, FIRST=bucket == 0, LAST=bucket == last, UPCAST=query.device.type == "cpu",
+            num_warps=WARPS, num_stages=2,
+        )  # fmt: skip

@@ -66,7 +66,7 @@ def drawn(rows: int, share: float) -> Sample:
 
 def dense(rows: int, past: int) -> Sample:
     """A chunk's attention, held by its products."""
-    flops = SHAPE.attend_flops(batch=1, rows=rows, past=past)
+    flops = SHAPE.attend_flops(batch=1, q_tokens=rows, past_tokens=past)
     seconds = DENSE_LATENCY_S + flops / worlds.TENSOR / DENSE[rows]
     return worlds.sample(seconds, flops=flops, dtype="bf16", batch=1, rows=rows, past_tokens=past)
 
@@ -74,7 +74,7 @@ def dense(rows: int, past: int) -> Sample:
 def decode(batch: int, ctx: int) -> Sample:
     """Decode attention, held by K and V."""
     moved = 2.0 * batch * ctx * SHAPE.kv_width * BF16_BYTES
-    flops = SHAPE.attend_flops(batch=batch, rows=1, past=ctx - 1)
+    flops = SHAPE.attend_flops(batch=batch, q_tokens=1, past_tokens=ctx - 1)
     seconds = DECODE_LATENCY_S + moved / worlds.VRAM / DECODE
     return worlds.sample(seconds, moved=moved, flops=flops, dtype="bf16", batch=batch, rows=1, past_tokens=ctx - 1)
 
