@@ -25,6 +25,9 @@ Metric = Literal[
     "decode_format",
     "prefill_format",
 ]
+KV_DTYPE = "fp16"
+"""Of planes of sparse attention that are measured here, as `realkernels.caches.qsa.DTYPE` has it."""
+
 DECODE: tuple[Metric, ...] = ("decode_step", "decode_select", "decode_gather")
 FORMATS: tuple[Metric, ...] = ("decode_format", "prefill_format")
 _OF_RECORDS = ("host", True, False, 1, "")

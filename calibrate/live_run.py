@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.format_grid import format_grid
 from calibrate.grid import long_curve, validation_grid
-from calibrate.kernel_cases import KernelCase, missing_rate
+from calibrate.kernel_cases import KV_DTYPE, KernelCase, missing_rate
 from calibrate.live import compare_rows
 from calibrate.measure import LeftOut, WrongResult, measure
 from calibrate.measure_formats import measure_formats
@@ -37,7 +37,7 @@ from twin.errors import Impossible
 from twin.render.output import check_writable, write_atomic
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
 
 Progress = Callable[[int, int, str], None]
 """Called with (cases done, cases in all, id of the next)."""
@@ -75,19 +75,17 @@ def validate_live(
     left += [LeftOutRow(case=case, reason=missing) for case, missing in unrated.items()]
     if not rows:
         raise Impossible(f"nothing could be measured: {left[0].reason}")
-    dtype = str(backend.dtype).removeprefix("torch.")
-    kv_dtype = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[dtype]
     made = Measurements(
         schema=SCHEMA,
         machine=profile.name,
-        kv_dtype=kv_dtype,
+        kv_dtype=KV_DTYPE,
         made={} if formats else provenance(device),
         made_formats=provenance(device, " --formats") if formats else {},
         rows=tuple(rows),
         left_out=tuple(left),
     )
     skipped = [_skipped(profile.name, row) for row in left]
-    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype), skipped), made
+    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=KV_DTYPE), skipped), made
 
 
 def _skipped(machine: str, left: LeftOutRow) -> Skipped:
@@ -132,20 +130,20 @@ def record(measurements: Measurements, hw: str) -> Path:
     return path
 
 
-def _backend(device: str) -> "Backend":
+def _backend(device: str) -> "Device":
     check_device(device)
     try:
-        from realkernels.backend import open_backend  # noqa: PLC0415
+        from realkernels.device import open_device  # noqa: PLC0415
     except ImportError as missing:
         what = missing.name or str(missing).splitlines()[0]
         raise Impossible(f"{what} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     try:
-        return open_backend(device)
+        return open_device(device)
     except RuntimeError as refused:
         raise Impossible(str(refused).splitlines()[0]) from None
 
 
-def check_same_machine(profile: HardwareProfile, backend: "Backend") -> None:
+def check_same_machine(profile: HardwareProfile, backend: "Device") -> None:
     """Impossible where the profile is of another device: its errors would say nothing."""
     name = device_name(backend)
     if name != profile.gpu.name:
@@ -155,7 +153,7 @@ def check_same_machine(profile: HardwareProfile, backend: "Backend") -> None:
         )
 
 
-def device_name(backend: "Backend") -> str:
+def device_name(backend: "Device") -> str:
     """What a profile calls the device in gpu.name."""
     if backend.device.type == "cpu":
         return cpu_name()

@@ -1,19 +1,17 @@
 """Runs kernel cases on a backend: fresh data before every repeat, the result checked after the last one."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from calibrate.kernel_cases import DECODE, KernelCase
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend, QsaCache
-
-Result = TypeVar("Result")
+    from realkernels.caches.qsa import QsaCache
+    from realkernels.device import Device
 
 WORST_ERROR = 2e-2
 """Largest relative error against float64 of an output in half precision that is still called right."""
@@ -49,7 +47,7 @@ class LeftOut:
 
 
 def measure(
-    cases: Iterable[KernelCase], backend: "Backend", *, progress: Callable[[KernelCase], None] | None = None
+    cases: Iterable[KernelCase], backend: "Device", *, progress: Callable[[KernelCase], None] | None = None
 ) -> Iterator[Measurement | LeftOut]:
     """Measure the cases, those that share planes together; planes that do not fit leave theirs out."""
     for group in _groups(list(cases)):
@@ -58,12 +56,16 @@ def measure(
 
 
 @contextmanager
-def _planes_of(group: Sequence[KernelCase], backend: "Backend") -> "Iterator[QsaCache]":
+def _planes_of(group: Sequence[KernelCase], backend: "Device") -> "Iterator[QsaCache]":
     """Planes that hold every case of a group, filled."""
     tokens = -(-max(case.ctx_tokens for case in group) // 256) * 256
     layers = group[0].layers if group[0].metric in DECODE else 1
-    with backend.cache(
-        _shape(), layers=layers, tokens=tokens, tier=group[0].tier, huge_pages=group[0].huge_pages
+    from realkernels.caches.qsa import qsa_cache  # noqa: PLC0415
+    from realkernels.shape import QsaShape  # noqa: PLC0415
+
+    with qsa_cache(
+        QsaShape(), layers=layers, tokens=tokens, tier=group[0].tier, huge_pages=group[0].huge_pages,
+        device=backend.device,
     ) as cache:  # fmt: skip
         cache.fill_random(seed=tokens)
         yield cache
@@ -93,90 +95,40 @@ def together(
             yield LeftOut(case=case, reason=(str(refused) or type(refused).__name__).splitlines()[0])
 
 
-def measure_case(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
+def measure_case(case: KernelCase, backend: "Device", cache: "QsaCache") -> Measurement:
     """One case on planes that hold at least its context. Raises WrongResult if the timed kernel is wrong."""
-    if case.metric in DECODE:
-        return _measure_decode(case, backend, cache)
-    return _measure_prefill(case, backend, cache)
+    call = timed_call(case, cache)
+    call.run()
+    # A fresh selection of a whole chunk before each repeat would take longer than what is timed.
+    before = call.poison if case.metric in DECODE else call.blank
+    samples = samples_of(backend, backend.capture(call.run), before)
+    return measurement_of(case, samples, call.error(), int(call.link_bytes) if case.mode == "staged" else 0)
 
 
-def _measure_decode(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
-    step = backend.decode_step(cache, end=case.ctx_tokens)
-    backbone = _backbone(case, backend)
+def timed_call(case: KernelCase, cache: "QsaCache") -> Any:
+    """What is timed of a case."""
+    from realkernels.timed import sparse  # noqa: PLC0415
 
-    def refresh(_index: int) -> None:
-        step.query.normal_()
-        step.index_query.normal_()
-        step.selected.fill_(-1)
-        step.output.fill_(float("nan"))
-        if case.metric == "decode_gather":
-            step.select()  # fresh blocks, or the second repeat would find them in the cache
-
-    refresh(0)
-    step.run()
-    work = {
-        "decode_step": (lambda: step.run(before_layer=backbone)) if backbone else step.run,
-        "decode_select": step.select,
-        "decode_gather": step.gather,
-    }[case.metric]
-    samples = samples_of(backend, backend.capture(work), refresh)
+    ctx_tokens = case.ctx_tokens
+    if case.metric == "decode_step":
+        return sparse.DecodeStep(cache, ctx_tokens=ctx_tokens, backbone_bytes=case.backbone_bytes)
     if case.metric == "decode_select":
-        step.gather()  # over what the timed selection left
-    exact, error = _checked(case, step.verify)
-    return measurement_of(case, samples, error if exact else math.inf, 0)
-
-
-def _measure_prefill(case: KernelCase, backend: "Backend", cache: "QsaCache") -> Measurement:
-    chunk = backend.prefill_chunk(
-        cache,
-        layer=0,
-        past=case.ctx_tokens - case.rows,
-        rows=case.rows,
-        mode=case.mode,
-        bucket_tokens=case.bucket_tokens,
-        copies=case.copies,
+        return sparse.DecodeSelect(cache, ctx_tokens=ctx_tokens)
+    if case.metric == "decode_gather":
+        return sparse.DecodeGather(cache, ctx_tokens=ctx_tokens)
+    if case.metric == "prefill_select":
+        return sparse.PrefillSelect(cache, ctx_tokens=ctx_tokens, q_tokens=case.rows)
+    return sparse.PrefillAttend(
+        cache, ctx_tokens=ctx_tokens, q_tokens=case.rows, bucket_tokens=case.bucket_tokens, copies=case.copies
     )
-    chunk.refresh(seed=case.ctx_tokens)
-    selects = case.metric == "prefill_select"
-    poisoned, poison = (chunk.selection, 0) if selects else (chunk.output, float("nan"))
-    work = backend.capture(chunk.select if selects else chunk.run)
-    samples = samples_of(backend, work, lambda _index: poisoned.fill_(poison))
-    if not selects:
-        return measurement_of(case, samples, _checked(case, chunk.verify), chunk.link_bytes)
-    best = _checked(case, chunk.verify_selection)
-    return measurement_of(case, samples, 0.0 if best else math.inf, chunk.link_bytes)
 
 
-def _checked(case: KernelCase, verify: Callable[[], Result]) -> Result:
-    """What `verify` says of the last timed run; an index out of range there is a wrong result too."""
-    try:
-        return verify()
-    except IndexError as wrong:
-        raise WrongResult(f"{case.id}: {wrong}") from None
-
-
-def samples_of(
-    backend: "Backend", work: Callable[[], object], before: Callable[[int], object] | None
-) -> tuple[float, ...]:
+def samples_of(backend: "Device", work: Callable[[], object], before: Callable[[], object] | None) -> tuple[float, ...]:
     """Seconds of each of up to 30 repeats, fewer where they are long; of as many rounds as the backend asks for."""
     once = backend.seconds(work, repeats=1, warm_up=2, before=before)[0]
     wanted = max(LEAST_REPEATS, min(MOST_REPEATS, int(LEAST_MEASURED_S / max(once, 1e-6))))
     repeats = -(-wanted // backend.rounds)
     return tuple(backend.seconds(work, repeats=repeats, warm_up=0, before=before))
-
-
-def _backbone(case: KernelCase, backend: "Backend") -> Callable[[int], object] | None:
-    """Matrix-vector products of `backbone_bytes` of bf16 weights, a matrix of its own for each layer."""
-    if not case.backbone_bytes:
-        return None
-    import torch  # noqa: PLC0415
-
-    width = 4096
-    size = (case.backbone_bytes // 2 // width, width)
-    matrices = [torch.randn(size, dtype=torch.bfloat16, device=backend.device) for _ in range(case.layers)]
-    vector = torch.randn(width, dtype=torch.bfloat16, device=backend.device)
-    output = torch.empty(size[0], dtype=torch.bfloat16, device=backend.device)
-    return lambda layer: torch.mv(matrices[layer], vector, out=output)
 
 
 def measurement_of(case: KernelCase, samples: tuple[float, ...], error: float, link_bytes: int) -> Measurement:
@@ -209,9 +161,3 @@ def _groups(cases: list[KernelCase]) -> Iterator[list[KernelCase]]:
         layers = case.layers if case.metric in DECODE else 1
         keys.setdefault((case.tier, case.huge_pages, layers), []).append(case)
     yield from keys.values()
-
-
-def _shape() -> Any:
-    from realkernels.shape import QsaShape  # noqa: PLC0415
-
-    return QsaShape()

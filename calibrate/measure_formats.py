@@ -3,7 +3,6 @@
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from calibrate.kernel_cases import KernelCase
@@ -12,13 +11,13 @@ from calibrate.measure_records import measure_records
 from twin.format_ops import heads_of
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
     from realkernels.format_decode import FormatDecode
     from realkernels.format_prefill import FormatPrefill
 
 
 def measure_formats(
-    cases: Iterable[KernelCase], backend: "Backend", *, progress: Callable[[KernelCase], None] | None = None
+    cases: Iterable[KernelCase], backend: "Device", *, progress: Callable[[KernelCase], None] | None = None
 ) -> Iterator[Measurement | LeftOut]:
     """Measure the cases one by one; what the device has no kernel or no room for is left out with the reason.
 
@@ -42,7 +41,7 @@ def measure_formats(
     yield from measure_records([case for case in every if case.of_records], backend, progress=progress)
 
 
-def _compile(cases: list[KernelCase], backend: "Backend") -> None:
+def _compile(cases: list[KernelCase], backend: "Device") -> None:
     """All kernels side by side; one that does not compile says so when its case is run."""
     from realkernels.format_pool import default_arrangement  # noqa: PLC0415
     from realkernels.format_warm import Wanted, compile_ahead  # noqa: PLC0415
@@ -57,7 +56,7 @@ def _compile(cases: list[KernelCase], backend: "Backend") -> None:
     )
 
 
-def _opened(case: KernelCase, backend: "Backend") -> "FormatDecode | FormatPrefill":
+def _opened(case: KernelCase, backend: "Device") -> "FormatDecode | FormatPrefill":
     """Caches of the case, filled, and its first run: that is where memory runs out or a kernel does not start."""
     from realkernels.format_decode import FormatDecode  # noqa: PLC0415
     from realkernels.format_prefill import FormatPrefill  # noqa: PLC0415
@@ -78,15 +77,11 @@ def _opened(case: KernelCase, backend: "Backend") -> "FormatDecode | FormatPrefi
     return timed
 
 
-def measure_format(case: KernelCase, backend: "Backend", timed: "FormatDecode | FormatPrefill") -> Measurement:
+def measure_format(case: KernelCase, backend: "Device", timed: "FormatDecode | FormatPrefill") -> Measurement:
     """Seconds of one call, its rotations included. WrongResult where the last one was wrong."""
     work = backend.capture(timed.run)
-    samples = samples_of(backend, work, partial(_renew, timed))
+    samples = samples_of(backend, work, timed.poison)
     return measurement_of(case, tuple(sample / timed.caches for sample in samples), timed.error(), 0)
-
-
-def _renew(timed: "FormatDecode | FormatPrefill", _index: int) -> None:
-    timed.poison()
 
 
 def _release() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
+from calibrate.kernel_cases import KV_DTYPE
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.probes.machine import check_device, describe
 from calibrate.rounds import in_order, joined_rounds, round_name
@@ -22,7 +23,7 @@ from twin.render.output import check_outputs, write_atomic
 from twin.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
 
 Progress = Callable[[str, float, float], None]
 """(probe that begins or "", seconds of work done, seconds of work in all), by the probes' own estimates."""
@@ -66,9 +67,9 @@ def run_calibration(
     """
     check_device(device)
     check_outputs(output)
-    backend = _open(device, output.parent)
+    backend = _open(device)
     placed = "cpu" if backend.device.type == "cpu" else str(backend.device)
-    machine = describe(placed, dtype=_dtype_name(backend))
+    machine = describe(placed, dtype=KV_DTYPE)
     check_room(machine)
     run = Run(
         probes=all_probes(),
@@ -86,22 +87,17 @@ def _silent(_probe: str, _done_s: float, _total_s: float) -> None:
     return
 
 
-def _open(device: str, folder: Path) -> "Backend":
+def _open(device: str) -> "Device":
     try:
-        from realkernels.backend import open_backend  # noqa: PLC0415
+        from realkernels.device import open_device  # noqa: PLC0415
     except ModuleNotFoundError as absent:
         raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     try:
-        return open_backend(device, folder=str(folder))
+        return open_device(device)
     except ModuleNotFoundError as absent:
         raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     except RuntimeError as refused:
         raise CannotCalibrate(_first_line(refused)) from None
-
-
-def _dtype_name(backend: "Backend") -> str:
-    names = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
-    return names[str(backend.dtype)]
 
 
 def check_room(machine: Machine) -> None:

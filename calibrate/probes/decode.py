@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from calibrate.probes.machine import Machine
-from calibrate.probes.planes import MIB_TOKENS, SHAPE, WORST_ERROR, Tier, decode_plan, element_bytes
+from calibrate.probes.planes import MIB_TOKENS, WORST_ERROR, Tier, decode_plan, planes
 from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
+from realkernels.caches.qsa import QsaCache
 from realkernels.shape import QsaShape
-
-if TYPE_CHECKING:
-    from realkernels.backend import DecodeStep, QsaCache
+from realkernels.timed.call import TimedCall
+from realkernels.timed.sparse import DecodeGather, DecodeSelect
 
 BUDGET_CTX = 2**15
 """Context at which the selection's size is varied, to tell the fixed part of a gather from its bytes."""
@@ -21,36 +20,22 @@ def select(context: Context) -> list[Sample]:
     most = context.pick(MIB_TOKENS, 2 * MIB_TOKENS) if context.cuda else context.pick(2**15, 2**18)
     plan = decode_plan(context, "vram", most_tokens=most)
     samples = []
-    with context.backend.cache(SHAPE, layers=plan.layers, tokens=plan.contexts[-1], tier="vram") as cache:
+    with planes(context, layers=plan.layers, tokens=plan.contexts[-1], tier="vram") as cache:
         cache.fill_random(seed=1)
         for ctx in context.points(plan.contexts):
-            step = context.backend.decode_step(cache, end=ctx)
-            step.select()
-            work = context.backend.capture(step.select)
-            seconds = context.seconds(work, before=partial(_refresh, step), per=plan.layers)
-            step.gather()
-            at: dict[str, int | float | str] = {"ctx_tokens": ctx, "layers": plan.layers}
-            moved = ctx // SHAPE.ratio * SHAPE.index_dim * element_bytes(context)
-            samples.append(Sample(at=at, seconds=seconds, moved_bytes=moved, checked=_verify("select", step)))
+            at = {"ctx_tokens": ctx, "layers": plan.layers}
+            samples.append(_sample(context, "select", DecodeSelect(cache, ctx_tokens=ctx), at))
         del cache
     return samples
 
 
-def _refresh(step: "DecodeStep", _index: int) -> None:
-    step.query.normal_()
-    step.index_query.normal_()
-    step.selected.fill_(-1)
-    step.output.fill_(float("nan"))
-
-
-def _refresh_selected(step: "DecodeStep", index: int) -> None:
-    _refresh(step, index)
-    step.select()
-
-
-def _verify(name: str, step: "DecodeStep") -> str:
-    exact, error = step.verify()
-    return check(name, exact and error <= WORST_ERROR, f"selection exact: {exact}; output's relative error {error:.1e}")
+def _sample(context: Context, name: str, call: TimedCall, at: dict[str, int]) -> Sample:
+    """Timed on fresh data before each repeat, checked after the last one."""
+    call.run()
+    seconds = context.seconds(context.backend.capture(call.run), before=call.poison, per=call.calls)
+    error = call.error()
+    how = check(name, error <= WORST_ERROR, f"selection exact, output's relative error {error:.1e}")
+    return Sample(at=at, seconds=seconds, moved_bytes=call.moved_bytes, checked=how)
 
 
 def gather(context: Context, *, tier: Tier, huge_pages: bool) -> list[Sample]:
@@ -62,16 +47,16 @@ def gather(context: Context, *, tier: Tier, huge_pages: bool) -> list[Sample]:
     layers = min(plan.layers, 4) if context.quick and tier == "host" else plan.layers  # registering takes its time
     name = f"gather_{tier}"
     samples = []
-    cached = context.backend.cache
-    with cached(SHAPE, layers=layers, tokens=plan.contexts[-1], tier=tier, huge_pages=huge_pages) as cache:
+    opened = partial(planes, context, layers=layers, tier=tier, huge_pages=huge_pages)
+    with opened(tokens=plan.contexts[-1]) as cache:
         cache.fill_random(seed=2)
         for ctx in context.points(plan.contexts):
-            samples.append(_gathered(context, cache, ctx, layers, name))
+            samples.append(_gathered(context, cache, ctx, name))
         del cache
     for shape in context.points(_budgets(context)):
-        with cached(shape, layers=layers, tokens=BUDGET_CTX, tier=tier, huge_pages=huge_pages) as cache:
+        with opened(tokens=BUDGET_CTX, shape=shape) as cache:
             cache.fill_random(seed=3)
-            samples.append(_gathered(context, cache, BUDGET_CTX, layers, name))
+            samples.append(_gathered(context, cache, BUDGET_CTX, name))
             del cache
     return samples
 
@@ -81,16 +66,9 @@ def _budgets(context: Context) -> Iterator[QsaShape]:
         yield QsaShape(budget=budget)
 
 
-def _gathered(context: Context, cache: "QsaCache", ctx: int, layers: int, name: str) -> Sample:
-    step = context.backend.decode_step(cache, end=ctx)
-    _refresh_selected(step, 0)
-    step.gather()
-    work = context.backend.capture(step.gather)
-    seconds = context.seconds(work, before=partial(_refresh_selected, step), per=layers)
-    budget = cache.shape.budget
-    moved = budget * 2 * SHAPE.kv_heads * SHAPE.head_dim * element_bytes(context)
-    at: dict[str, int | float | str] = {"ctx_tokens": ctx, "layers": layers, "budget": budget}
-    return Sample(at=at, seconds=seconds, moved_bytes=moved, checked=_verify(name, step))
+def _gathered(context: Context, cache: QsaCache, ctx: int, name: str) -> Sample:
+    at = {"ctx_tokens": ctx, "layers": cache.layers, "budget": cache.shape.budget}
+    return _sample(context, name, DecodeGather(cache, ctx_tokens=ctx), at)
 
 
 def _pages(machine: Machine) -> str:

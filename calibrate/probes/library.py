@@ -1,20 +1,27 @@
-"""The library kernels that a dense model runs on, part by part and as whole layers; see `realkernels/library.py`.
+"""The library kernels that a dense model runs on, part by part and as whole layers; see `realkernels/timed/library.py`.
 
 Each part is checked against float64 at the size that is timed, on fresh numbers over poisoned results, before it is
 timed; and its results are poisoned again, so that what the timing leaves behind must have been written by it.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from calibrate.probes.machine import Machine
 from calibrate.probes.memory import MIB
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check
 from calibrate.probes.products import DTYPES, TOLERANCE
-from realkernels.library import LibraryAttention, LibraryProducts, flash_missing, random_weights
-from realkernels.library_elementwise import LibraryAppend, LibraryElementwise
-from realkernels.library_layer import LibraryLayers
-from realkernels.library_sampling import LibrarySampling
 from realkernels.shape import DenseShape
+from realkernels.timed.call import TimedCall
+from realkernels.timed.library import (
+    DenseLayers,
+    Elementwise,
+    FlashAttention,
+    Linear,
+    PlainAppend,
+    Sampling,
+    flash_missing,
+    random_weights,
+)
 
 GPU_SHAPE = DenseShape()
 CPU_SHAPE = DenseShape(hidden=1024, query_heads=8, kv_heads=2, intermediate=3584)
@@ -27,7 +34,6 @@ LIGHT_LAYERS = 8
 
 BF16_CAPABILITY = (8, 0)
 VOCABULARY = 128_256
-LOGIT_BYTES = 4
 MOST_CACHES = 16
 CHAIN_TOLERANCE = 3
 """A whole layer rounds more often than a product: its error may be this many times a product's."""
@@ -35,26 +41,6 @@ CHAIN_TOLERANCE = 3
 GPU_TOKENS = tuple(2**power for power in range(14))
 QUICK_TOKENS = (1, 8, 32, 64, 128, 256, 512, 1024, 8192)
 CPU_TOKENS = (1, 4, 16, 64, 256)
-
-
-class Timed(Protocol):
-    """What can be checked and timed."""
-
-    def run(self) -> None:
-        """All of it, every layer or cache."""
-        ...
-
-    def poison(self) -> None:
-        """NaN where results go."""
-        ...
-
-    def finite(self) -> bool:
-        """Whether results have been written since."""
-        ...
-
-    def verify(self) -> float:
-        """Relative error against float64."""
-        ...
 
 
 class Point(NamedTuple):
@@ -100,18 +86,19 @@ def _room(context: Context) -> float:
 
 
 def _sample(
-    context: Context, name: str, timed: Timed, *, per: int, tolerance: float = 1.0, moved: float = 0,
-    flops: float = 0, **at: float | str,
+    context: Context, name: str, timed: TimedCall, *, tolerance: float = 1.0, **at: float | str
 ) -> Sample:  # fmt: skip
-    """Check, poison, time and look again; counts and seconds are of one of `per` layers or caches."""
+    """Check, poison, time and look again; counts and seconds are of one layer or cache."""
     dtype = dtype_name(context.machine)
     error = timed.verify()
     how = check(f"{name} at {at}", error < tolerance * TOLERANCE[dtype], f"relative error {error:.1e}")
     work = context.backend.capture(timed.run)
     timed.poison()
-    seconds = context.seconds(work, per=per)
+    seconds = context.seconds(work, per=timed.calls)
     check(f"{name} at {at}", timed.finite(), "all results written")
-    return Sample(at={"dtype": dtype, **at}, seconds=seconds, moved_bytes=moved, flops=flops, checked=how)
+    return Sample(
+        at={"dtype": dtype, **at}, seconds=seconds, moved_bytes=timed.moved_bytes, flops=timed.flops, checked=how
+    )
 
 
 def _tokens(context: Context, tokens: tuple[int, ...], quick: tuple[int, ...]) -> list[int]:
@@ -133,11 +120,8 @@ def linear(context: Context) -> list[Sample]:
     weights = [random_weights(shape, **place) for _ in range(_layers(context))]
     samples = []
     for tokens in context.points(_tokens(context, GPU_TOKENS, QUICK_TOKENS)):
-        products = LibraryProducts(shape, tokens=tokens, weights=weights, **place)
-        moved, flops = shape.parameters * _element_bytes(context), 2.0 * shape.parameters * tokens
-        samples.append(
-            _sample(context, "library products", products, per=len(weights), moved=moved, flops=flops, tokens=tokens)
-        )
+        products = Linear(shape, tokens=tokens, weights=weights, **place)
+        samples.append(_sample(context, "library products", products, tokens=tokens))
     return samples
 
 
@@ -146,9 +130,8 @@ def elementwise(context: Context) -> list[Sample]:
     shape = _shape(context)
     samples = []
     for tokens in context.points(_tokens(context, (1, 64, 256, 1024, 4096, 8192), (1, 256, 2048, 8192))):
-        between = LibraryElementwise(shape, tokens=tokens, layers=LIGHT_LAYERS, **_place(context))
-        moved = shape.elementwise * tokens * _element_bytes(context)
-        samples.append(_sample(context, "library elementwise", between, per=LIGHT_LAYERS, moved=moved, tokens=tokens))
+        between = Elementwise(shape, tokens=tokens, layers=LIGHT_LAYERS, **_place(context))
+        samples.append(_sample(context, "library elementwise", between, tokens=tokens))
     return samples
 
 
@@ -157,9 +140,8 @@ def append(context: Context) -> list[Sample]:
     shape = _shape(context)
     samples = []
     for tokens in context.points(_tokens(context, (1, 256, 2048, 8192), (1, 2048, 8192))):
-        written = LibraryAppend(shape, tokens=tokens, layers=LIGHT_LAYERS, **_place(context))
-        moved = shape.appended * tokens * _element_bytes(context)
-        samples.append(_sample(context, "library append", written, per=LIGHT_LAYERS, moved=moved, tokens=tokens))
+        written = PlainAppend(shape, tokens=tokens, layers=LIGHT_LAYERS, **_place(context))
+        samples.append(_sample(context, "library append", written, tokens=tokens))
     return samples
 
 
@@ -167,9 +149,8 @@ def sample(context: Context) -> list[Sample]:
     """A token from each row of logits, over rows."""
     samples = []
     for rows in context.points((1, 16, 64, 256) if context.cuda else (1, 4)):
-        drawn = LibrarySampling(rows=rows, vocab=VOCABULARY, device=context.backend.device)
-        moved = rows * VOCABULARY * LOGIT_BYTES
-        samples.append(_sample(context, "library sampling", drawn, per=1, moved=moved, tokens=rows))
+        drawn = Sampling(tokens=rows, vocab=VOCABULARY, device=context.backend.device)
+        samples.append(_sample(context, "library sampling", drawn, tokens=rows))
     return samples
 
 
@@ -189,10 +170,10 @@ def _attention(context: Context, points: list[Point]) -> list[Sample]:
     for point in context.points(fitting):
         beyond = (512 if context.cuda else 64) * MIB / _cache_bytes(context, point)
         caches = max(2, min(MOST_CACHES if point.rows == 1 else LAYERS, round(beyond)))
-        attention = LibraryAttention(shape, batch=point.batch, rows=point.rows, past=point.past, caches=caches, **place)
-        counts = {"moved": attention.cache_bytes, "flops": attention.flops}
+        size = {"batch": point.batch, "q_tokens": point.rows, "past_tokens": point.past}
+        attention = FlashAttention(shape, caches=caches, **size, **place)
         at = {"batch": point.batch, "rows": point.rows, "past_tokens": point.past}
-        samples.append(_sample(context, "library attention", attention, per=caches, **counts, **at))
+        samples.append(_sample(context, "library attention", attention, **at))
         del attention
     return samples
 
@@ -232,9 +213,10 @@ def layer_check(context: Context) -> list[Sample]:
     fitting = [point for point in points if 2 * layers * _cache_bytes(context, point) <= 0.5 * _room(context)]
     samples = []
     for point in context.points(fitting):
-        whole = LibraryLayers(shape, layers=layers, batch=point.batch, rows=point.rows, past=point.past, **place)
+        size = {"batch": point.batch, "q_tokens": point.rows, "past_tokens": point.past}
+        whole = DenseLayers(shape, layers=layers, **size, **place)
         at: dict[str, int] = {"batch": point.batch, "rows": point.rows, "past_tokens": point.past, **vars(shape)}
-        samples.append(_sample(context, "library layer", whole, per=layers, tolerance=CHAIN_TOLERANCE, **at))
+        samples.append(_sample(context, "library layer", whole, tolerance=CHAIN_TOLERANCE, **at))
         del whole
     return samples
 

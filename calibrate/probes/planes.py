@@ -1,8 +1,10 @@
 """What the kernel probes share: which contexts and layers fit, and how wrong an output may be."""
 
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 from calibrate.probes.probe import Context
+from realkernels.caches.qsa import DTYPE, QsaCache, qsa_cache
 from realkernels.shape import QsaShape
 
 WORST_ERROR = 2e-2
@@ -23,16 +25,16 @@ class Plan(NamedTuple):
     layers: int
 
 
-def element_bytes(context: Context) -> int:
-    """Bytes of an element of the backend's planes."""
-    return int(context.backend.dtype.itemsize)
+def element_bytes() -> int:
+    """Bytes of an element of the planes."""
+    return int(DTYPE.itemsize)
 
 
-def token_bytes(context: Context, tier: Tier) -> int:
+def token_bytes(tier: Tier) -> int:
     """K, V and raw key of one token in one layer, and in VRAM its share of a pooled key."""
     elements = 2 * SHAPE.kv_heads * SHAPE.head_dim + SHAPE.index_dim
     pooled = SHAPE.index_dim // SHAPE.ratio if tier == "vram" else 0
-    return (elements + pooled) * element_bytes(context)
+    return (elements + pooled) * element_bytes()
 
 
 def room(context: Context, tier: Tier) -> float:
@@ -48,7 +50,17 @@ def decode_plan(context: Context, tier: Tier, *, most_tokens: int) -> Plan:
     powers = (12, 15, 18, 20) if context.quick and context.cuda else range(12, 22)
     wanted = [2**power for power in powers if 2**power <= most_tokens]
     layers = LAYERS if context.cuda else LEAST_LAYERS
-    per_token = token_bytes(context, tier)
+    per_token = token_bytes(tier)
     contexts = [ctx for ctx in wanted if ctx * per_token * LEAST_LAYERS <= room(context, tier)] or wanted[:1]
     fitting = int(room(context, tier) // (contexts[-1] * per_token))
     return Plan(contexts, max(1, min(layers, fitting)))
+
+
+def planes(
+    context: Context, *, layers: int, tokens: int, tier: Tier, shape: QsaShape = SHAPE, huge_pages: bool = True
+) -> AbstractContextManager[QsaCache]:
+    """A cache on the device that is calibrated."""
+    device, folder = context.backend.device, str(context.folder)
+    return qsa_cache(
+        shape, layers=layers, tokens=tokens, tier=tier, device=device, huge_pages=huge_pages, folder=folder
+    )

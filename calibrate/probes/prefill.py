@@ -1,13 +1,11 @@
 """The kernels of a prefill chunk of one layer: sparse attention in place, staged and from the host; row selection."""
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
-from calibrate.probes.planes import SHAPE, WORST_ERROR, Tier, element_bytes, room, token_bytes
+from calibrate.probes.planes import WORST_ERROR, Tier, planes, room, token_bytes
 from calibrate.probes.probe import Context, Probe, Sample, check
-
-if TYPE_CHECKING:
-    from realkernels.backend import PrefillChunk, QsaCache
-
+from realkernels.caches.qsa import QsaCache
+from realkernels.timed.sparse import PrefillAttend, PrefillSelect
 
 MOST_STAGED_ROWS = 2048
 """Longer chunks are timed in place only."""
@@ -41,7 +39,7 @@ def _host_grid(context: Context) -> Grid:
 
 def _fitting(context: Context, grid: Grid, tier: Tier) -> Grid:
     """The grid without contexts whose planes take more than their share."""
-    longest = room(context, tier) / token_bytes(context, tier) / 2
+    longest = room(context, tier) / token_bytes(tier) / 2
     return grid._replace(contexts=tuple(ctx for ctx in grid.contexts if ctx <= longest) or grid.contexts[:1])
 
 
@@ -56,7 +54,7 @@ def attend_rows(context: Context) -> list[Sample]:
         if bucket < ctx and (rows <= MOST_STAGED_ROWS or not bucket)
     ]
     samples = []
-    with context.backend.cache(SHAPE, layers=1, tokens=grid.contexts[-1], tier="vram") as cache:
+    with planes(context, layers=1, tokens=grid.contexts[-1], tier="vram") as cache:
         cache.fill_random(seed=4)
         for ctx, rows, bucket in context.points(points):
             samples.append(_attended(context, cache, ctx, rows, bucket))
@@ -64,23 +62,18 @@ def attend_rows(context: Context) -> list[Sample]:
     return samples
 
 
-def _attended(context: Context, cache: "QsaCache", ctx: int, rows: int, bucket: int) -> Sample:
-    mode: Literal["in_place", "staged"] = "staged" if bucket else "in_place"
-    chunk = context.backend.prefill_chunk(
-        cache, layer=0, past=ctx - rows, rows=rows, mode=mode, bucket_tokens=bucket, copies="serial"
-    )
-    chunk.refresh(seed=5)
-    seconds = context.seconds(context.backend.capture(chunk.run))
-    how = _verify(f"attention of {rows} rows at {ctx} tokens, {mode}", chunk)
+def _attended(context: Context, cache: QsaCache, ctx: int, rows: int, bucket: int) -> Sample:
+    mode = "staged" if bucket else "in_place"
+    call = PrefillAttend(cache, ctx_tokens=ctx, q_tokens=rows, bucket_tokens=bucket, copies="serial")
+    seconds = context.seconds(context.backend.capture(call.run))
+    how = _verify(f"attention of {rows} rows at {ctx} tokens, {mode}", call)
     buckets = -(-ctx // bucket) if bucket else 1
     at: dict[str, int | float | str] = {"ctx_tokens": ctx, "rows": rows, "bucket_tokens": bucket, "buckets": buckets}
-    return Sample(at=at, seconds=seconds, moved_bytes=chunk.link_bytes, checked=how)
+    return Sample(at=at, seconds=seconds, moved_bytes=call.moved_bytes, checked=how)
 
 
-def _verify(name: str, chunk: "PrefillChunk") -> str:
-    chunk.refresh(seed=6)
-    chunk.run()
-    error = chunk.verify()
+def _verify(name: str, call: PrefillAttend) -> str:
+    error = call.verify()
     return check(name, error <= WORST_ERROR, f"relative error {error:.1e}")
 
 
@@ -88,17 +81,15 @@ def gather_rows_host(context: Context) -> list[Sample]:
     """Attention of few rows, each gathering its own selection from host memory."""
     grid = _fitting(context, _host_grid(context), "host")
     samples = []
-    with context.backend.cache(SHAPE, layers=1, tokens=grid.contexts[-1], tier="host") as cache:
+    with planes(context, layers=1, tokens=grid.contexts[-1], tier="host") as cache:
         cache.fill_random(seed=7)
         for ctx, rows in context.points([(ctx, rows) for ctx in grid.contexts for rows in grid.rows]):
-            chunk = context.backend.prefill_chunk(cache, layer=0, past=ctx - rows, rows=rows, mode="in_place")
-            chunk.refresh(seed=8)
-            seconds = context.seconds(context.backend.capture(chunk.run))
-            how = _verify(f"attention of {rows} rows at {ctx} tokens, from the host", chunk)
-            moved = rows * SHAPE.budget * 2 * SHAPE.kv_heads * SHAPE.head_dim * element_bytes(context)
+            call = PrefillAttend(cache, ctx_tokens=ctx, q_tokens=rows)
+            seconds = context.seconds(context.backend.capture(call.run))
+            how = _verify(f"attention of {rows} rows at {ctx} tokens, from the host", call)
             at: dict[str, int | float | str] = {"ctx_tokens": ctx, "rows": rows}
-            samples.append(Sample(at=at, seconds=seconds, moved_bytes=moved, checked=how))
-            del chunk
+            samples.append(Sample(at=at, seconds=seconds, moved_bytes=call.moved_bytes, checked=how))
+            del call
         del cache
     return samples
 
@@ -107,18 +98,16 @@ def score_rows(context: Context) -> list[Sample]:
     """Selection of every row of a chunk."""
     grid = _fitting(context, _score_grid(context), "vram")
     samples = []
-    with context.backend.cache(SHAPE, layers=1, tokens=grid.contexts[-1], tier="vram") as cache:
+    with planes(context, layers=1, tokens=grid.contexts[-1], tier="vram") as cache:
         cache.fill_random(seed=9)
         for ctx, rows in context.points([(ctx, rows) for ctx in grid.contexts for rows in grid.rows]):
-            chunk = context.backend.prefill_chunk(cache, layer=0, past=ctx - rows, rows=rows, mode="in_place")
-            chunk.refresh(seed=10)
-            seconds = context.seconds(context.backend.capture(chunk.select))
+            call = PrefillSelect(cache, ctx_tokens=ctx, q_tokens=rows)
+            seconds = context.seconds(context.backend.capture(call.run))
             where = f"selection of {rows} rows at {ctx} tokens"
-            how = check(where, chunk.verify_selection(), "some rows hold the best blocks")
+            how = check(where, call.error() == 0.0, "some rows hold the best blocks")
             at: dict[str, int | float | str] = {"ctx_tokens": ctx, "rows": rows}
-            flops = 2.0 * rows * (ctx // SHAPE.ratio) * SHAPE.index_heads * SHAPE.index_dim
-            samples.append(Sample(at=at, seconds=seconds, flops=flops, checked=how))
-            del chunk
+            samples.append(Sample(at=at, seconds=seconds, flops=call.flops, checked=how))
+            del call
         del cache
     return samples
 

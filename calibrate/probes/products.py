@@ -79,15 +79,11 @@ def topk(context: Context) -> list[Sample]:
         values, indices = torch.topk(scores, 512)
         seconds = context.seconds(
             partial(torch.topk, scores, 512, out=(values, indices)),
-            before=partial(_renew, scores),
+            before=scores.normal_,
         )
         how = check("topk", torch.equal(values, scores.sort(descending=True).values[:512]), "equal to a full sort")
         samples.append(Sample(at={"ctx_tokens": ctx}, seconds=seconds, checked=how))
     return samples
-
-
-def _renew(scores: Any, _index: int) -> None:
-    scores.normal_()
 
 
 def _singles(machine: Machine) -> str:

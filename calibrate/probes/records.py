@@ -9,9 +9,10 @@ from functools import partial
 from calibrate.probes.machine import Machine
 from calibrate.probes.planes import MIB_TOKENS, SHAPE, WORST_ERROR, decode_plan
 from calibrate.probes.probe import Context, Probe, Sample, check
-from realkernels.format_gather import HostGather, RecordCache, record_cache
+from realkernels.caches.interleaved import InterleavedCache, interleaved_cache
 from realkernels.formats import format_named
 from realkernels.shape import QsaShape
+from realkernels.timed.gather_blocks import GatherBlocks
 from twin.engines.twin import RECORDS
 
 BUDGET_CTX = 2**15
@@ -31,18 +32,18 @@ def gather(context: Context, *, name: str) -> list[Sample]:
     layers = min(plan.layers, QUICK_LAYERS) if context.quick else plan.layers
     given = {"layers": layers, "device": context.backend.device, "folder": str(context.folder)}
     samples = []
-    with record_cache(name, shape=SHAPE, tokens=contexts[-1], **given) as cache:
+    with interleaved_cache(name, shape=SHAPE, tokens=contexts[-1], **given) as cache:
         for ctx in context.points(contexts):
             samples.append(_gathered(context, cache, ctx))
     for budget in context.points(context.pick((128,), (128, 512, 1024))):
-        with record_cache(name, shape=QsaShape(budget=budget), tokens=BUDGET_CTX, **given) as cache:
+        with interleaved_cache(name, shape=QsaShape(budget=budget), tokens=BUDGET_CTX, **given) as cache:
             samples.append(_gathered(context, cache, BUDGET_CTX))
     return samples
 
 
-def _gathered(context: Context, cache: RecordCache, ctx: int) -> Sample:
-    timed, layers = HostGather(cache, end=ctx), len(cache.layers)
-    where = f"{cache.name} at {ctx}"
+def _gathered(context: Context, cache: InterleavedCache, ctx: int) -> Sample:
+    timed, layers = GatherBlocks(cache, ctx_tokens=ctx), len(cache.layers)
+    where = f"{cache.codec_name} at {ctx}"
     error = timed.verify()
     check(where, error <= WORST_ERROR, f"relative error {error:.1e}")
     work = context.backend.capture(timed.run)
@@ -50,7 +51,7 @@ def _gathered(context: Context, cache: RecordCache, ctx: int) -> Sample:
     error = timed.error()
     how = check(where, error <= WORST_ERROR, f"output's relative error {error:.1e}")
     at: dict[str, int | float | str] = {
-        "format": cache.name, "ctx_tokens": ctx, "layers": layers, "budget": cache.shape.budget
+        "format": cache.codec_name, "ctx_tokens": ctx, "layers": layers, "budget": cache.shape.budget
     }  # fmt: skip
     return Sample(at=at, seconds=seconds, moved_bytes=timed.link_bytes, checked=how)
 

@@ -17,8 +17,9 @@ from twin.resolve import resolve
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 
-from realkernels import layouts, steps  # noqa: E402 - after the skip
 from realkernels.cpu_backend import CpuBackend  # noqa: E402
+
+from realkernels import layouts, steps  # noqa: E402 - after the skip
 from realkernels.formats import format_named  # noqa: E402
 from realkernels.formats.blocks import BLOCK_FORMATS, record_of  # noqa: E402
 from realkernels.shape import QsaShape  # noqa: E402

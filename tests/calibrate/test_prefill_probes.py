@@ -37,9 +37,10 @@ def test_a_chunk_is_checked_against_float64(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_case_of_a_chunk_is_measured() -> None:
+    from realkernels.cpu_backend import CpuBackend
+
     from calibrate.measure import Measurement
     from calibrate.measure_formats import measure_formats
-    from realkernels.cpu_backend import CpuBackend
 
     case = KernelCase(
         metric="prefill_format", tier="vram", ctx_tokens=300, layers=1, rows=7, format="q4_0", heads="4x2x64"

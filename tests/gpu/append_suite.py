@@ -18,11 +18,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from realkernels.timing import capture, event_seconds
+
 from realkernels.append_kernels import append
 from realkernels.format_append import FormatAppend
 from realkernels.formats import Format, KVarN, Planes, arrangements, format_named
 from realkernels.formats.kvarn_check import tile_faults
-from realkernels.timing import capture, event_seconds
 
 FORMATS = (
     "bf16", "fp16", "fp32", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "q8_0", "q4_0",

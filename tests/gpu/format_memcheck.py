@@ -29,6 +29,7 @@ import triton.language as tl
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from realkernels.checked import Checked
+
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_kernels import KERNELS

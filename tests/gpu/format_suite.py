@@ -20,10 +20,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from realkernels.backend import open_backend
+
 from calibrate.probes.device_kernels import Sum
 from calibrate.probes.formats import KEPT, TOLERANCE
 from calibrate.probes.machine import describe
-from realkernels.backend import open_backend
 from realkernels.format_append import FormatAppend
 from realkernels.format_decode import FormatDecode
 from realkernels.format_pool import NoKernel

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 import triton
 import triton.language as tl
+from realkernels.timing import capture, event_seconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -31,7 +32,6 @@ from realkernels.attend.decode_scaled import attend_scaled, plan_scaled
 from realkernels.attend.plan import TilePlan, alignment
 from realkernels.attend.splits import Workspace
 from realkernels.formats import format_named
-from realkernels.timing import capture, event_seconds
 from tests.realkernels.attend.worlds import World, relative_error
 
 CONTEXT = 131072

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from realkernels.format_gather import HostGather, RecordCache
-from realkernels.formats.blocks import BLOCK_FORMATS
 from realkernels.gather import GatherBuffers, GatherPlan, gather_attend
 from realkernels.gather_records import Reading, gather_records
 from realkernels.host_slab import host_slab
-from realkernels.shape import QsaShape
 from realkernels.timing import capture, event_seconds
+
+from realkernels.formats.blocks import BLOCK_FORMATS
+from realkernels.shape import QsaShape
 from tests.gpu.qsa_suite import machine, summary
 
 SHAPE = QsaShape()

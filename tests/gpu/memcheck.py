@@ -15,11 +15,11 @@ import sys
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import torch
+from realkernels.backend import Backend, Tier
+from realkernels.triton_backend import TritonBackend
 
 from realkernels import page_images
-from realkernels.backend import Backend, Tier
 from realkernels.shape import QsaShape
-from realkernels.triton_backend import TritonBackend
 
 SMALL = QsaShape(layers=2, query_heads=6, kv_heads=2, head_dim=64, index_heads=3, index_dim=32, budget=64)
 FULL = QsaShape()

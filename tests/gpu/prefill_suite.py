@@ -19,13 +19,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from realkernels.library import relative_error
+from realkernels.timing import capture, event_seconds
+
 from realkernels.chunk import PIECE_TOKENS, flash_piece
 from realkernels.format_kernels import KERNELS
 from realkernels.format_pool import default_arrangement
 from realkernels.format_prefill import FormatPrefill
 from realkernels.formats import arrangements
-from realkernels.library import relative_error
-from realkernels.timing import capture, event_seconds
 
 ROOT = Path(__file__).parents[2]
 ROWS, PAST = 2048, 131_072

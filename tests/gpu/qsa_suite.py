@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from realkernels import reference
 from realkernels.gather import GatherBuffers, GatherPlan, gather_attend
 from realkernels.host_slab import host_slab
 from realkernels.prefill import PrefillBuffers, Staging, attend_bucket, attend_in_place, bucket_bounds, select_rows
 from realkernels.selection import SelectionBuffers, select_blocks
-from realkernels.shape import QsaShape
 from realkernels.timing import capture, event_seconds
+
+from realkernels import reference
+from realkernels.shape import QsaShape
 
 SHAPE = QsaShape()
 DEVICE = torch.device("cuda:0")

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 import triton
+from realkernels.gather import GatherBuffers, GatherPlan
+from realkernels.gather_records import Reading
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from realkernels import gather, gather_records, turn
 from realkernels.formats import format_named
 from realkernels.formats.blocks import block_planes, record_of
-from realkernels.gather import GatherBuffers, GatherPlan
-from realkernels.gather_records import Reading
 from realkernels.shape import QsaShape
 
 CPU = torch.device("cpu")

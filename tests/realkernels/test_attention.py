@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from realkernels.backend import Copies, Tier
+from realkernels.gather import GatherBuffers, GatherPlan, gather_attend
 
 from realkernels import reference
-from realkernels.backend import Copies, Tier
 from realkernels.bounds import check_rows
-from realkernels.gather import GatherBuffers, GatherPlan, gather_attend
 from realkernels.rows import NO_BLOCK, select_rows
 from realkernels.shape import QsaShape
 from tests.realkernels.worlds import BACKENDS, SMALL, TOLERANCE, filled, poison

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from realkernels.triton_backend import TritonBackend
 
 from realkernels import backend as protocol
 from realkernels import triton_backend
-from realkernels.triton_backend import TritonBackend
 from tests.realkernels.worlds import BACKENDS, SMALL, backend, filled
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from realkernels.library import relative_error
 
 from realkernels.chunk import ChunkScratch, attend_chunk, calls_of, check_chunk, pieces
 from realkernels.chunk_cpu import fold_in_torch, reader, softmax_piece
 from realkernels.fold import fold
 from realkernels.format_pool import Pool
 from realkernels.formats import format_named
-from realkernels.library import relative_error
 from realkernels.shape import AttentionShape
 
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
+from realkernels.gather import GatherBuffers
+from realkernels.gather_records import Reading
 
 from realkernels import early, gather, gather_records, turn
 from realkernels.formats.blocks import BLOCK_FORMATS
-from realkernels.gather import GatherBuffers
-from realkernels.gather_records import Reading
 from tests.realkernels.test_gather_records import PLAN, World
 from tests.realkernels.worlds import SMALL, TOLERANCE
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from realkernels.format_gather import HostGather, RecordCache, record_cache, slab_bytes
 
 from realkernels import format_gather
-from realkernels.format_gather import HostGather, RecordCache, record_cache, slab_bytes
 from realkernels.formats.blocks import BLOCK_FORMATS
 from tests.realkernels.worlds import SMALL, TOLERANCE
 

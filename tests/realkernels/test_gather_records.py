@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from realkernels.gather import GatherBuffers, GatherPlan
+from realkernels.gather_records import Reading, gather_records
 
 from realkernels import reference
 from realkernels.formats import Planes, format_named
 from realkernels.formats.blocks import BLOCK_FORMATS, block_planes, record_of
-from realkernels.gather import GatherBuffers, GatherPlan
-from realkernels.gather_records import Reading, gather_records
 from realkernels.shape import QsaShape
 from tests.realkernels.worlds import SMALL, TOLERANCE
 

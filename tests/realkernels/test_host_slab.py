@@ -6,10 +6,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-
-from realkernels import host_slab as module
 from realkernels.backend import open_backend
 from realkernels.host_slab import RegistrationError, host_slab
+
+from realkernels import host_slab as module
 
 CUDA = torch.device("cuda", 0)
 
@@ -105,6 +105,7 @@ def test_a_refused_registration_leaves_nothing(runtime: Runtime) -> None:
 
 def test_a_refusal_in_the_third_layer_gives_the_first_two_back(runtime: Runtime) -> None:
     from realkernels.layouts import Place, PlaneSpec, load_layout
+
     from tests.realkernels.worlds import SMALL
 
     runtime.fail_at = 3

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.bias import CausalVariant
-
-from realkernels import library, library_kernels
 from realkernels.library import LibraryAttention, LibraryProducts, flash, flash_missing, random_weights
 from realkernels.library_elementwise import TORCH_OPS, ElementwiseOps, LibraryAppend, LibraryElementwise
 from realkernels.library_layer import LibraryLayers
+from torch.nn.attention.bias import CausalVariant
+
+from realkernels import library, library_kernels
 from realkernels.shape import DenseShape
 
 CPU = torch.device("cpu")

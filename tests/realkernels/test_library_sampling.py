@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from realkernels.library_sampling import TEMPERATURE, LibrarySampling
 
 from realkernels import library_sampling
-from realkernels.library_sampling import TEMPERATURE, LibrarySampling
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, -3.0, 1.5])

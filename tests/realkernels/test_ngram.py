@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from realkernels.ngram import SOURCES, NgramFile, Source, open_table, reference_rows
 
 ROWS, ROW_BYTES, OFFSET = 5003, 102, 37

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-
-from realkernels import page_images
 from realkernels.backend import QsaCache, Tier
 from realkernels.page_images import HEADER_BYTES, ImageError, evict_page, image_bytes, restore_page
+
+from realkernels import page_images
 from realkernels.shape import QsaShape
 from tests.realkernels.worlds import BACKENDS, SMALL, backend, filled
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from realkernels import reference
 from realkernels.backend import Tier
 from realkernels.cpu_backend import CpuBackend
 from realkernels.layouts import layout_names, layout_of_tier, load_layout
+
+from realkernels import reference
 from realkernels.pooling import pool_blocks, touched_blocks
 from realkernels.pooling_kernel import pool_blocks_on_device
 from realkernels.shape import QsaShape

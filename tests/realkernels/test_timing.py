@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from realkernels.timing import clock_seconds, queued_seconds, undisturbed_seconds
 
 counted = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count it")

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
 from realkernels.backend import Backend, QsaCache, Tier
 from realkernels.cpu_backend import CpuBackend
-from realkernels.shape import QsaShape
 from realkernels.triton_backend import TritonBackend
+
+from realkernels.shape import QsaShape
 
 SMALL = QsaShape(layers=2, query_heads=6, kv_heads=2, head_dim=32, index_heads=4, index_dim=16, budget=64)
 """16 blocks of 4 tokens, 3 query heads to a KV head."""
