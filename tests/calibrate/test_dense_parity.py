@@ -111,16 +111,15 @@ def compared(counted: Op, timed: Op) -> None:
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_tensors_hold_what_is_counted(tokens: int) -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
-    from realkernels.library import LibraryAttention, random_weights
-    from realkernels.library_elementwise import LibraryAppend
+    from realkernels.timed.library import FlashAttention, PlainAppend, random_weights
 
     shape, place = shape_of(SMALL), {"dtype": torch.bfloat16, "device": torch.device("cpu")}
     weights = random_weights(shape, **place)
     products = (weights.qkv, weights.output, weights.gate_up, weights.down)
     assert sum(part.numel() for part in products) == layer_parameters(SMALL, "attention")
     plane_bytes = case_of(SMALL).plane_bytes
-    attention = LibraryAttention(shape, batch=2, rows=1, past=tokens - 1, caches=1, **place)
-    assert sum(cache.nbytes for cache in attention.caches) == attention.cache_bytes == 2 * tokens * plane_bytes
-    written = LibraryAppend(shape, tokens=tokens, layers=1, **place)
+    attention = FlashAttention(shape, batch=2, q_tokens=1, past_tokens=tokens - 1, caches=1, **place)
+    assert sum(cache.nbytes for cache in attention.caches) == attention.moved_bytes == 2 * tokens * plane_bytes
+    written = PlainAppend(shape, tokens=tokens, layers=1, **place)
     assert sum(plane.nbytes for plane in written.planes) == tokens * plane_bytes
     assert 2 * tokens * plane_bytes == shape.appended * tokens * BYTES  # read once, written once

@@ -156,10 +156,10 @@ def test_splits_are_those_of_the_kernels(slots: int, extra: int, prologue: int) 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("torch")
-    from realkernels.cpu_backend import CpuBackend
+    from realkernels.device import CpuDevice
 
     monkeypatch.setattr("calibrate.measure.LEAST_MEASURED_S", 0.0)
-    return CpuBackend(threads=1)
+    return CpuDevice(threads=1)
 
 
 @pytest.mark.parametrize("name", FORMATS)

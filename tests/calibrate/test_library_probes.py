@@ -23,9 +23,9 @@ def probe_of(name: str) -> Probe:
 
 
 def context(folder: Path, **changes: Any) -> Context:
-    from realkernels.cpu_backend import CpuBackend
+    from realkernels.device import CpuDevice
 
-    backend = CpuBackend(folder=str(folder), threads=1)
+    backend = CpuDevice(threads=1)
     fields = {"machine": describe("cpu", dtype="fp16"), "folder": folder, "quick": True, "estimate_s": 0.01}
     return Context(backend=backend, **fields | changes)
 
@@ -117,10 +117,10 @@ def test_without_flash_attention_a_probe_is_skipped_with_the_reason(
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("library_linear", "realkernels.library.product"),
-        ("layer_check", "realkernels.library_layer.product"),
+        ("library_linear", "realkernels.timed.library.product"),
+        ("layer_check", "realkernels.timed.library.product"),
         ("library_attend_decode", "realkernels.reference.attend"),
-        ("library_sample", "realkernels.library_sampling.torch.argmax"),
+        ("library_sample", "realkernels.timed.library.torch.argmax"),
     ],
 )
 def test_a_wrong_result_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, broken: str) -> None:

@@ -19,7 +19,7 @@ from calibrate.measurements import SCHEMA, MeasuredRow, Measurements, read_measu
 from calibrate.probes.machine import cpu_name
 from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
-from tests.calibrate.measure_worlds import FakeBackend
+from tests.calibrate.measure_worlds import FakeBackend, install_fakes
 from twin.errors import CannotWrite, Impossible, TwinError, UnknownName
 
 STEP = KernelCase(metric="decode_step", tier="vram", ctx_tokens=6_145)
@@ -61,6 +61,8 @@ def two_cases(monkeypatch: pytest.MonkeyPatch) -> tuple[KernelCase, ...]:
 
 
 def use(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    install_fakes(monkeypatch)
     monkeypatch.setattr(live_run, "_backend", lambda _device: backend)
 
 
@@ -111,7 +113,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.M
     def no_gpu(_device: str) -> Any:
         raise RuntimeError("no CUDA device\nand a long story")
 
-    monkeypatch.setitem(sys.modules, "realkernels.backend", SimpleNamespace(open_backend=no_gpu))
+    monkeypatch.setitem(sys.modules, "realkernels.device", SimpleNamespace(open_device=no_gpu))
     with pytest.raises(Impossible) as refused:
         validate_live("h200", "cuda", quick=True, curve=False, progress=ignored)
     assert one_line(refused.value) == "no CUDA device"

@@ -24,10 +24,10 @@ LATENCY_S = 12e-6
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("torch")
-    from realkernels.cpu_backend import CpuBackend
+    from realkernels.device import CpuDevice
 
     monkeypatch.setattr("calibrate.measure.LEAST_MEASURED_S", 0.0)
-    return CpuBackend(threads=1)
+    return CpuDevice(threads=1)
 
 
 def probe_of(name: str) -> Probe:
@@ -58,7 +58,7 @@ def test_every_format_has_a_probe_that_checks_its_result(tmp_path: Path, cpu: An
 
 
 def test_a_wrong_result_is_not_timed(tmp_path: Path, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realkernels.format_gather.attend_records", lambda *_given: None)
+    monkeypatch.setattr("realkernels.kernels.in_torch.gather_interleaved", lambda *_given: None)
     monkeypatch.setattr(Context, "seconds", lambda *_given, **_named: pytest.fail("timed"))
     with pytest.raises(WrongData, match="q4_0 at 4096"):
         probe_of("q4_0").run(context(tmp_path, cpu))
@@ -135,12 +135,12 @@ def test_every_format_is_measured_and_right_on_this_processor(cpu: Any, name: st
 
 
 def test_contexts_of_a_format_share_records(cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from realkernels import format_gather
+    from realkernels.caches import interleaved
 
     opened: list[int] = []
-    cached = format_gather.record_cache
+    cached = interleaved.interleaved_cache
     monkeypatch.setattr(
-        format_gather, "record_cache", lambda name, **given: opened.append(given["tokens"]) or cached(name, **given)
+        interleaved, "interleaved_cache", lambda name, **given: opened.append(given["tokens"]) or cached(name, **given)
     )
     cases = [ONE, replace(ONE, ctx_tokens=2_562)]
     assert [outcome.case for outcome in measure_formats(cases, cpu)] == cases
@@ -148,7 +148,7 @@ def test_contexts_of_a_format_share_records(cpu: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_kernel_that_does_nothing_is_a_wrong_result(cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realkernels.format_gather.attend_records", lambda *_given: None)
+    monkeypatch.setattr("realkernels.kernels.in_torch.gather_interleaved", lambda *_given: None)
     with pytest.raises(WrongResult, match=r"decode_gather\.host\.q4_0"):
         list(measure_formats([ONE], cpu))
 
@@ -157,5 +157,5 @@ def test_records_without_room_leave_their_cases_out(cpu: Any, monkeypatch: pytes
     def full(*_given: Any, **_named: Any) -> Any:
         raise RuntimeError("no room\nat all")
 
-    monkeypatch.setattr("realkernels.format_gather.record_cache", full)
+    monkeypatch.setattr("realkernels.caches.interleaved.interleaved_cache", full)
     assert list(measure_formats([ONE], cpu)) == [LeftOut(case=ONE, reason="no room")]

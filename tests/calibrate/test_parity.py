@@ -1,12 +1,12 @@
 """What the twin counts is what the kernels hold and move: bytes by tier, link bytes, selected tokens; never a fit."""
 
-import os
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from calibrate.kernel_cases import KernelCase, program_of
+from calibrate.kernel_cases import KV_DTYPE, KernelCase, program_of
 from twin.case import Case
 from twin.counts import complete_blocks, is_sparse, selected_tokens, sparse_threshold
 from twin.engines import load_engine
@@ -17,12 +17,12 @@ from twin.resolve import resolve
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 
-from realkernels.cpu_backend import CpuBackend  # noqa: E402
 
-from realkernels import layouts, steps  # noqa: E402 - after the skip
+from realkernels.caches.qsa import DTYPE, PAGE_TOKENS, TIERS, QsaCache, qsa_cache  # noqa: E402 - after the skip
 from realkernels.formats import format_named  # noqa: E402
 from realkernels.formats.blocks import BLOCK_FORMATS, record_of  # noqa: E402
 from realkernels.shape import QsaShape  # noqa: E402
+from realkernels.timed.sparse import DecodeGather, DecodeSelect, PrefillAttend  # noqa: E402
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 OFFERED = [("cpu", "fp16"), ("cpu", "bf16"), ("cpu", "fp32"), ("triton", "fp16"), ("triton", "bf16")]
@@ -31,15 +31,14 @@ OFFERED = [("cpu", "fp16"), ("cpu", "bf16"), ("cpu", "fp32"), ("triton", "fp16")
 SHAPE = QsaShape()
 
 
-def backend(name: str, fmt: str) -> Any:
-    """A backend whose planes are in `fmt`; Triton's through its interpreter, which needs no device."""
-    if name == "cpu":
-        return CpuBackend(dtype=DTYPES[fmt], threads=1)
-    if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs triton and its interpreter")
-    from realkernels.triton_backend import TritonBackend
-
-    return TritonBackend(torch.device("cpu"), dtype=DTYPES[fmt])
+@contextmanager
+def cache_of(fmt: str, *, name: str = "cpu", tier: str = "vram", layers: int = 1, tokens: int) -> Iterator[QsaCache]:
+    """A cache whose planes are in `fmt`; filled, unless it is Triton's, which needs its interpreter for that."""
+    given: Any = {"layers": layers, "tokens": tokens, "tier": tier, "dtype": DTYPES[fmt], "triton": name == "triton"}
+    with qsa_cache(SHAPE, device=torch.device("cpu"), **given) as cache:
+        if name == "cpu":
+            cache.fill_random(1)
+        yield cache
 
 
 def case_of(layout: str, fmt: str, ctx_tokens: int) -> Case:
@@ -53,9 +52,7 @@ def by_formula(layout: str, fmt: str, *, tokens: int, layers: int) -> dict[str, 
 
 
 def held(name: str, layout: str, fmt: str, *, tokens: int, layers: int) -> dict[str, int]:
-    tier = layouts.load_layout(layout).tier
-    with backend(name, fmt).cache(SHAPE, layers=layers, tokens=tokens, tier=tier) as cache:
-        assert cache.tier == tier
+    with cache_of(fmt, name=name, tier=TIERS[layout], layers=layers, tokens=tokens) as cache:
         return dict(cache.bytes_by_tier())
 
 
@@ -68,7 +65,7 @@ def link_bytes(program: Program) -> float:
 
 
 def test_both_rooms_have_the_same_layouts() -> None:
-    assert layouts.layout_names() == layout_names()
+    assert sorted(TIERS) == layout_names()
     assert {load_layout(name).name for name in layout_names()} == {"vram", "offload"}
 
 
@@ -109,7 +106,8 @@ def test_the_kernels_have_the_shape_of_the_model() -> None:
 
 
 def test_the_kernels_have_the_pages_of_the_rulebook() -> None:
-    assert load_engine("twin").page_tokens == steps.PAGE_TOKENS
+    assert load_engine("twin").page_tokens == PAGE_TOKENS
+    assert DTYPES[KV_DTYPE] == DTYPE
 
 
 @pytest.mark.parametrize("layout", ["vram", "offload"])
@@ -151,38 +149,30 @@ def test_a_staged_chunk_copies_the_bytes_of_its_program(
         bucket_tokens=bucket_tokens,
         copies=copies,  # type: ignore[arg-type]
     )
-    made = backend("cpu", fmt)
-    whole_pages = -(-ctx_tokens // steps.PAGE_TOKENS) * steps.PAGE_TOKENS
-    with made.cache(SHAPE, layers=1, tokens=whole_pages, tier="host") as cache:
-        cache.fill_random(1)
-        chunk = made.prefill_chunk(
-            cache, layer=0, past=ctx_tokens - 4, rows=4, mode="staged", bucket_tokens=bucket_tokens, copies=copies
-        )
+    whole_pages = -(-ctx_tokens // PAGE_TOKENS) * PAGE_TOKENS
+    with cache_of(fmt, tier="host", tokens=whole_pages) as cache:
+        chunk = PrefillAttend(
+            cache, ctx_tokens=ctx_tokens, q_tokens=4, bucket_tokens=bucket_tokens, copies=copies  # type: ignore[arg-type]
+        )  # fmt: skip
         copied: list[int] = []
-        copy = chunk._copy
-        chunk._copy = lambda bucket: copied.append(bucket) or copy(bucket)
-        chunk.run()
+        copy = chunk._attention._copy
+
+        def noted(keys: Any, values: Any, bucket: int) -> Any:
+            copied.append(bucket)
+            return copy(keys, values, bucket)
+
+        chunk._attention._copy = noted  # type: ignore[method-assign]
+        assert chunk.verify() < 2e-2
         program = program_of(case, kv_dtype=fmt)
         assert link_bytes(program) == pytest.approx(chunk.link_bytes, rel=1e-12)
         assert copied == list(range(program[0].iterations))
-        assert chunk.verify() < 2e-2
-
-
-def test_planes_that_are_read_in_place_copy_nothing() -> None:
-    made = backend("cpu", "fp16")
-    with made.cache(SHAPE, layers=1, tokens=2_304, tier="host") as cache:
-        cache.fill_random(1)
-        assert made.prefill_chunk(cache, layer=0, past=2_300, rows=4, mode="in_place").link_bytes == 0
 
 
 @pytest.mark.parametrize("end", [2_048, 2_049, 2_051, 2_052, 2_055, 4_097])
 def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
     model = case_of("vram", "fp16", end).model
-    made = backend("cpu", "fp16")
-    with made.cache(SHAPE, layers=1, tokens=end, tier="vram") as cache:
-        cache.fill_random(1)
-        step = made.decode_step(cache, end=end)
-        step.select()
+    with cache_of("fp16", tokens=end) as cache:
+        step = DecodeGather(cache, ctx_tokens=end)
         blocks = step.selected[0].long().unique()
         read = torch.zeros(end, dtype=torch.bool)
         read[(blocks[:, None] * SHAPE.ratio + torch.arange(SHAPE.ratio)).flatten()] = True
@@ -206,17 +196,13 @@ def test_a_decode_step_s_bytes_are_those_of_its_program(fmt: str, end: int) -> N
     model = case_of("vram", fmt, end).model
     assert is_sparse(model, end)
     program = program_of(KernelCase(metric="decode_step", tier="vram", ctx_tokens=end, layers=1), kv_dtype=fmt)
-    made = backend("cpu", fmt)
-    with made.cache(SHAPE, layers=1, tokens=end, tier="vram") as cache:
-        cache.fill_random(1)
-        step = made.decode_step(cache, end=end)
-        assert ops(program)["pooled_scan"].vram_bytes == step.pooled(0).nbytes
-        assert step.pooled(0).shape[0] == complete_blocks(model, end)
+    with cache_of(fmt, tokens=end) as cache:
+        assert ops(program)["pooled_scan"].vram_bytes == DecodeSelect(cache, ctx_tokens=end).moved_bytes
+        assert SHAPE.blocks(end) == complete_blocks(model, end)
         token_bytes = cache.keys[0][0].nbytes + cache.values[0][0].nbytes
         assert ops(program)["kv_gather"].vram_bytes == selected_tokens(model, end) * token_bytes
 
 
 def test_a_context_below_the_budget_is_no_step_of_the_kernels() -> None:
-    made = backend("cpu", "fp16")
-    with made.cache(SHAPE, layers=1, tokens=2_048, tier="vram") as cache, pytest.raises(ValueError, match="read whole"):
-        made.decode_step(cache, end=2_047)
+    with cache_of("fp16", tokens=2_048) as cache, pytest.raises(ValueError, match="read whole"):
+        DecodeGather(cache, ctx_tokens=2_047)

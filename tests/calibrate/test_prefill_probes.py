@@ -37,15 +37,14 @@ def test_a_chunk_is_checked_against_float64(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_case_of_a_chunk_is_measured() -> None:
-    from realkernels.cpu_backend import CpuBackend
-
     from calibrate.measure import Measurement
     from calibrate.measure_formats import measure_formats
+    from realkernels.device import CpuDevice
 
     case = KernelCase(
         metric="prefill_format", tier="vram", ctx_tokens=300, layers=1, rows=7, format="q4_0", heads="4x2x64"
     )
-    (found,) = measure_formats([case], CpuBackend(folder=".", threads=1))
+    (found,) = measure_formats([case], CpuDevice(threads=1))
     assert isinstance(found, Measurement)
     assert found.error < 1e-5
 
