@@ -54,7 +54,7 @@ def _interpreted() -> None:
 
     from realkernels.kernels import gather
 
-    if not isinstance(gather._merge_splits, InterpretedFunction):
+    if not isinstance(gather._combine_splits, InterpretedFunction):
         pytest.skip("the kernels were imported before TRITON_INTERPRET was set: run this folder on its own")
     if not _loops_run():
         import numpy as np

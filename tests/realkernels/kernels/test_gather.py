@@ -1,17 +1,15 @@
-"""The gather over quantised records against float64 attention over the unpacked cache; indices, tails and NaN."""
+"""Gathers over planes and interleaved blocks against float64 attention: every tail, odd splits, NaN, bad indices."""
 
 import pytest
 import torch
-from realkernels.gather import GatherBuffers, GatherPlan
-from realkernels.gather_records import Reading, gather_records
 
 from realkernels import reference
 from realkernels.formats import Planes, format_named
 from realkernels.formats.blocks import BLOCK_FORMATS, block_planes, record_of
+from realkernels.kernels.gather import GatherBuffers, GatherPlan, InterleavedReader, gather_interleaved, gather_planes
 from realkernels.shape import QsaShape
-from tests.realkernels.worlds import SMALL, TOLERANCE
+from tests.realkernels.worlds import CPU, SMALL, TOLERANCE
 
-CPU = torch.device("cpu")
 PLAN = GatherPlan(blocks_per_split=4)
 WIDE = QsaShape(query_heads=6, kv_heads=2, head_dim=128, index_heads=4, index_dim=16, budget=64)
 
@@ -34,9 +32,9 @@ class World:
     def run(self, *, plan: GatherPlan = PLAN, checked: bool = True) -> torch.Tensor:
         """The output of one call."""
         buffers = GatherBuffers.allocate(self.shape, plan, CPU)
-        reading = Reading.of(self.fmt, self.shape, device=CPU)
-        gather_records(
-            self.query, self.planes, self.selected, self.end, self.output, buffers, self.shape, plan, reading,
+        reader = InterleavedReader.of(self.fmt, self.shape, device=CPU)
+        gather_interleaved(
+            self.query, self.planes, self.selected, self.end, self.output, buffers, self.shape, plan, reader,
             checked=checked,
         )  # fmt: skip
         return self.output
@@ -54,7 +52,7 @@ class World:
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize(("shape", "end"), [(SMALL, 64), (SMALL, 97), (SMALL, 131), (WIDE, 98)])
-def test_attention_is_that_over_the_unpacked_cache(name: str, shape: QsaShape, end: int) -> None:
+def test_attention_is_that_over_the_dequantised_cache(name: str, shape: QsaShape, end: int) -> None:
     world = World(name, shape, end)
     world.run()
     assert world.error() < TOLERANCE[torch.float16]
@@ -83,10 +81,25 @@ def test_a_nan_reaches_the_heads_of_its_kv_head_only(name: str, plane: str) -> N
     assert bool(out[SMALL.group :].isnan().any(dim=-1).all())
 
 
+@pytest.mark.parametrize("plan", [GatherPlan(blocks_per_split=4), GatherPlan(blocks_per_split=16, combined_columns=16)])
+def test_splits_that_hold_nothing_live_weigh_nothing(plan: GatherPlan) -> None:
+    """Five blocks: the last split is mostly, or for a closed tail wholly, beyond the selection."""
+    shape = QsaShape(query_heads=40, kv_heads=2, head_dim=32, index_dim=16, budget=16)
+    keys, values = torch.randn(2, 40, 2, 32).half()
+    query = torch.randn(40, 32).half()
+    selected = torch.tensor([7, 0, 9, 3], dtype=torch.int32)
+    buffers = GatherBuffers.allocate(shape, plan, CPU)
+    buffers.partial.fill_(float("nan"))
+    output = torch.full_like(query, float("nan"))
+    gather_planes(query, keys, values, selected, 40, output, buffers, shape, plan)
+    truth = reference.sparse_attend(query, keys, values, selected.long(), 40, shape)
+    torch.testing.assert_close(output.double(), truth, rtol=2e-3, atol=2e-3)
+
+
 def test_splits_do_not_matter() -> None:
     world = World("int4_per_token_head", SMALL, 131)
     first = world.run(plan=GatherPlan(blocks_per_split=4)).clone()
-    assert torch.allclose(world.run(plan=GatherPlan(blocks_per_split=16, piece=16)), first, atol=2e-3)
+    assert torch.allclose(world.run(plan=GatherPlan(blocks_per_split=16, combined_columns=16)), first, atol=2e-3)
 
 
 @pytest.mark.parametrize("wrong", [-1, 32])

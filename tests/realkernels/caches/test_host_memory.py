@@ -6,10 +6,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from realkernels.backend import open_backend
-from realkernels.host_slab import RegistrationError, host_slab
 
-from realkernels import host_slab as module
+from realkernels.caches import host_memory as module
+from realkernels.caches.host_memory import RegistrationError, mapped_file, registered
+from realkernels.caches.qsa import qsa_cache
+from tests.realkernels.worlds import SMALL
 
 CUDA = torch.device("cuda", 0)
 
@@ -69,7 +70,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_a_slab_is_whole_pages_of_zeros_and_goes_away(runtime: Runtime) -> None:
-    with host_slab(5000, device=CUDA) as slab:
+    with registered(5000, device=CUDA) as slab:
         assert (slab.nbytes, slab.host.shape, slab.device.shape) == (8192, (8192,), (8192,))
         assert not slab.host.any()
         assert list(runtime.registered.values()) == [8192]
@@ -80,23 +81,18 @@ def test_a_slab_is_whole_pages_of_zeros_and_goes_away(runtime: Runtime) -> None:
 
 
 def test_an_exception_inside_unregisters(runtime: Runtime) -> None:
-    with pytest.raises(KeyError), host_slab(4096, device=CUDA):
+    with pytest.raises(KeyError), registered(4096, device=CUDA):
         raise KeyError
-    assert runtime.registered == {}
-    assert runtime.mappings[0].closed
-
-
-def test_a_device_that_fails_inside_is_still_unregistered(runtime: Runtime) -> None:
-    with pytest.raises(RuntimeError, match="illegal memory access"), host_slab(4096, device=CUDA):
+    with pytest.raises(RuntimeError, match="illegal memory access"), registered(4096, device=CUDA):
         runtime.broken = True
     assert runtime.registered == {}
-    assert runtime.mappings[0].closed
+    assert all(mapping.closed for mapping in runtime.mappings)
 
 
 def test_a_refused_registration_leaves_nothing(runtime: Runtime) -> None:
     runtime.fail_at = 1
     words = r"registering 1.00 GiB .* failed: CUDA error 2; .*ulimit -l"
-    with pytest.raises(RegistrationError, match=words) as caught, host_slab(2**30, device=CUDA):
+    with pytest.raises(RegistrationError, match=words) as caught, registered(2**30, device=CUDA):
         pass
     assert "\n" not in str(caught.value)
     assert runtime.registered == {}
@@ -104,39 +100,25 @@ def test_a_refused_registration_leaves_nothing(runtime: Runtime) -> None:
 
 
 def test_a_refusal_in_the_third_layer_gives_the_first_two_back(runtime: Runtime) -> None:
-    from realkernels.layouts import Place, PlaneSpec, load_layout
-
-    from tests.realkernels.worlds import SMALL
-
     runtime.fail_at = 3
-    spec = PlaneSpec(shape=SMALL, layers=4, tokens=64, dtype=torch.float16)
-    place = Place(device=CUDA)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", lambda *_args, **_kwargs: torch.zeros(1))
         patch.setattr(torch.cuda, "empty_cache", lambda: None)
-        with pytest.raises(RegistrationError), load_layout("offload").planes(spec, place):
+        with pytest.raises(RegistrationError), qsa_cache(SMALL, layers=4, tokens=64, tier="host", device=CUDA):
             pass
     assert (runtime.calls, runtime.registered) == (3, {})
     assert [mapping.closed for mapping in runtime.mappings] == [True] * 3
 
 
 def test_a_tensor_that_outlives_the_block_keeps_its_memory_but_not_its_registration(runtime: Runtime) -> None:
-    with host_slab(4096, device=CUDA) as slab:
+    with registered(4096, device=CUDA) as slab:
         kept = slab.host
     assert runtime.registered == {}
     assert not runtime.mappings[0].closed
     assert int(kept.sum()) == 0
 
 
-def test_a_slab_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="a slab of 0 bytes"), host_slab(0, device=CUDA):
-        pass
-
-
-@pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA")
-def test_without_cuda_the_backend_says_so_in_one_line() -> None:
-    with pytest.raises(RuntimeError, match=r"torch .* was built without CUDA") as caught:
-        open_backend("cuda")
-    assert "\n" not in str(caught.value)
-    with pytest.raises(RuntimeError, match="no kernels for device meta"):
-        open_backend("meta")
+def test_no_memory_is_refused() -> None:
+    for opened in (registered(0, device=CUDA), mapped_file(0)):
+        with pytest.raises(ValueError, match="0 bytes of host memory"), opened:
+            pass
