@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 import triton
-from realkernels.gather import GatherBuffers, GatherPlan
-from realkernels.gather_records import Reading
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from realkernels import gather, gather_records, turn
+from realkernels import turn
 from realkernels.formats import format_named
 from realkernels.formats.blocks import block_planes, record_of
+from realkernels.kernels import gather
+from realkernels.kernels.gather import GatherBuffers, GatherPlan, InterleavedReader
 from realkernels.shape import QsaShape
 
 CPU = torch.device("cpu")
@@ -63,15 +63,13 @@ def main() -> None:
     size = {"block_tokens": SHAPE.ratio, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
     memory = torch.zeros(1024, record_of(fmt, **size).stride, dtype=torch.uint8)
     planes, plan = block_planes(fmt, blocks=1024, memory=memory, **size), GatherPlan()
-    reading = replace(Reading.of(fmt, SHAPE, device=CPU), early=True)
+    reader = replace(InterleavedReader.of(fmt, SHAPE, device=CPU), early=True)
     query = torch.zeros(SHAPE.query_heads, SHAPE.head_dim).half()
     selected, buffers = torch.arange(SHAPE.topk).int(), GatherBuffers.allocate(SHAPE, plan, CPU)
     order: list[str] = []
-    for module, name in ((turn, "_rotate"), (gather_records, "_attend_split"), (gather, "_merge_splits")):
+    for module, name in ((turn, "_rotate"), (gather, "_attend_interleaved"), (gather, "_combine_splits")):
         setattr(module, name, Compiled(getattr(module, name), order))
-    gather_records.gather_records(
-        query, planes, selected, 4_095, torch.empty_like(query), buffers, SHAPE, plan, reading
-    )
+    gather.gather_interleaved(query, planes, selected, 4_095, torch.empty_like(query), buffers, SHAPE, plan, reader)
     print(json.dumps(order))
 
 

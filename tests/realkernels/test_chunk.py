@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from realkernels.library import relative_error
 
 from realkernels.chunk import ChunkScratch, attend_chunk, calls_of, check_chunk, pieces
 from realkernels.chunk_cpu import fold_in_torch, reader, softmax_piece
@@ -10,6 +9,7 @@ from realkernels.fold import fold
 from realkernels.format_pool import Pool
 from realkernels.formats import format_named
 from realkernels.shape import AttentionShape
+from realkernels.timed.call import relative_error
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(query_heads=6, kv_heads=2, head_dim=32)

@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from realkernels.gather import GatherBuffers
-from realkernels.gather_records import Reading
 
-from realkernels import early, gather, gather_records, turn
+from realkernels import early, turn
 from realkernels.formats.blocks import BLOCK_FORMATS
-from tests.realkernels.test_gather_records import PLAN, World
+from realkernels.kernels import gather
+from realkernels.kernels.gather import GatherBuffers, InterleavedReader
+from tests.realkernels.kernels.test_gather import PLAN, World
 from tests.realkernels.worlds import SMALL, TOLERANCE
 
 CPU = torch.device("cpu")
-KERNELS = {"rotate": (turn, "_rotate"), "attend": (gather_records, "_attend_split"), "merge": (gather, "_merge_splits")}
+KERNELS = {"rotate": (turn, "_rotate"), "attend": (gather, "_attend_interleaved"), "merge": (gather, "_combine_splits")}
 ROTATED = {"int4_per_token_head", "exl3_k4v4"}
 
 
 def gathered(name: str, *, begins: bool) -> World:
     """A call whose later launches begin early, or none."""
     world = World(name, SMALL, 131)
-    reading = replace(Reading.of(world.fmt, SMALL, device=CPU), early=begins)
+    reader = replace(InterleavedReader.of(world.fmt, SMALL, device=CPU), early=begins)
     buffers = GatherBuffers.allocate(SMALL, PLAN, CPU)
-    gather_records.gather_records(
-        world.query, world.planes, world.selected, world.end, world.output, buffers, SMALL, PLAN, reading
+    gather.gather_interleaved(
+        world.query, world.planes, world.selected, world.end, world.output, buffers, SMALL, PLAN, reader
     )
     return world
 
@@ -84,7 +84,7 @@ def test_every_program_of_an_early_launch_waits_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tl.extra.cuda, "gdc_launch_dependents", count("lets"), raising=False)
     assert gathered(name, begins=True).error() < TOLERANCE[torch.float16]
     attend = SMALL.kv_heads * PLAN.splits(SMALL)
-    merge = SMALL.query_heads * (SMALL.head_dim // min(PLAN.piece, SMALL.head_dim))
+    merge = SMALL.query_heads * (SMALL.head_dim // min(PLAN.combined_columns, SMALL.head_dim))
     rotate = SMALL.head_dim // turn.ROTATED_PIECE
     if name in ROTATED:
         assert calls == {"waits": attend + merge + rotate, "lets": rotate + attend + merge}

@@ -1,54 +1,47 @@
-"""Records in host memory, filled and gathered: right against float64 on every device's path, wrong where broken."""
+"""Interleaved blocks in host memory, filled and gathered: right against float64 on either path, wrong where broken."""
+
+import math
 
 import pytest
 import torch
-from realkernels.format_gather import HostGather, RecordCache, record_cache, slab_bytes
 
-from realkernels import format_gather
+from realkernels import reference
+from realkernels.caches.interleaved import InterleavedCache, interleaved_cache, layer_bytes
 from realkernels.formats.blocks import BLOCK_FORMATS
-from tests.realkernels.worlds import SMALL, TOLERANCE
+from realkernels.kernels import in_torch
+from realkernels.timed.gather_blocks import GatherBlocks
+from tests.realkernels.worlds import CPU, SMALL, TOLERANCE
 
-CPU = torch.device("cpu")
 TOKENS = 131
+RIGHT = TOLERANCE[torch.float16]
 
 
-def gathered(name: str, end: int = TOKENS) -> HostGather:
-    slabs = [torch.full((slab_bytes(name, shape=SMALL, tokens=TOKENS),), 0xFF, dtype=torch.uint8) for _ in range(2)]
-    cache = RecordCache(name, slabs, shape=SMALL, tokens=TOKENS)
+def gathered(codec: str, ctx_tokens: int = TOKENS) -> GatherBlocks:
+    size = layer_bytes(codec, shape=SMALL, tokens=TOKENS)
+    slabs = [torch.full((size,), 0xFF, dtype=torch.uint8) for _ in range(2)]
+    cache = InterleavedCache(codec, slabs, shape=SMALL, tokens=TOKENS)
     cache.fill()
-    return HostGather(cache, end=end)
+    return GatherBlocks(cache, ctx_tokens=ctx_tokens)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
-@pytest.mark.parametrize("end", [64, 97, 131])
-def test_the_torch_path_is_attention_over_the_unpacked_selection(name: str, end: int) -> None:
-    assert gathered(name, end).verify() < TOLERANCE[torch.float16]
-
-
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_the_kernels_and_the_torch_path_agree(name: str) -> None:
-    pytest.importorskip("triton")
-    timed = gathered(name)
+@pytest.mark.parametrize("codec", BLOCK_FORMATS)
+@pytest.mark.parametrize("ctx_tokens", [64, 97, 131])
+def test_both_paths_are_attention_over_the_dequantised_selection(codec: str, ctx_tokens: int) -> None:
+    """And read nothing but the selection and the tail."""
+    timed = gathered(codec, ctx_tokens)
+    assert timed.verify() < RIGHT
+    before = timed.output.clone()
+    read = reference.selected_tokens(timed.selected[0].long(), ctx_tokens, SMALL.ratio)
+    others = sorted(set(range(TOKENS)) - set(read.tolist()))
+    nan = torch.full((len(others), SMALL.kv_heads, SMALL.head_dim), float("nan"))
+    timed.cache.codec.append(timed.cache.layers[0], others, nan, nan)
     timed.run()
-    in_torch = timed.output.clone()
+    assert torch.equal(timed.output, before)
     timed._attend = timed._kernels()
     timed.output.fill_(float("nan"))
     timed.run()
-    assert timed.error() < TOLERANCE[torch.float16]
-    assert torch.allclose(timed.output, in_torch, atol=4e-3)
-
-
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_nothing_but_the_selection_and_the_tail_is_read(name: str) -> None:
-    timed = gathered(name)
-    timed.run()
-    before = timed.output.clone()
-    read = format_gather.reference.selected_tokens(timed.selected[0].long(), timed.end, SMALL.ratio)
-    others = sorted(set(range(TOKENS)) - set(read.tolist()))
-    nan = torch.full((len(others), SMALL.kv_heads, SMALL.head_dim), float("nan"))
-    timed.cache.format.append(timed.cache.layers[0], others, nan, nan)
-    timed.run()
-    assert torch.equal(timed.output, before)
+    assert timed.error() < RIGHT
+    assert torch.allclose(timed.output, before, atol=4e-3)
 
 
 def test_layers_and_blocks_hold_different_numbers() -> None:
@@ -57,45 +50,41 @@ def test_layers_and_blocks_hold_different_numbers() -> None:
     assert len(cache.memory[0].unique(dim=0)) == cache.blocks
 
 
-def test_a_wrong_layer_and_an_unwritten_output_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = gathered("int4_per_token_head")
     timed.run()
-    assert timed.finite()
+    assert timed.error() < RIGHT
     timed.cache.layers.reverse()
-    assert timed.error() > 0.1
-    timed.poison()
-    assert timed.error() == float("inf")
-    monkeypatch.setattr(format_gather, "attend_records", lambda *_given: None)
-    assert timed.verify() == float("inf")
-
-
-def test_a_repeated_index_is_refused() -> None:
-    timed = gathered("q8_0")
-    timed.run()
+    assert 0.1 < timed.error() < math.inf
+    timed.cache.layers.reverse()
     timed.selected[1, 0] = timed.selected[1, 1]
-    with pytest.raises(IndexError, match="twice"):
-        timed.error()
+    assert timed.error() == math.inf
+    timed.poison()
+    assert timed.error() == math.inf
+    monkeypatch.setattr(in_torch, "gather_interleaved", lambda *_given: None)
+    assert timed.verify() == math.inf
 
 
-def test_bytes_are_those_of_the_records() -> None:
+def test_bytes_are_those_of_the_blocks() -> None:
     timed = gathered("q8_0")
     token = 2 * SMALL.kv_heads * (SMALL.head_dim + 2 * SMALL.head_dim // 32)
     assert timed.link_bytes == (SMALL.budget + 3) * token
-    assert timed.cache.memory[0].nbytes == slab_bytes("q8_0", shape=SMALL, tokens=TOKENS) == 33 * 576  # 4 tokens padded
+    assert timed.cache.memory[0].nbytes == layer_bytes("q8_0", shape=SMALL, tokens=TOKENS) == 33 * 576  # padded
 
 
-def test_slabs_are_files_without_a_name_and_given_back(tmp_path: object) -> None:
-    with record_cache("exl3_k4v4", shape=SMALL, layers=2, tokens=97, device=CPU, folder=str(tmp_path)) as cache:
-        assert HostGather(cache, end=97).verify() < TOLERANCE[torch.float16]
+def test_files_have_no_name_and_are_given_back(tmp_path: object) -> None:
+    given = {"shape": SMALL, "layers": 2, "tokens": 97, "device": CPU, "folder": str(tmp_path)}
+    with interleaved_cache("exl3_k4v4", **given) as cache:
+        assert GatherBlocks(cache, ctx_tokens=97).verify() < RIGHT
     assert not cache.layers
     assert not cache.memory
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="bf16 is not kept in blocks"):
-        slab_bytes("bf16", shape=SMALL, tokens=64)
+        layer_bytes("bf16", shape=SMALL, tokens=64)
     with pytest.raises(ValueError, match="64 tokens of q4_0 take"):
-        RecordCache("q4_0", [torch.zeros(64, dtype=torch.uint8)], shape=SMALL, tokens=64)
-    for end in (SMALL.budget - 1, TOKENS + 1):
-        with pytest.raises(ValueError, match=f"a context of {end} tokens"):
-            gathered("q4_0", end)
+        InterleavedCache("q4_0", [torch.zeros(64, dtype=torch.uint8)], shape=SMALL, tokens=64)
+    for ctx_tokens in (SMALL.budget - 1, TOKENS + 1):
+        with pytest.raises(ValueError, match=f"a context of {ctx_tokens} tokens"):
+            gathered("q4_0", ctx_tokens)

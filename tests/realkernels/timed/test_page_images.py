@@ -5,12 +5,20 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from realkernels.backend import QsaCache, Tier
-from realkernels.page_images import HEADER_BYTES, ImageError, evict_page, image_bytes, restore_page
 
-from realkernels import page_images
+from realkernels.caches.qsa import QsaCache, Tier
 from realkernels.shape import QsaShape
-from tests.realkernels.worlds import BACKENDS, SMALL, backend, filled
+from realkernels.timed import page_images
+from realkernels.timed.page_images import (
+    HEADER_BYTES,
+    EvictPages,
+    ImageError,
+    RestorePages,
+    evict_page,
+    image_bytes,
+    restore,
+)
+from tests.realkernels.worlds import SMALL, TIERS, filled
 
 
 def bits(cache: QsaCache) -> list[torch.Tensor]:
@@ -19,11 +27,10 @@ def bits(cache: QsaCache) -> list[torch.Tensor]:
     return [plane.view(torch.int16).clone() for group in groups for plane in group]
 
 
-@pytest.mark.parametrize("tier", ["vram", "host"])
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_sequence_comes_back_bit_for_bit(name: str, tier: Tier) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_sequence_comes_back_bit_for_bit(tier: Tier) -> None:
     """Three pages, the last of 31 tokens; NaN with a payload and negative zeros in it."""
-    with filled(name, tokens=2 * 256 + 31, tier=tier, layers=2) as (_, cache):
+    with filled("torch", tokens=2 * 256 + 31, tier=tier, layers=2) as cache:
         for layer, plane in enumerate((cache.keys[0], cache.raw_keys[1], cache.pooled_keys[1])):
             plane.view(torch.int16)[3 + layer, 0] = 0x7E0B
             plane.view(torch.int16)[100, 0] = -0x8000
@@ -38,10 +45,10 @@ def test_a_sequence_comes_back_bit_for_bit(name: str, tier: Tier) -> None:
 
 
 def test_an_image_of_one_tier_goes_into_the_other_and_only_where_it_belongs() -> None:
-    with filled("cpu", tokens=768) as (_, vram), filled("cpu", tokens=768, tier="host") as (_, host):
+    with filled("torch", tokens=768) as vram, filled("torch", tokens=768, tier="host") as host:
         host.fill_random(9)
         before = bits(host)
-        restore_page(host, 1, evict_page(vram, 1))
+        restore(host, [evict_page(vram, 1)], first=1)
         cuts = [slice(256, 512)] * 3 + [slice(64, 128)]
         for cut, now, old, source in zip(cuts, bits(host), before, bits(vram), strict=True):
             assert torch.equal(now[cut], source[cut])
@@ -51,7 +58,7 @@ def test_an_image_of_one_tier_goes_into_the_other_and_only_where_it_belongs() ->
 
 def test_the_layout_is_the_documented_one() -> None:
     """Offsets by hand: 256 rows of 2 x 32 halves, twice, then 256 rows of 16 raw and 64 of 16 pooled."""
-    with filled("cpu", tokens=512, layers=2) as (_, cache):
+    with filled("torch", tokens=512, layers=2) as cache:
         image = evict_page(cache, 1)
         layer_bytes = 2 * 256 * 2 * 32 * 2 + 256 * 16 * 2 + 64 * 16 * 2
         header = struct.unpack("<8s10IQ8x", bytes(image[:64].tolist()))
@@ -64,7 +71,7 @@ def test_the_layout_is_the_documented_one() -> None:
 
 
 def test_an_image_may_be_written_into_memory_that_is_there() -> None:
-    with filled("cpu", tokens=300) as (_, cache):
+    with filled("torch", tokens=300) as cache:
         room = torch.empty(image_bytes(cache, 1), dtype=torch.uint8)
         assert evict_page(cache, 1, room) is room
         assert torch.equal(room, evict_page(cache, 1))
@@ -74,18 +81,18 @@ def test_an_image_may_be_written_into_memory_that_is_there() -> None:
 
 
 def test_foreign_images_are_refused_and_nothing_is_written() -> None:
-    with filled("cpu", tokens=512) as (_, cache):
+    with filled("torch", tokens=512) as cache:
         good = evict_page(cache, 0)
         shapes = {"head_dim": 64, "kv_heads": 3, "index_dim": 32, "ratio": 2}
         foreign: list[tuple[str, torch.Tensor]] = []
         for name, value in shapes.items():
-            with filled("cpu", tokens=512, shape=QsaShape(**{**vars(SMALL), name: value})) as (_, other):
+            with filled("torch", tokens=512, shape=QsaShape(**{**vars(SMALL), name: value})) as other:
                 foreign.append((f"the image has {name} {value}", evict_page(other, 0)))
-        with filled("cpu", tokens=512, dtype=torch.bfloat16) as (_, other):
+        with filled("torch", tokens=512, dtype=torch.bfloat16) as other:
             foreign.append(("the image has dtype 2", evict_page(other, 0)))
-        with filled("cpu", tokens=512, layers=2) as (_, other):
+        with filled("torch", tokens=512, layers=2) as other:
             foreign.append(("the image has layers 2", evict_page(other, 0)))
-        with filled("cpu", tokens=100) as (_, other):
+        with filled("torch", tokens=100) as other:
             foreign.append(("the image has rows 100", evict_page(other, 0)))
         damaged = good.clone()
         damaged[0] = 0
@@ -101,21 +108,33 @@ def test_foreign_images_are_refused_and_nothing_is_written() -> None:
         before = bits(cache)
         for words, image in foreign:
             with pytest.raises(ImageError, match=words):
-                restore_page(cache, 0, image)
+                restore(cache, [image])
         with pytest.raises(ImageError):
             page_images.restore(cache, [good, good])  # the second is of page 0: the first must not be written either
         assert all(torch.equal(*pair) for pair in zip(bits(cache), before, strict=True))
 
 
 def test_pages_that_are_not_there_are_refused() -> None:
-    with filled("cpu", tokens=300) as (_, cache):
+    with filled("torch", tokens=300) as cache:
         for page in (-1, 2):
             with pytest.raises(IndexError, match="pages 0 to 1"):
                 evict_page(cache, page)
+    odd = QsaShape(**{**vars(SMALL), "ratio": 3, "budget": 48})
     with (
-        backend("cpu").cache(
-            QsaShape(**{**vars(SMALL), "ratio": 3, "budget": 48}), layers=1, tokens=300, tier="vram"
-        ) as odd,
+        filled("torch", tokens=300, shape=odd) as cache,
         pytest.raises(ValueError, match="blocks of 3 tokens do not divide pages"),
     ):
-        evict_page(odd, 0)
+        evict_page(cache, 0)
+
+
+@pytest.mark.parametrize("kind", [EvictPages, RestorePages])
+def test_copies_are_timed_and_checked(kind: type[EvictPages] | type[RestorePages]) -> None:
+    with filled("torch", tokens=600, tier="host", layers=2) as cache:
+        timed = kind(cache, pages=2)
+        assert timed.verify() == 0
+        assert (timed.calls, timed.moved_bytes, timed.link_bytes) == (2, image_bytes(cache, 0), 0)
+        cache.values[1][300, 1, 3] += 1
+        assert timed.error() == float("inf")
+        timed.poison()
+        assert not timed.finite()
+        assert timed.error() == float("inf")
