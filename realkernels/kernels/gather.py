@@ -9,17 +9,18 @@ dependent launch where the device has it (`early.py`): codes and scales are on t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from realkernels.bounds import check_selected
+from realkernels.bounds import check_blocks, check_selected
 from realkernels.early import begins_early, launch_options, let_next_begin, wait_for_last
 from realkernels.formats.blocks import record_of, row_bytes, row_shape
 from realkernels.formats.format import Format
 from realkernels.formats.planes import Planes
-from realkernels.kernels.interleaved_codecs import INTERLEAVED, InterleavedCodec
+from realkernels.kernels.interleaved_codecs import INTERLEAVED
 from realkernels.shape import QsaShape
 from realkernels.turn import Turn
 
@@ -207,152 +208,119 @@ class GatherPlan:
         return -(-(shape.topk + 1) // self.blocks_per_split)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatherBuffers:
-    """Partial results of one gather."""
+class _Gather:
+    """Splits of one gather and how they are combined; partial results belong to one stream."""
 
-    partial: torch.Tensor
-    """float32 [splits, query_heads, head_dim]."""
-    statistics: torch.Tensor
-    """float32 [splits, query_heads, 2]: running maximum (base 2) and mass."""
+    def __init__(self, shape: QsaShape, *, device: torch.device, plan: GatherPlan | None = None) -> None:
+        self.shape, self.plan = shape, plan or GatherPlan()
+        if self.plan.blocks_per_split * shape.ratio < 16:
+            raise ValueError(f"blocks_per_split {self.plan.blocks_per_split} makes tiles below 16 tokens")
+        splits = self.plan.splits(shape)
+        self._partial = torch.empty(splits, shape.query_heads, shape.head_dim, dtype=torch.float32, device=device)
+        self._statistics = torch.empty(splits, shape.query_heads, 2, dtype=torch.float32, device=device)
+        """Running maximum (base 2) and mass of each split and head."""
+        self._constants: dict[str, Any] = {
+            "TOPK": shape.topk, "RATIO": shape.ratio, "GROUP": shape.group,
+            "PAD": max(16, triton.next_power_of_2(shape.group)), "KV_HEADS": shape.kv_heads, "DIM": shape.head_dim,
+            "TILE": self.plan.blocks_per_split * shape.ratio, "num_warps": self.plan.num_warps, "num_stages": 1,
+        }  # fmt: skip
 
-    @staticmethod
-    def allocate(shape: QsaShape, plan: GatherPlan, device: torch.device) -> "GatherBuffers":
-        """Buffers on `device`."""
-        splits = plan.splits(shape)
-        return GatherBuffers(
-            partial=torch.empty(splits, shape.query_heads, shape.head_dim, dtype=torch.float32, device=device),
-            statistics=torch.empty(splits, shape.query_heads, 2, dtype=torch.float32, device=device),
-        )
+    def _grid(self, end: int) -> tuple[int, int]:
+        """Thread blocks; ValueError for a context that is read whole."""
+        if end // self.shape.ratio < self.shape.topk:
+            raise ValueError(f"a context of {end} tokens has fewer than {self.shape.topk} blocks: it is read whole")
+        return self.shape.kv_heads, self.plan.splits(self.shape)
+
+    def _combine(self, output: torch.Tensor, *, early: bool = False, followed: bool = False) -> None:
+        """Attention from the splits, into `output`; one launch. `early` and `followed` as in `early.py`."""
+        shape, splits = self.shape, self.plan.splits(self.shape)
+        columns = min(self.plan.combined_columns, shape.head_dim)
+        _combine_splits[(shape.query_heads, shape.head_dim // columns)](
+            self._partial, self._statistics, output,
+            SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), HEADS=shape.query_heads, DIM=shape.head_dim,
+            COLUMNS=columns, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(early=early),
+        )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class InterleavedReader:
-    """How the kernels read one codec's blocks: its functions, where its rows lie, its rotations on the device."""
+class PlaneGather(_Gather):
+    """Gathers from planes of K and V."""
 
-    codec: InterleavedCodec
-    groups: int
-    width: int
-    """Bytes of codes of a token and head."""
-    block_bytes: int
-    queries: Turn | None
-    """Into the order of the codes' parts; None where queries are not rotated."""
-    outputs: Turn | None
-    rotated: torch.Tensor
-    """float32 [query_heads, head_dim]: a query or an output on its way, overwritten by the next call on the stream."""
-    early: bool = False
-    """Whether launches after a call's first begin early."""
+    def run(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, end: int,
+        output: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Attention of the token at position `end` - 1 over `selected` blocks and the tail, into `output`.
 
-    @staticmethod
-    def of(fmt: Format, shape: QsaShape, *, device: torch.device) -> "InterleavedReader":
-        """ValueError for a codec that is not kept in blocks, or a head that is no power of two from 32 on."""
+        query and output [query_heads, head_dim]; keys and values [tokens, kv_heads, head_dim], on the device or mapped
+        host memory; selected int32 [topk], each below end // ratio (trusted: see `bounds.check_selected`). fp16 or
+        bf16. A NaN in a selected row reaches the heads that share its KV head and nobody else; nothing else is read.
+        Two launches, capturable in a CUDA graph.
+        """
+        upcast = query.device.type == "cpu"  # the interpreter multiplies the raw bits of bf16
+        _attend_planes[self._grid(end)](
+            query, keys, values, selected, self._partial, self._statistics, end, LOG2E * self.shape.head_dim**-0.5,
+            UPCAST=upcast, **self._constants,
+        )  # fmt: skip
+        self._combine(output)
+
+
+class InterleavedGather(_Gather):
+    """Gathers from the interleaved blocks of a codec, with its rotations as matrices on the device.
+
+    ValueError for a codec that is not kept in blocks, or a head that is no power of two from 32 on.
+    """
+
+    def __init__(self, codec: Format, shape: QsaShape, *, device: torch.device, plan: GatherPlan | None = None) -> None:
+        super().__init__(shape, device=device, plan=plan)
         dim = shape.head_dim
-        block = record_of(fmt, block_tokens=shape.ratio, kv_heads=shape.kv_heads, head_dim=dim)
+        block = record_of(codec, block_tokens=shape.ratio, kv_heads=shape.kv_heads, head_dim=dim)
         if dim < GROUP_ELEMENTS or dim & (dim - 1):
             raise ValueError(f"head_dim is {dim}: this kernel takes powers of two from {GROUP_ELEMENTS} on")
-        width = row_bytes(block, "key_data")
-        per_head = row_shape(block, "key_scale")
-        unit = torch.eye(dim, device=device)
-        places = torch.arange(dim, device=device)
-        return InterleavedReader(
-            codec=INTERLEAVED[fmt.name],
-            groups=per_head[0] if per_head else 1,
-            width=width,
-            block_bytes=block.stride,
-            queries=Turn.of(fmt.rotate_query(unit), places.view(-1, dim // width).T.flatten()),
-            outputs=Turn.of(fmt.rotate_output(unit), places),
-            rotated=torch.empty(shape.query_heads, dim, device=device),
-            early=begins_early(device),
-        )
+        width, scales = row_bytes(block, "key_data"), row_shape(block, "key_scale")
+        unit, places = torch.eye(dim, device=device), torch.arange(dim, device=device)
+        self._queries = Turn.of(codec.rotate_query(unit), places.view(-1, dim // width).T.flatten())
+        """Into the order of the codes' parts; None where queries are not rotated."""
+        self._outputs = Turn.of(codec.rotate_output(unit), places)
+        self._rotated = torch.empty(shape.query_heads, dim, device=device)
+        """A query or an output on its way, overwritten by the next call on the stream."""
+        self.early = begins_early(device)
+        """Whether launches after a call's first begin early."""
+        functions = INTERLEAVED[codec.name]
+        self._constants |= {
+            "NUMBERS": functions.numbers, "FACTOR": functions.factor, "ELEMENT": functions.element,
+            "BLOCK_BYTES": block.stride, "GROUPS": scales[0] if scales else 1, "WIDTH": width,
+            "ROTATED": self._queries is not None,
+        }  # fmt: skip
 
+    def run(
+        self, query: torch.Tensor, planes: Planes, selected: torch.Tensor, end: int, output: torch.Tensor, *,
+        checked: bool = True,
+    ) -> None:  # fmt: skip
+        """Attention of the token at position `end` - 1 over `selected` blocks and the tail, into `output`.
 
-def _check_sizes(shape: QsaShape, plan: GatherPlan, end: int) -> None:
-    """ValueError for tiles that are too small for a product, and for a context that is read whole."""
-    if plan.blocks_per_split * shape.ratio < 16:
-        raise ValueError(f"blocks_per_split {plan.blocks_per_split} makes tiles below 16 tokens")
-    if end // shape.ratio < shape.topk:
-        raise ValueError(f"a context of {end} tokens has fewer than {shape.topk} blocks: it is read whole")
-
-
-def _constants(shape: QsaShape, plan: GatherPlan) -> dict[str, int]:
-    """What both attending kernels are compiled for and launched with."""
-    return {
-        "TOPK": shape.topk, "RATIO": shape.ratio, "GROUP": shape.group,
-        "PAD": max(16, triton.next_power_of_2(shape.group)), "KV_HEADS": shape.kv_heads, "DIM": shape.head_dim,
-        "TILE": plan.blocks_per_split * shape.ratio, "num_warps": plan.num_warps, "num_stages": 1,
-    }  # fmt: skip
-
-
-def gather_planes(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, end: int,
-    output: torch.Tensor, buffers: GatherBuffers, shape: QsaShape, plan: GatherPlan,
-) -> None:  # fmt: skip
-    """Attention of the token at position `end` - 1 over `selected` blocks and the tail, into `output`.
-
-    query and output [query_heads, head_dim]; keys and values [tokens, kv_heads, head_dim], on the device or mapped host
-    memory; selected int32 [topk], each below end // ratio (trusted: see `bounds.check_selected`). fp16 or bf16. A NaN
-    in a selected row reaches the heads that share its KV head and nobody else; nothing else is read. Two launches,
-    capturable in a CUDA graph.
-    """
-    _check_sizes(shape, plan, end)
-    upcast = query.device.type == "cpu"  # the interpreter multiplies the raw bits of bf16
-    _attend_planes[(shape.kv_heads, plan.splits(shape))](
-        query, keys, values, selected, buffers.partial, buffers.statistics, end, LOG2E * shape.head_dim**-0.5,
-        UPCAST=upcast, **_constants(shape, plan),
-    )  # fmt: skip
-    _combine(buffers, output, shape, plan)
-
-
-def gather_interleaved(
-    query: torch.Tensor, planes: Planes, selected: torch.Tensor, end: int, output: torch.Tensor,
-    buffers: GatherBuffers, shape: QsaShape, plan: GatherPlan, reader: InterleavedReader, *, checked: bool = True,
-) -> None:  # fmt: skip
-    """Attention of the token at position `end` - 1 over `selected` blocks and the tail, into `output`.
-
-    query and output [query_heads, head_dim] in the model's basis; planes of `blocks.block_planes`, on the device or
-    mapped host memory; selected int32 [topk], each below end // ratio: IndexError before anything is launched. That
-    waits for the device; `checked=False` vouches for them, as in a CUDA graph. A NaN in a selected row reaches the
-    heads that share its KV head and nobody else; nothing else is read, scales of the open block apart, which is read
-    whole. Two launches, and one each for a query and an output that are rotated; buffers and `reader` belong to one
-    stream.
-    """
-    _check_sizes(shape, plan, end)
-    if end > planes.slots or planes.page_tokens != shape.ratio:
-        raise ValueError(
-            f"a context of {end} tokens in blocks of {shape.ratio} does not fit {planes.pages} blocks of "
-            f"{planes.page_tokens}"
-        )
-    if checked:
-        check_selected(selected, blocks=shape.blocks(end))
-    parts, scales = planes.parts, planes.parts["key_scale"]  # those of V lie behind those of K
-    early, rotates = reader.early, reader.queries is not None
-    if reader.queries is not None:
-        reader.queries.run(query, reader.rotated, followed=early)
-        query = reader.rotated
-    numbers, factor, element = reader.codec
-    _attend_interleaved[(shape.kv_heads, plan.splits(shape))](
-        query, parts["key_data"], parts["value_data"], scales.view(torch.int16), selected, buffers.partial,
-        buffers.statistics, end, LOG2E * shape.head_dim**-0.5,
-        NUMBERS=numbers, FACTOR=factor, ELEMENT=element,
-        BLOCK_BYTES=reader.block_bytes, GROUPS=reader.groups, HALVES=scales.itemsize // 2, WIDTH=reader.width,
-        ROTATED=rotates, EARLY=early and rotates, FOLLOWED=early,
-        **_constants(shape, plan), **launch_options(early=early and rotates),
-    )  # fmt: skip
-    if reader.outputs is None:
-        _combine(buffers, output, shape, plan, early=early)
-    else:
-        _combine(buffers, reader.rotated, shape, plan, early=early, followed=early)
-        reader.outputs.run(reader.rotated, output, early=early)
-
-
-def _combine(
-    buffers: GatherBuffers, output: torch.Tensor, shape: QsaShape, plan: GatherPlan, *, early: bool = False,
-    followed: bool = False,
-) -> None:  # fmt: skip
-    """Attention from the splits in `buffers`, into `output`; one launch. `early` and `followed` as in `early.py`."""
-    splits, columns = plan.splits(shape), min(plan.combined_columns, shape.head_dim)
-    _combine_splits[(shape.query_heads, shape.head_dim // columns)](
-        buffers.partial, buffers.statistics, output,
-        SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), HEADS=shape.query_heads, DIM=shape.head_dim,
-        COLUMNS=columns, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(early=early),
-    )  # fmt: skip
+        query and output [query_heads, head_dim] in the model's basis; planes of `blocks.block_planes`, on the device or
+        mapped host memory; selected int32 [topk], each below end // ratio: IndexError before anything is launched. That
+        waits for the device; `checked=False` vouches for them, as in a CUDA graph. A NaN in a selected row reaches the
+        heads that share its KV head and nobody else; nothing else is read, scales of the open block apart, which is
+        read whole. Two launches, and one each for a query and an output that are rotated.
+        """
+        shape, early, grid = self.shape, self.early, self._grid(end)
+        check_blocks(planes, end=end, shape=shape)
+        if checked:
+            check_selected(selected, blocks=shape.blocks(end))
+        parts, scales = planes.parts, planes.parts["key_scale"]  # those of V lie behind those of K
+        second = early and self._queries is not None
+        if self._queries is not None:
+            self._queries.run(query, self._rotated, followed=early)
+            query = self._rotated
+        _attend_interleaved[grid](
+            query, parts["key_data"], parts["value_data"], scales.view(torch.int16), selected, self._partial,
+            self._statistics, end, LOG2E * shape.head_dim**-0.5,
+            HALVES=scales.itemsize // 2, EARLY=second, FOLLOWED=early, **self._constants,
+            **launch_options(early=second),
+        )  # fmt: skip
+        if self._outputs is None:
+            self._combine(output, early=early)
+        else:
+            self._combine(self._rotated, early=early, followed=early)
+            self._outputs.run(self._rotated, output, early=early)

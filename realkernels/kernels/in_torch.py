@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from realkernels import reference
+from realkernels.bounds import check_blocks, check_selected
 from realkernels.formats.format import Format
 from realkernels.formats.planes import Planes
 from realkernels.rows import bucket_bounds, whole_bounds
@@ -42,52 +43,65 @@ def best_blocks(scores: torch.Tensor, selected: torch.Tensor) -> None:
     selected[above.shape[0] :] = level[: count - above.shape[0]]
 
 
-def gather_planes(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, end: int,
-    output: torch.Tensor, shape: QsaShape,
-) -> None:  # fmt: skip
-    """Attention of the token at `end` - 1 over whole selected blocks and the open tail.
+class Selection:
+    """As `select.Selection`."""
 
-    query and output [query_heads, head_dim], keys and values [tokens, kv_heads, head_dim], selected int32 [topk]. A NaN
-    in a selected row reaches the heads that share its KV head and nobody else; rows not selected are never read.
-    """
-    blocks = shape.blocks(end)
-    tail = slice(blocks * shape.ratio, end)
-    chosen = selected.long()
+    def __init__(self, shape: QsaShape, *, most_blocks: int, device: torch.device) -> None:
+        self.shape, self._scores = shape, torch.empty(most_blocks, device=device)
 
-    def gathered(plane: torch.Tensor) -> torch.Tensor:
-        whole = plane[: blocks * shape.ratio].view(blocks, -1).index_select(0, chosen)
-        rows = torch.cat([whole.view(-1, shape.kv_heads, shape.head_dim), plane[tail]])
-        return rows.float().transpose(0, 1)  # [kv_heads, tokens, head_dim]
-
-    grouped = query.float().view(shape.kv_heads, shape.group, shape.head_dim) * shape.head_dim**-0.5
-    weights = torch.bmm(grouped, gathered(keys).transpose(1, 2)).softmax(dim=-1)
-    output.copy_(torch.bmm(weights, gathered(values)).view(shape.query_heads, shape.head_dim))
+    def run(self, index_query: torch.Tensor, pooled_keys: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
+        """As `select.Selection.run`."""
+        scores = self._scores[: pooled_keys.shape[0]]
+        score_blocks(index_query, pooled_keys, scores)
+        best_blocks(scores, selected)
+        return scores
 
 
-def gather_interleaved(
-    query: torch.Tensor, planes: Planes, selected: torch.Tensor, end: int, output: torch.Tensor, codec: Format,
-    shape: QsaShape,
-) -> None:  # fmt: skip
-    """Attention of the token at `end` - 1 over `selected` interleaved blocks and the open tail, for any codec.
+class PlaneGather:
+    """As `gather.PlaneGather`."""
 
-    query and output [query_heads, head_dim] in the model's basis; planes of `blocks.block_planes`; selected int32
-    [topk], trusted. A NaN in a selected row reaches the heads that share its KV head and nobody else; nothing but the
-    selected rows is read. ValueError for a context with fewer blocks than are selected, or beyond the planes.
-    """
-    if end // shape.ratio < shape.topk:
-        raise ValueError(f"a context of {end} tokens has fewer than {shape.topk} blocks: it is read whole")
-    if end > planes.slots or planes.page_tokens != shape.ratio:
-        raise ValueError(
-            f"a context of {end} tokens in blocks of {shape.ratio} does not fit {planes.pages} blocks of "
-            f"{planes.page_tokens}"
-        )
-    slots = reference.selected_tokens(selected.long(), end, shape.ratio)
-    keys, values = codec.read(planes, slots, checked=False)  # [tokens, kv_heads, head_dim] in the stored basis
-    grouped = codec.rotate_query(query.float()).view(shape.kv_heads, shape.group, shape.head_dim)
-    scores = grouped @ keys.permute(1, 2, 0) * shape.head_dim**-0.5
-    attended = torch.softmax(scores, dim=-1) @ values.transpose(0, 1)
-    output.copy_(codec.rotate_output(attended.reshape(shape.query_heads, shape.head_dim)))
+    def __init__(self, shape: QsaShape, *, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+
+    def run(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, end: int,
+        output: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """As `gather.PlaneGather.run`; rows not selected are never read."""
+        shape, chosen = self.shape, selected.long()
+        blocks = shape.blocks(end)
+
+        def gathered(plane: torch.Tensor) -> torch.Tensor:
+            whole = plane[: blocks * shape.ratio].view(blocks, -1).index_select(0, chosen)
+            rows = torch.cat([whole.view(-1, shape.kv_heads, shape.head_dim), plane[blocks * shape.ratio : end]])
+            return rows.float().transpose(0, 1)  # [kv_heads, tokens, head_dim]
+
+        grouped = query.float().view(shape.kv_heads, shape.group, shape.head_dim) * shape.head_dim**-0.5
+        weights = torch.bmm(grouped, gathered(keys).transpose(1, 2)).softmax(dim=-1)
+        output.copy_(torch.bmm(weights, gathered(values)).view(shape.query_heads, shape.head_dim))
+
+
+class InterleavedGather:
+    """As `gather.InterleavedGather`, for any codec."""
+
+    def __init__(self, codec: Format, shape: QsaShape, *, device: torch.device) -> None:
+        self.codec, self.shape, self.device = codec, shape, device
+
+    def run(
+        self, query: torch.Tensor, planes: Planes, selected: torch.Tensor, end: int, output: torch.Tensor, *,
+        checked: bool = True,
+    ) -> None:  # fmt: skip
+        """As `gather.InterleavedGather.run`; nothing but the selected rows is read."""
+        shape, codec = self.shape, self.codec
+        check_blocks(planes, end=end, shape=shape)
+        if checked:
+            check_selected(selected, blocks=shape.blocks(end))
+        slots = reference.selected_tokens(selected.long(), end, shape.ratio)
+        keys, values = codec.read(planes, slots, checked=False)  # [tokens, kv_heads, head_dim] in the stored basis
+        grouped = codec.rotate_query(query.float()).view(shape.kv_heads, shape.group, shape.head_dim)
+        scores = grouped @ keys.permute(1, 2, 0) * shape.head_dim**-0.5
+        attended = torch.softmax(scores, dim=-1) @ values.transpose(0, 1)
+        output.copy_(codec.rotate_output(attended.reshape(shape.query_heads, shape.head_dim)))
 
 
 class ChunkAttention:

@@ -6,8 +6,6 @@ where scores lie outside, never exactness. `pick` writes out everything above th
 appends that bin's members to a list; `finish` selects among those by the remaining bits, then by the lower index.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -26,6 +24,9 @@ SCORE_TILE = 128
 
 PICK_TILE = 1024
 """Scores that a thread block of `_pick` looks at in one go; enough of them run for one go each."""
+
+PROGRAMS_PER_SM, INTERPRETED_PROGRAMS = 2, 4
+"""Thread blocks that score; what was fastest on an H200, and what a test needs."""
 
 STATE = BINS + 2
 """Histogram, number picked, number of candidates."""
@@ -176,53 +177,46 @@ def _finish(
     tl.store(state + BINS + 1, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelectionBuffers:
-    """Scratch of one selection, for contexts up to `max_blocks`; `state` is zero between uses."""
+class Selection:
+    """Exact selection for contexts of up to `most_blocks` blocks; its scratch belongs to one stream.
 
-    scores: torch.Tensor
-    """float32 [max_blocks]."""
-    candidates: torch.Tensor
-    """int32 [max_blocks]."""
-    state: torch.Tensor
-    """int32 [STATE]."""
-
-    @staticmethod
-    def allocate(max_blocks: int, device: torch.device) -> "SelectionBuffers":
-        """Buffers on `device`."""
-        return SelectionBuffers(
-            scores=torch.empty(max_blocks, dtype=torch.float32, device=device),
-            candidates=torch.empty(max_blocks, dtype=torch.int32, device=device),
-            state=torch.zeros(STATE, dtype=torch.int32, device=device),
-        )
-
-
-def select_blocks(
-    index_query: torch.Tensor, pooled_keys: torch.Tensor, selected: torch.Tensor, buffers: SelectionBuffers,
-    shape: QsaShape, *, programs: int,
-) -> None:  # fmt: skip
-    """Write the indices of the best `shape.topk` blocks into `selected` (int32 [topk], any order).
-
-    index_query [index_heads, index_dim] and pooled_keys [blocks, index_dim], fp16 or bf16, contiguous, blocks >= topk.
-    Scores are float32; the larger wins, among equals the lower index. A product that is NaN counts as 0, one that is
-    infinite or beyond float32 wins over every finite one. `programs` thread blocks score. Nothing
-    synchronises: the three launches can be captured in a CUDA graph. ValueError for fewer blocks than are selected, or
-    more than `buffers` hold.
+    `programs`: thread blocks that score, by default as many as were fastest on an H200.
     """
-    blocks, dim = pooled_keys.shape
-    if blocks < shape.topk:
-        raise ValueError(f"{blocks} blocks are fewer than the {shape.topk} to select: such a context is read whole")
-    if blocks > buffers.scores.shape[0]:
-        raise ValueError(f"{blocks} blocks do not fit buffers for {buffers.scores.shape[0]}")
-    _score[(programs,)](
-        index_query, pooled_keys, buffers.scores, buffers.state, blocks, dim**-0.5,
-        HEADS=shape.index_heads, PAD=max(16, triton.next_power_of_2(shape.index_heads)), DIM=dim, TILE=SCORE_TILE,
-        BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, UPCAST=index_query.device.type == "cpu", num_warps=4, num_stages=3,
-    )  # fmt: skip
-    _pick[(min(triton.cdiv(blocks, PICK_TILE), 4 * programs),)](
-        buffers.scores, buffers.state, selected, buffers.candidates, blocks, shape.topk,
-        TILE=PICK_TILE, BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, num_warps=4,
-    )  # fmt: skip
-    _finish[(1,)](
-        buffers.scores, buffers.state, selected, buffers.candidates, shape.topk, TILE=1024, BINS=BINS, num_warps=8
-    )
+
+    def __init__(self, shape: QsaShape, *, most_blocks: int, device: torch.device, programs: int | None = None) -> None:
+        if programs is None:
+            programs = INTERPRETED_PROGRAMS
+            if device.type == "cuda":
+                programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+        self.shape, self._programs = shape, min(programs, triton.cdiv(most_blocks, SCORE_TILE))
+        self._scores = torch.empty(most_blocks, dtype=torch.float32, device=device)
+        self._candidates = torch.empty(most_blocks, dtype=torch.int32, device=device)
+        self._state = torch.zeros(STATE, dtype=torch.int32, device=device)
+        """Zero between uses."""
+
+    def run(self, index_query: torch.Tensor, pooled_keys: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
+        """Write the indices of the best `topk` blocks into `selected` (int32 [topk], any order) -> float32 scores.
+
+        index_query [index_heads, index_dim] and pooled_keys [blocks, index_dim], fp16 or bf16, contiguous, blocks >=
+        topk. The larger score wins, among equals the lower index. A product that is NaN counts as 0, one that is
+        infinite or beyond float32 wins over every finite one. Nothing synchronises: the three launches can be captured
+        in a CUDA graph. ValueError for fewer blocks than are selected, or more than there is scratch for.
+        """
+        shape, (blocks, dim) = self.shape, pooled_keys.shape
+        if blocks < shape.topk:
+            raise ValueError(f"{blocks} blocks are fewer than the {shape.topk} to select: such a context is read whole")
+        if blocks > self._scores.shape[0]:
+            raise ValueError(f"{blocks} blocks do not fit buffers for {self._scores.shape[0]}")
+        _score[(self._programs,)](
+            index_query, pooled_keys, self._scores, self._state, blocks, dim**-0.5,
+            HEADS=shape.index_heads, PAD=max(16, triton.next_power_of_2(shape.index_heads)), DIM=dim, TILE=SCORE_TILE,
+            BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, UPCAST=index_query.device.type == "cpu", num_warps=4, num_stages=3,
+        )  # fmt: skip
+        _pick[(min(triton.cdiv(blocks, PICK_TILE), 4 * self._programs),)](
+            self._scores, self._state, selected, self._candidates, blocks, shape.topk,
+            TILE=PICK_TILE, BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, num_warps=4,
+        )  # fmt: skip
+        _finish[(1,)](
+            self._scores, self._state, selected, self._candidates, shape.topk, TILE=1024, BINS=BINS, num_warps=8
+        )
+        return self._scores[:blocks]

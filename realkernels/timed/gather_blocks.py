@@ -1,6 +1,6 @@
 """Sparse decode attention over a codec's interleaved blocks in host memory, as a timed call, on a GPU or on the CPU."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,39 +28,18 @@ class GatherBlocks(TimedCall):
         self.query = torch.empty(size, dtype=torch.float16, device=device)
         self.output = torch.empty_like(self.query)
         self.selected = torch.empty(self.calls, shape.topk, dtype=torch.int32, device=device)
-        self._attend = self._kernels() if device.type == "cuda" else self._in_torch
+        kernels: Any = in_torch
+        if device.type == "cuda":
+            from realkernels.kernels import gather as kernels  # noqa: PLC0415 - needs triton
+        self._gather = kernels.InterleavedGather(cache.codec, shape, device=device)
         self.poison()
-
-    def _kernels(self) -> Callable[[int], None]:
-        from realkernels.kernels.gather import (  # noqa: PLC0415 - needs triton
-            GatherBuffers,
-            GatherPlan,
-            InterleavedReader,
-            gather_interleaved,
-        )
-
-        cache, shape, plan = self.cache, self.shape, GatherPlan()
-        reader = InterleavedReader.of(cache.codec, shape, device=cache.device)
-        buffers = GatherBuffers.allocate(shape, plan, cache.device)
-
-        def attend(layer: int) -> None:
-            gather_interleaved(
-                self.query[layer], cache.layers[layer], self.selected[layer], self.ctx_tokens, self.output[layer],
-                buffers, shape, plan, reader, checked=False,
-            )  # fmt: skip
-
-        return attend
-
-    def _in_torch(self, layer: int) -> None:
-        in_torch.gather_interleaved(
-            self.query[layer], self.cache.layers[layer], self.selected[layer], self.ctx_tokens, self.output[layer],
-            self.cache.codec, self.shape,
-        )  # fmt: skip
 
     def run(self) -> None:
         """Every layer."""
-        for layer in range(self.calls):
-            self._attend(layer)
+        for layer, planes in enumerate(self.cache.layers):
+            self._gather.run(
+                self.query[layer], planes, self.selected[layer], self.ctx_tokens, self.output[layer], checked=False
+            )
 
     def poison(self) -> None:
         """NaN in the output, fresh queries, any blocks in any order."""

@@ -6,8 +6,7 @@ product that is NaN counts as 0 and an infinite one as the best.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,26 +16,17 @@ from realkernels.caches.qsa import PAGE_TOKENS, QsaCache
 from realkernels.device import vram_for
 from realkernels.kernels import in_torch
 from realkernels.rows import select_rows
-from realkernels.shape import QsaShape
 from realkernels.timed.call import TimedCall, relative_error
 
 SCORE_TOLERANCE = 1e-4
 """Allowed difference of a float32 score, relative to 1 + the score in float64."""
 
-THREAD_BLOCKS_PER_SM = 2
-"""Of the scoring kernel; what was fastest on an H200."""
-
-INTERPRETED_BLOCKS = 4
 CHECKED_ROWS = 8
 """Tokens of a chunk of which a result is checked: the first, the last and random ones between."""
 
 BACKBONE_WIDTH = 4096
 
 Copies = Literal["serial", "overlapped"]
-Select = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(index query, pooled keys, selected) -> float32 [blocks], the scores that it selected by."""
-Gather = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""(query, keys, values, selected, output)."""
 
 
 def kv_bytes(cache: QsaCache, tokens: int) -> int:
@@ -70,8 +60,19 @@ class _Decode(TimedCall):
         self.output = torch.empty_like(self.query)
         scratch = 8 * shape.blocks(ctx_tokens) + 4 * (shape.topk + 1) * shape.query_heads * (shape.head_dim + 2)
         with vram_for("a decode step", scratch, device):
-            self._select, self._gather = _decode_kernels(cache, ctx_tokens)
+            self._selection, self._gather = self._kernels()
         self.poison()
+
+    def _kernels(self) -> tuple[Any, Any]:
+        """Of selection and gather, with scratch of their own; all layers share it."""
+        shape, given = self.cache.shape, {"device": self.cache.device}
+        select: Any = in_torch
+        gather: Any = in_torch
+        if self.cache.triton:
+            from realkernels.kernels import gather, select  # noqa: PLC0415 - need triton
+        return select.Selection(shape, most_blocks=shape.blocks(self.ctx_tokens), **given), gather.PlaneGather(
+            shape, **given
+        )
 
     def poison(self) -> None:
         """Fresh queries, NaN in the outputs, nothing selected."""
@@ -80,14 +81,18 @@ class _Decode(TimedCall):
         self.selected.fill_(-1)
         self.output.fill_(float("nan"))
 
+    def _select(self, layer: int, selected: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self._selection.run(self.index_query[layer], self._pooled(layer), selected)
+        return scores
+
     def select_layer(self, layer: int) -> torch.Tensor:
         """Selection of one layer -> the scores that it was made by, until the next."""
-        return self._select(self.index_query[layer], self._pooled(layer), self.selected[layer])
+        return self._select(layer, self.selected[layer])
 
     def gather_layer(self, layer: int) -> None:
         """Sparse attention of one layer over `selected`."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        self._gather(self.query[layer], keys, values, self.selected[layer], self.output[layer])
+        self._gather.run(self.query[layer], keys, values, self.selected[layer], self.ctx_tokens, self.output[layer])
 
     def select(self) -> None:
         """Selection of every layer."""
@@ -114,8 +119,7 @@ class _Decode(TimedCall):
         except IndexError:
             return float("inf")
         for layer in range(self.cache.layers):
-            again = torch.empty_like(self.selected[layer])
-            own = self._select(self.index_query[layer], self._pooled(layer), again)
+            own = self._select(layer, torch.empty_like(self.selected[layer]))
             best = reference.select_blocks(own, self.cache.shape.topk)
             scores = reference.block_scores(self.index_query[layer], self._pooled(layer))
             near = bool(((own.double() - scores).abs() <= SCORE_TOLERANCE * (1.0 + scores)).all())
@@ -200,50 +204,6 @@ class DecodeStep(_Decode):
                 torch.mv(self._matrices[layer], self._vector, out=self._product)
             self.select_layer(layer)
             self.gather_layer(layer)
-
-
-def _decode_kernels(cache: QsaCache, ctx_tokens: int) -> tuple[Select, Gather]:
-    """Selection and gather of one layer, with scratch of their own; all layers share it."""
-    shape, blocks = cache.shape, cache.shape.blocks(ctx_tokens)
-    if cache.triton:
-        return _triton_kernels(cache, ctx_tokens)
-    scores = torch.empty(blocks)
-
-    def select(index_query: torch.Tensor, pooled: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
-        in_torch.score_blocks(index_query, pooled, scores)
-        in_torch.best_blocks(scores, selected)
-        return scores
-
-    def gather(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, output: torch.Tensor
-    ) -> None:
-        in_torch.gather_planes(query, keys, values, selected, ctx_tokens, output, shape)
-
-    return select, gather
-
-
-def _triton_kernels(cache: QsaCache, ctx_tokens: int) -> tuple[Select, Gather]:
-    from realkernels.kernels.gather import GatherBuffers, GatherPlan, gather_planes  # noqa: PLC0415 - needs triton
-    from realkernels.kernels.select import SCORE_TILE, SelectionBuffers, select_blocks  # noqa: PLC0415
-
-    shape, plan, device, blocks = cache.shape, GatherPlan(), cache.device, cache.shape.blocks(ctx_tokens)
-    most = INTERPRETED_BLOCKS
-    if device.type == "cuda":
-        most = THREAD_BLOCKS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
-    programs = min(most, -(-blocks // SCORE_TILE))
-    selection = SelectionBuffers.allocate(blocks, device)
-    buffers = GatherBuffers.allocate(shape, plan, device)
-
-    def select(index_query: torch.Tensor, pooled: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
-        select_blocks(index_query, pooled, selected, selection, shape, programs=programs)
-        return selection.scores
-
-    def gather(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, output: torch.Tensor
-    ) -> None:
-        gather_planes(query, keys, values, selected, ctx_tokens, output, buffers, shape, plan)
-
-    return select, gather
 
 
 class _Chunk(TimedCall):
@@ -360,8 +320,11 @@ class PrefillAttend(_Chunk):
         elif cache.tier == "host":
             self.moved_bytes = q_tokens * kv_bytes(cache, shape.budget)
         self.link_bytes = self.moved_bytes if cache.tier == "host" else 0.0
-        self._attention = _chunk_attention(
-            cache.triton, shape, q_tokens=q_tokens, bucket_tokens=bucket_tokens, copies=copies, dtype=cache.dtype,
+        kernels: Any = in_torch
+        if cache.triton:
+            from realkernels.kernels import sparse_prefill as kernels  # noqa: PLC0415 - needs triton
+        self._attention = kernels.ChunkAttention(
+            shape, q_tokens=q_tokens, bucket_tokens=bucket_tokens, copies=copies, dtype=cache.dtype,
             device=cache.device,
         )  # fmt: skip
 
@@ -392,11 +355,3 @@ class PrefillAttend(_Chunk):
             truth = reference.sparse_attend(self.query[row], keys, values, self._blocks(row), seen, self.cache.shape)
             worst = max(worst, relative_error(self.output[row], truth))
         return worst
-
-
-def _chunk_attention(triton: bool, shape: QsaShape, **given: object) -> in_torch.ChunkAttention:
-    if not triton:
-        return in_torch.ChunkAttention(shape, **given)  # type: ignore[arg-type]
-    from realkernels.kernels.sparse_prefill import ChunkAttention  # noqa: PLC0415 - needs triton
-
-    return ChunkAttention(shape, **given)  # type: ignore[arg-type, return-value]

@@ -56,7 +56,7 @@ def test_a_backbone_runs_before_each_layer(cpu: Any) -> None:
 @pytest.mark.usefixtures("_few_repeats")
 @pytest.mark.parametrize(
     ("case", "kernel"),
-    [(small(STEP), "gather_planes"), (small(GATHER), "gather_planes"), (small(CHUNK), "ChunkAttention.run")],
+    [(small(STEP), "PlaneGather.run"), (small(GATHER), "PlaneGather.run"), (small(CHUNK), "ChunkAttention.run")],
     ids=lambda value: value.id if isinstance(value, KernelCase) else value,
 )
 def test_a_kernel_that_does_nothing_is_a_wrong_result(

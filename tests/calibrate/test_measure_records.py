@@ -58,7 +58,7 @@ def test_every_format_has_a_probe_that_checks_its_result(tmp_path: Path, cpu: An
 
 
 def test_a_wrong_result_is_not_timed(tmp_path: Path, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realkernels.kernels.in_torch.gather_interleaved", lambda *_given: None)
+    monkeypatch.setattr("realkernels.kernels.in_torch.InterleavedGather.run", lambda *_given, **_named: None)
     monkeypatch.setattr(Context, "seconds", lambda *_given, **_named: pytest.fail("timed"))
     with pytest.raises(WrongData, match="q4_0 at 4096"):
         probe_of("q4_0").run(context(tmp_path, cpu))
@@ -148,7 +148,7 @@ def test_contexts_of_a_format_share_records(cpu: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_kernel_that_does_nothing_is_a_wrong_result(cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realkernels.kernels.in_torch.gather_interleaved", lambda *_given: None)
+    monkeypatch.setattr("realkernels.kernels.in_torch.InterleavedGather.run", lambda *_given, **_named: None)
     with pytest.raises(WrongResult, match=r"decode_gather\.host\.q4_0"):
         list(measure_formats([ONE], cpu))
 

@@ -70,13 +70,12 @@ def _loops_run() -> bool:
     import torch
     from triton.runtime.errors import InterpreterError
 
-    from realkernels.kernels.select import SelectionBuffers, select_blocks
+    from realkernels.kernels.select import Selection
     from realkernels.shape import QsaShape
 
-    shape = QsaShape(budget=4, index_heads=1, index_dim=16)
-    zeros, buffers = torch.zeros(1, 16).half(), SelectionBuffers.allocate(1, torch.device("cpu"))
+    shape, zeros = QsaShape(budget=4, index_heads=1, index_dim=16), torch.zeros(1, 16).half()
     try:
-        select_blocks(zeros, zeros, torch.zeros(1, dtype=torch.int32), buffers, shape, programs=1)
+        Selection(shape, most_blocks=1, device=zeros.device).run(zeros, zeros, torch.zeros(1, dtype=torch.int32))
     except InterpreterError:
         return False
     return True

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from realkernels import turn
 from realkernels.formats import format_named
 from realkernels.formats.blocks import block_planes, record_of
 from realkernels.kernels import gather
-from realkernels.kernels.gather import GatherBuffers, GatherPlan, InterleavedReader
+from realkernels.kernels.gather import InterleavedGather
 from realkernels.shape import QsaShape
 
 CPU = torch.device("cpu")
@@ -62,14 +61,14 @@ def main() -> None:
     fmt = format_named(sys.argv[1])
     size = {"block_tokens": SHAPE.ratio, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
     memory = torch.zeros(1024, record_of(fmt, **size).stride, dtype=torch.uint8)
-    planes, plan = block_planes(fmt, blocks=1024, memory=memory, **size), GatherPlan()
-    reader = replace(InterleavedReader.of(fmt, SHAPE, device=CPU), early=True)
+    planes, made = block_planes(fmt, blocks=1024, memory=memory, **size), InterleavedGather(fmt, SHAPE, device=CPU)
+    made.early = True
     query = torch.zeros(SHAPE.query_heads, SHAPE.head_dim).half()
-    selected, buffers = torch.arange(SHAPE.topk).int(), GatherBuffers.allocate(SHAPE, plan, CPU)
+    selected = torch.arange(SHAPE.topk).int()
     order: list[str] = []
     for module, name in ((turn, "_rotate"), (gather, "_attend_interleaved"), (gather, "_combine_splits")):
         setattr(module, name, Compiled(getattr(module, name), order))
-    gather.gather_interleaved(query, planes, selected, 4_095, torch.empty_like(query), buffers, SHAPE, plan, reader)
+    made.run(query, planes, selected, 4_095, torch.empty_like(query))
     print(json.dumps(order))
 
 

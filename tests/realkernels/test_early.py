@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import triton.language as tl
 from realkernels import early, turn
 from realkernels.formats.blocks import BLOCK_FORMATS
 from realkernels.kernels import gather
-from realkernels.kernels.gather import GatherBuffers, InterleavedReader
+from realkernels.kernels.gather import InterleavedGather
 from tests.realkernels.kernels.test_gather import PLAN, World
 from tests.realkernels.worlds import SMALL, TOLERANCE
 
@@ -27,11 +26,9 @@ ROTATED = {"int4_per_token_head", "exl3_k4v4"}
 def gathered(name: str, *, begins: bool) -> World:
     """A call whose later launches begin early, or none."""
     world = World(name, SMALL, 131)
-    reader = replace(InterleavedReader.of(world.fmt, SMALL, device=CPU), early=begins)
-    buffers = GatherBuffers.allocate(SMALL, PLAN, CPU)
-    gather.gather_interleaved(
-        world.query, world.planes, world.selected, world.end, world.output, buffers, SMALL, PLAN, reader
-    )
+    made = InterleavedGather(world.fmt, SMALL, device=CPU, plan=PLAN)
+    made.early = begins
+    made.run(world.query, world.planes, world.selected, world.end, world.output)
     return world
 
 

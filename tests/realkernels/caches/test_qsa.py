@@ -81,7 +81,7 @@ def test_vram_that_is_full_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     full = r"needs 0.\d\d GiB of VRAM, toy has 1.00 of 4.00 GiB free"
     with filled("triton", tokens=64) as cache:
-        monkeypatch.setattr("realkernels.kernels.select.SelectionBuffers.allocate", refuse)
+        monkeypatch.setattr("realkernels.kernels.select.Selection.__init__", refuse)
         with pytest.raises(RuntimeError, match=f"a decode step {full}"):
             DecodeStep(cache, ctx_tokens=64)
         monkeypatch.setattr("realkernels.timed.sparse.select_rows", refuse)

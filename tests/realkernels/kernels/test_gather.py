@@ -6,7 +6,7 @@ import torch
 from realkernels import reference
 from realkernels.formats import Planes, format_named
 from realkernels.formats.blocks import BLOCK_FORMATS, block_planes, record_of
-from realkernels.kernels.gather import GatherBuffers, GatherPlan, InterleavedReader, gather_interleaved, gather_planes
+from realkernels.kernels.gather import GatherPlan, InterleavedGather, PlaneGather
 from realkernels.shape import QsaShape
 from tests.realkernels.worlds import CPU, SMALL, TOLERANCE
 
@@ -31,12 +31,8 @@ class World:
 
     def run(self, *, plan: GatherPlan = PLAN, checked: bool = True) -> torch.Tensor:
         """The output of one call."""
-        buffers = GatherBuffers.allocate(self.shape, plan, CPU)
-        reader = InterleavedReader.of(self.fmt, self.shape, device=CPU)
-        gather_interleaved(
-            self.query, self.planes, self.selected, self.end, self.output, buffers, self.shape, plan, reader,
-            checked=checked,
-        )  # fmt: skip
+        gather = InterleavedGather(self.fmt, self.shape, device=CPU, plan=plan)
+        gather.run(self.query, self.planes, self.selected, self.end, self.output, checked=checked)
         return self.output
 
     @property
@@ -88,10 +84,9 @@ def test_splits_that_hold_nothing_live_weigh_nothing(plan: GatherPlan) -> None:
     keys, values = torch.randn(2, 40, 2, 32).half()
     query = torch.randn(40, 32).half()
     selected = torch.tensor([7, 0, 9, 3], dtype=torch.int32)
-    buffers = GatherBuffers.allocate(shape, plan, CPU)
-    buffers.partial.fill_(float("nan"))
-    output = torch.full_like(query, float("nan"))
-    gather_planes(query, keys, values, selected, 40, output, buffers, shape, plan)
+    gather, output = PlaneGather(shape, device=CPU, plan=plan), torch.full_like(query, float("nan"))
+    gather._partial.fill_(float("nan"))
+    gather.run(query, keys, values, selected, 40, output)
     truth = reference.sparse_attend(query, keys, values, selected.long(), 40, shape)
     torch.testing.assert_close(output.double(), truth, rtol=2e-3, atol=2e-3)
 

@@ -5,7 +5,7 @@ import torch
 
 from realkernels import reference
 from realkernels.kernels.in_torch import best_blocks, score_blocks
-from realkernels.kernels.select import STATE, SelectionBuffers, select_blocks
+from realkernels.kernels.select import STATE, Selection
 from realkernels.shape import QsaShape
 
 CPU = torch.device("cpu")
@@ -16,15 +16,16 @@ def shape(topk: int, *, heads: int = 4, dim: int = 16) -> QsaShape:
     return QsaShape(budget=4 * topk, index_heads=heads, index_dim=dim)
 
 
-def triton_selection(query: torch.Tensor, pooled: torch.Tensor, topk: int) -> tuple[torch.Tensor, SelectionBuffers]:
-    """Selected indices, ascending, and the buffers; everything poisoned before."""
-    buffers = SelectionBuffers.allocate(len(pooled) + 3, CPU)
-    buffers.scores.fill_(float("nan"))
-    buffers.candidates.fill_(2**31 - 1)
-    selected = torch.full((topk,), -1, dtype=torch.int32)
+def triton_selection(query: torch.Tensor, pooled: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Selected indices, ascending, and the scores; everything poisoned before, `_state` zero again behind."""
     spec = shape(topk, heads=query.shape[0], dim=query.shape[1])
-    select_blocks(query, pooled, selected, buffers, spec, programs=3)
-    return selected.long().sort().values, buffers
+    made = Selection(spec, most_blocks=len(pooled) + 3, device=CPU, programs=3)
+    made._scores.fill_(float("nan"))
+    made._candidates.fill_(2**31 - 1)
+    selected = torch.full((topk,), -1, dtype=torch.int32)
+    scores = made.run(query, pooled, selected)
+    assert torch.equal(made._state, torch.zeros(STATE, dtype=torch.int32))
+    return selected.long().sort().values, scores
 
 
 def cpu_selection(query: torch.Tensor, pooled: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,13 +37,11 @@ def cpu_selection(query: torch.Tensor, pooled: torch.Tensor, topk: int) -> tuple
 
 
 def check_both(query: torch.Tensor, pooled: torch.Tensor, topk: int) -> torch.Tensor:
-    """Both are exact on their own scores, these are the reference's, and `state` is zero again."""
-    chosen, buffers = triton_selection(query, pooled, topk)
-    own = buffers.scores[: len(pooled)]
+    """Both are exact on their own scores, and these are the reference's."""
+    chosen, own = triton_selection(query, pooled, topk)
     truth = reference.block_scores(query, pooled)
     torch.testing.assert_close(own.double(), truth, rtol=1e-5, atol=1e-6)
     assert torch.equal(chosen, reference.select_blocks(own, topk))
-    assert torch.equal(buffers.state, torch.zeros(STATE, dtype=torch.int32))
     on_cpu, scores = cpu_selection(query, pooled, topk)
     torch.testing.assert_close(scores.double(), truth, rtol=1e-5, atol=1e-6)
     assert torch.equal(on_cpu, reference.select_blocks(scores, topk))
@@ -114,10 +113,9 @@ def test_nan_counts_as_zero_and_infinity_wins() -> None:
 
 
 def test_a_context_that_is_read_whole_is_refused() -> None:
-    buffers = SelectionBuffers.allocate(600, CPU)
-    selected = torch.empty(512, dtype=torch.int32)
-    query = torch.zeros(4, 16, dtype=HALF)
+    made = Selection(shape(512), most_blocks=600, device=CPU)
+    selected, query = torch.empty(512, dtype=torch.int32), torch.zeros(4, 16, dtype=HALF)
     with pytest.raises(ValueError, match="511 blocks are fewer than the 512"):
-        select_blocks(query, torch.zeros(511, 16, dtype=HALF), selected, buffers, shape(512), programs=1)
+        made.run(query, torch.zeros(511, 16, dtype=HALF), selected)
     with pytest.raises(ValueError, match="601 blocks do not fit buffers for 600"):
-        select_blocks(query, torch.zeros(601, 16, dtype=HALF), selected, buffers, shape(512), programs=1)
+        made.run(query, torch.zeros(601, 16, dtype=HALF), selected)

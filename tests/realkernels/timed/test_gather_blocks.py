@@ -8,7 +8,7 @@ import torch
 from realkernels import reference
 from realkernels.caches.interleaved import InterleavedCache, interleaved_cache, layer_bytes
 from realkernels.formats.blocks import BLOCK_FORMATS
-from realkernels.kernels import in_torch
+from realkernels.kernels import gather, in_torch
 from realkernels.timed.gather_blocks import GatherBlocks
 from tests.realkernels.worlds import CPU, SMALL, TOLERANCE
 
@@ -37,7 +37,7 @@ def test_both_paths_are_attention_over_the_dequantised_selection(codec: str, ctx
     timed.cache.codec.append(timed.cache.layers[0], others, nan, nan)
     timed.run()
     assert torch.equal(timed.output, before)
-    timed._attend = timed._kernels()
+    timed._gather = gather.InterleavedGather(timed.cache.codec, SMALL, device=CPU)
     timed.output.fill_(float("nan"))
     timed.run()
     assert timed.error() < RIGHT
@@ -61,7 +61,7 @@ def test_wrong_results_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timed.error() == math.inf
     timed.poison()
     assert timed.error() == math.inf
-    monkeypatch.setattr(in_torch, "gather_interleaved", lambda *_given: None)
+    monkeypatch.setattr(in_torch.InterleavedGather, "run", lambda *_given, **_named: None)
     assert timed.verify() == math.inf
 
 
