@@ -58,21 +58,14 @@ class _Decode(TimedCall):
         self.selected = torch.empty(cache.layers, shape.topk, dtype=torch.int32, device=device)
         """Written by selection, read by the gather; order within a row is free."""
         self.output = torch.empty_like(self.query)
-        scratch = 8 * shape.blocks(ctx_tokens) + 4 * (shape.topk + 1) * shape.query_heads * (shape.head_dim + 2)
-        with vram_for("a decode step", scratch, device):
-            self._selection, self._gather = self._kernels()
-        self.poison()
-
-    def _kernels(self) -> tuple[Any, Any]:
-        """Of selection and gather, with scratch of their own; all layers share it."""
-        shape, given = self.cache.shape, {"device": self.cache.device}
         select: Any = in_torch
         gather: Any = in_torch
-        if self.cache.triton:
+        if cache.triton:
             from realkernels.kernels import gather, select  # noqa: PLC0415 - need triton
-        return select.Selection(shape, most_blocks=shape.blocks(self.ctx_tokens), **given), gather.PlaneGather(
-            shape, **given
-        )
+        with vram_for("a decode step", 8 * shape.blocks(ctx_tokens), device):  # mostly its scores
+            self._selection = select.Selection(shape, most_blocks=shape.blocks(ctx_tokens), device=device)
+            self._gather = gather.PlaneGather(shape, device=device)
+        self.poison()
 
     def poison(self) -> None:
         """Fresh queries, NaN in the outputs, nothing selected."""
@@ -81,13 +74,10 @@ class _Decode(TimedCall):
         self.selected.fill_(-1)
         self.output.fill_(float("nan"))
 
-    def _select(self, layer: int, selected: torch.Tensor) -> torch.Tensor:
+    def select_layer(self, layer: int, selected: torch.Tensor) -> torch.Tensor:
+        """Selection of one layer into `selected` -> the scores that it was made by, until the next."""
         scores: torch.Tensor = self._selection.run(self.index_query[layer], self._pooled(layer), selected)
         return scores
-
-    def select_layer(self, layer: int) -> torch.Tensor:
-        """Selection of one layer -> the scores that it was made by, until the next."""
-        return self._select(layer, self.selected[layer])
 
     def gather_layer(self, layer: int) -> None:
         """Sparse attention of one layer over `selected`."""
@@ -96,13 +86,8 @@ class _Decode(TimedCall):
 
     def select(self) -> None:
         """Selection of every layer."""
-        for layer in range(self.cache.layers):
-            self.select_layer(layer)
-
-    def gather(self) -> None:
-        """Sparse attention of every layer over `selected`."""
-        for layer in range(self.cache.layers):
-            self.gather_layer(layer)
+        for layer, selected in enumerate(self.selected):
+            self.select_layer(layer, selected)
 
     def _pooled(self, layer: int) -> torch.Tensor:
         """Pooled keys of the complete blocks of the context."""
@@ -119,7 +104,7 @@ class _Decode(TimedCall):
         except IndexError:
             return float("inf")
         for layer in range(self.cache.layers):
-            own = self._select(layer, torch.empty_like(self.selected[layer]))
+            own = self.select_layer(layer, torch.empty_like(self.selected[layer]))
             best = reference.select_blocks(own, self.cache.shape.topk)
             scores = reference.block_scores(self.index_query[layer], self._pooled(layer))
             near = bool(((own.double() - scores).abs() <= SCORE_TOLERANCE * (1.0 + scores)).all())
@@ -178,7 +163,8 @@ class DecodeGather(_Decode):
 
     def run(self) -> None:
         """Attend in splits, combine: two launches a layer."""
-        self.gather()
+        for layer in range(self.cache.layers):
+            self.gather_layer(layer)
 
 
 class DecodeStep(_Decode):
@@ -202,7 +188,7 @@ class DecodeStep(_Decode):
         for layer in range(self.cache.layers):
             if self._matrices:
                 torch.mv(self._matrices[layer], self._vector, out=self._product)
-            self.select_layer(layer)
+            self.select_layer(layer, self.selected[layer])
             self.gather_layer(layer)
 
 

@@ -180,12 +180,12 @@ def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
         assert int(read.sum()) == selected_tokens(model, end)
         for plane in (cache.keys[0], cache.values[0]):
             plane[~read] = float("nan")
-        step.gather()
+        step.run()
         assert bool(step.output.isfinite().all())
         for token in (int(blocks[0]) * SHAPE.ratio, int(read.nonzero()[-1])):
             poisoned = cache.values[0][token].clone()
             cache.values[0][token] = float("nan")
-            step.gather()
+            step.run()
             assert not bool(step.output.isfinite().any())
             cache.values[0][token] = poisoned
 
