@@ -35,7 +35,8 @@ Where a class takes a `cache`, the caller opens and closes it, by these context 
 layers, tokens, device, folder=None)`, which is filled, for `gather_blocks`; and `disk_rows.open_table(file, source, *,
 threads=8)` for `disk_rows`. Every `device` here is a `torch.device`.
 
-The clock is `realkernels.device.open_device(name)`: `seconds(capture(call.run), repeats=..., before=call.poison)`.
+The clock is `realkernels.device.open_device(name)`: `seconds(capture(call.run), repeats=..., before=call.poison)`;
+`device.host_seconds(call.run)` where a call is not `capturable` (`disk_rows`, `page_images`).
 `PrefillSelect` and `PrefillAttend` also have `blank()`, which poisons outputs alone: a fresh selection of a whole chunk
 before each repeat would take longer than what is timed, and leave other caches behind.
 """

@@ -21,6 +21,8 @@ class TimedCall(ABC):
     """Bytes that one call reads and writes where its data lies; 0 where nobody counts them."""
     flops: float = 0.0
     """Operations of one call; masked ones are none."""
+    capturable: bool = True
+    """Whether a CUDA graph can hold a run; if not, it waits for the device and the host's clock times it."""
     link_bytes: float = 0.0
     """Bytes of one call that cross the link between host and device."""
 

@@ -174,6 +174,8 @@ def _fill(descriptor: int, room: memoryview, file: RowFile) -> None:
 class ReadRows(TimedCall):
     """`reads` random rows of an open table; from a file they are cold after `poison`, unless `warm`."""
 
+    capturable = False
+
     def __init__(self, table: RowTable, *, reads: int, warm: bool = False) -> None:
         self.table, self.cold = table, table.source != "ram" and not warm
         self.wanted = torch.empty(reads, dtype=torch.int64)

@@ -138,10 +138,9 @@ def _wait(cache: QsaCache) -> None:
 
 
 class _Images(TimedCall):
-    """Copies of the first `pages` pages of a cache, a call each. Its planes in VRAM cross the link.
+    """Copies of the first `pages` pages of a cache, a call each. Its planes in VRAM cross the link."""
 
-    They wait for the device, so that no graph can hold them.
-    """
+    capturable = False
 
     def __init__(self, cache: QsaCache, *, pages: int) -> None:
         self.cache, self.calls = cache, pages
