@@ -9,12 +9,15 @@ from functools import partial
 
 import torch
 
-from realkernels.checked import Checked
+from realkernels.caches.paged import NoKernel
+from realkernels.caches.paged import PagedCache as Pool
+from realkernels.codecs import Arrangement, default_arrangement
+from realkernels.codecs import Codec as Format
+from realkernels.codecs import codec_named as format_named
 from realkernels.format_cpu import attend_blocks
-from realkernels.format_pool import NoKernel, Pool, default_arrangement
-from realkernels.formats import Arrangement, Format, format_named
 from realkernels.library import relative_error
 from realkernels.shape import AttentionShape
+from realkernels.timed.call import TimedCall as Checked
 
 BEYOND_CACHES = {"cuda": 512 * 2**20, "cpu": 16 * 2**20}
 """Bytes that the caches of a run have together: several times what a device keeps on its chip."""
@@ -68,7 +71,7 @@ class FormatDecode(Checked):
         if not 1 <= query_tokens <= ctx_tokens:
             raise ValueError(f"{query_tokens} query tokens do not end a context of {ctx_tokens} tokens")
         self.token_bytes = self.format.token_bytes(self.shape.kv_heads, self.shape.head_dim)
-        self.caches = caches or caches_beyond(self.cache_bytes, device)
+        self.caches = self.calls = caches or caches_beyond(self.cache_bytes, device)
         dtype = query_dtype(name, device)
         size = (batch, query_tokens, self.shape.query_heads, self.shape.head_dim)
         self.query = torch.randn(size, dtype=dtype, device=device)

@@ -12,9 +12,11 @@ import torch
 
 from realkernels import reference
 from realkernels.bounds import check_selected
+from realkernels.codecs import Planes
+from realkernels.codecs import codec_named as format_named
+from realkernels.codecs.interleaved import block_layout as record_of
+from realkernels.codecs.interleaved import block_planes
 from realkernels.file_slab import file_slab
-from realkernels.formats import Planes, format_named
-from realkernels.formats.blocks import block_planes, record_of
 from realkernels.host_slab import HostSlab, host_slab
 from realkernels.library import relative_error
 from realkernels.records_cpu import attend_records
@@ -77,7 +79,7 @@ class RecordCache:
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of these tokens in the model's basis, float32."""
-        return self.format.unpack(self.layers[layer], tokens, checked=False)
+        return self.format.restore(self.layers[layer], tokens, checked=False)
 
     def clear(self) -> None:
         """Forget every alias of the slabs, so that they can be given back although somebody still holds this object."""

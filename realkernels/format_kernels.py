@@ -17,8 +17,9 @@ from triton.errors import TritonError
 from realkernels.attend.plan import PROLOGUE_TILES, TilePlan, alignment
 from realkernels.attend.splits import MAX_SPLITS, Workspace, resident_programs
 from realkernels.bounds import check_pages
-from realkernels.format_pool import PAGE_TOKENS, NoKernel, Pool
-from realkernels.formats import Format
+from realkernels.caches.paged import PAGE_TOKENS, NoKernel
+from realkernels.caches.paged import PagedCache as Pool
+from realkernels.codecs import Codec as Format
 
 Options = Callable[[ModuleType], Mapping[str, Any]]
 

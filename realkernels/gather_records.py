@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 
 from realkernels.bounds import check_selected
+from realkernels.codecs import Codec as Format
+from realkernels.codecs import Planes
+from realkernels.codecs.interleaved import block_layout as record_of
+from realkernels.codecs.interleaved import row_bytes, row_shape
 from realkernels.early import begins_early, launch_options, let_next_begin, wait_for_last
-from realkernels.formats.blocks import record_of, row_bytes, row_shape
-from realkernels.formats.format import Format
-from realkernels.formats.planes import Planes
 from realkernels.gather import LOG2E, GatherBuffers, GatherPlan, merge_splits
+from realkernels.kernels.rotate import SignRotation as Turn
 from realkernels.shape import QsaShape
-from realkernels.turn import Turn
 
 INT8: tl.constexpr = tl.constexpr(0)
 INT4: tl.constexpr = tl.constexpr(1)

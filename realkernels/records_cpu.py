@@ -2,8 +2,8 @@
 
 import torch
 
-from realkernels.formats.format import Format
-from realkernels.formats.planes import Planes
+from realkernels.codecs import Codec as Format
+from realkernels.codecs import Planes
 from realkernels.shape import QsaShape
 
 
@@ -26,7 +26,7 @@ def attend_records(
         )
     chosen = (selected.long()[:, None] * shape.ratio + torch.arange(shape.ratio)).flatten()
     slots = torch.cat([chosen, torch.arange(end // shape.ratio * shape.ratio, end)])
-    keys, values = fmt.read(planes, slots, checked=False)  # [tokens, kv_heads, head_dim] in the stored basis
+    keys, values = fmt.dequantise(planes, slots, checked=False)  # [tokens, kv_heads, head_dim] in the stored basis
     grouped = fmt.rotate_query(query.float()).view(shape.kv_heads, shape.group, shape.head_dim)
     scores = grouped @ keys.permute(1, 2, 0) * shape.head_dim**-0.5
     attended = torch.softmax(scores, dim=-1) @ values.transpose(0, 1)

@@ -18,10 +18,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.append_kernels import append
-from realkernels.format_append import FormatAppend
-from realkernels.formats import Format, KVarN, Planes, arrangements, format_named
-from realkernels.formats.kvarn_check import tile_faults
+
+from realkernels.codecs import Codec, KVarN, Planes, arrangements, codec_named
+from realkernels.codecs.kvarn_check import tile_faults
+from realkernels.kernels.append import append
+from realkernels.timed.append import Append
 from realkernels.timing import capture, event_seconds
 
 FORMATS = (
@@ -61,7 +62,7 @@ def rows_of(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values
 
 
-def planes_of(fmt: Format, tokens: int) -> Planes:
+def planes_of(fmt: Codec, tokens: int) -> Planes:
     """Twice the room; KVarN with a sink in its second tile."""
     if isinstance(fmt, KVarN):
         return fmt.allocate(2 + 2 * tokens // 256, 256, 4, 256, DEVICE, side_tiles=6, sinks=(SINK,))
@@ -70,7 +71,7 @@ def planes_of(fmt: Format, tokens: int) -> Planes:
 
 def correct(name: str, arrangement: Any) -> Row:
     """Bytes that differ from torch's, of all that were compared; for KVarN what is wrong with its tiles."""
-    fmt = format_named(name, arrangement=arrangement)
+    fmt = codec_named(name, arrangement=arrangement)
     row: Row = {"format": name, "arrangement": arrangement, "bytes": 0, "differ": 0}
     tiles = isinstance(fmt, KVarN)
     if tiles:
@@ -106,28 +107,28 @@ def _faults(fmt: KVarN, planes: tuple[Planes, Planes], keys: torch.Tensor, value
     if full:
         rows = torch.cat([torch.arange(tile * size, (tile + 1) * size, device=DEVICE) for tile in full])
         found = tile_faults(fmt, other, full, keys[rows], values[rows])
-    for first, second in zip(fmt.read(one, slots), fmt.read(other, slots), strict=True):
+    for first, second in zip(fmt.dequantise(one, slots), fmt.dequantise(other, slots), strict=True):
         if not torch.equal(first.isnan(), second.isnan()):
             found.append("other tokens are lost")
     return found
 
 
-def median_s(timed: FormatAppend) -> float:
+def median_s(timed: Append) -> float:
     """Of a layer, in a graph, on planes that hold none of the tokens."""
     timed.poison()
     graph = capture(timed.run, DEVICE)
     seconds = event_seconds(graph.replay, repeats=REPEATS, before=lambda _index: timed.poison())
-    return statistics.median(seconds) / timed.layers
+    return statistics.median(seconds) / timed.calls
 
 
 def timed_rows(name: str, arrangement: Any, until: float) -> Iterator[Row]:
     """Every number of tokens, fused and by torch."""
-    make = partial(FormatAppend, name, arrangement=arrangement, device=DEVICE)
+    make = partial(Append, name, arrangement=arrangement, device=DEVICE)
     kept_by_torch = TORCH_TOKENS["kvarn" if name.startswith("kvarn") else ""]
     points = [(tokens, 0) for tokens in TOKENS] + ([(1, 127), (1, 63)] if name.startswith("kvarn") else [])
     for tokens, past in points:
         row: Row = {"format": name, "arrangement": arrangement, "tokens": tokens, "past": past}
-        timed = make(tokens=tokens, past=past, layers=LAYERS[tokens], fused=True)
+        timed = make(tokens=tokens, past_tokens=past, layers=LAYERS[tokens], fused=True)
         row |= {"seconds": median_s(timed), "moved_bytes": timed.moved_bytes}
         if tokens in kept_by_torch and past == 0 and time.monotonic() < until:
             layers = 2 if name.startswith("kvarn") else LAYERS[tokens]
@@ -156,7 +157,7 @@ def main() -> int:
     if given.only == "compile":
         for name, kept in cases:
             for tokens in TOKENS:
-                FormatAppend(name, arrangement=kept, tokens=tokens, layers=1, device=DEVICE).run()
+                Append(name, arrangement=kept, tokens=tokens, layers=1, device=DEVICE).run()
         return 0
     checked = []
     for name, kept in () if given.only == "time" else cases:

@@ -28,13 +28,13 @@ import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.checked import Checked
-from realkernels.format_append import FormatAppend
+from realkernels.codecs import Arrangement, arrangements, codec_names
 from realkernels.format_decode import FormatDecode
 from realkernels.format_kernels import KERNELS
-from realkernels.format_prefill import FormatPrefill
 from realkernels.format_warm import Wanted, compile_ahead
-from realkernels.formats import Arrangement, arrangements, format_names
+from realkernels.timed.append import Append
+from realkernels.timed.call import TimedCall
+from realkernels.timed.prefill import AttendChunk
 
 TOLERANCE = 2e-2
 DECODED = ((1, 1, 1), (301, 2, 1), (517, 1, 8))
@@ -51,7 +51,7 @@ Kept = tuple[str, Arrangement]
 
 def covering() -> list[str]:
     """Names of formats that together reach every kernel, and of exllamav3's every number of bits of either plane."""
-    others = [name for name in format_names() if not name.startswith("exl3_")]
+    others = [name for name in codec_names() if not name.startswith("exl3_")]
     bits = ((4, 4), (4, 8), (8, 4), (8, 8), (2, 3), (3, 2), (5, 6), (6, 7), (7, 5))
     return others + [f"exl3_k{k}v{v}" for k, v in bits]
 
@@ -72,8 +72,8 @@ def beyond_the_end(numbers, count):
 def wrong_of(name: str, arrangement: Arrangement, device: torch.device, *, run_only: bool) -> Iterator[str]:
     """Each result that is not right; with `run_only` each that is not written, or not finite."""
     for tokens, past in APPENDED:
-        appended = FormatAppend(name, arrangement=arrangement, tokens=tokens, past=past, layers=1, device=device)
-        faults = appended.verify() if not run_only else _ran(appended)
+        appended = Append(name, arrangement=arrangement, tokens=tokens, past_tokens=past, layers=1, device=device)
+        faults = _ran(appended) or ("" if run_only else appended.faults())
         if faults:
             yield f"append of {tokens} at {past}: {faults}"
     if name not in KERNELS:
@@ -85,20 +85,20 @@ def wrong_of(name: str, arrangement: Arrangement, device: torch.device, *, run_o
         if faults:
             yield f"decode at {sizes}: {faults}"
     for rows, past in PREFILLED:
-        chunk = FormatPrefill(
-            name, arrangement=arrangement, rows=rows, ctx_tokens=rows + past, piece_tokens=256, device=device
+        chunk = AttendChunk(
+            name, arrangement=arrangement, q_tokens=rows, ctx_tokens=rows + past, kv_chunk_tokens=256, device=device
         )
         faults = _off(chunk) if not run_only else _ran(chunk)
         if faults:
             yield f"prefill of {rows} at {past}: {faults}"
 
 
-def _off(timed: Checked) -> str:
+def _off(timed: TimedCall) -> str:
     error = timed.verify()
     return "" if error < TOLERANCE else f"{error:.1e}"
 
 
-def _ran(timed: Checked | FormatAppend) -> str:
+def _ran(timed: TimedCall) -> str:
     timed.poison()
     timed.run()
     return "" if timed.finite() else "not finite"

@@ -20,14 +20,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+
 from calibrate.probes.device_kernels import Sum
 from calibrate.probes.formats import KEPT, TOLERANCE
 from calibrate.probes.machine import describe
 from realkernels.backend import open_backend
-from realkernels.format_append import FormatAppend
+from realkernels.caches.paged import NoKernel
 from realkernels.format_decode import FormatDecode
-from realkernels.format_pool import NoKernel
 from realkernels.format_warm import Wanted, compile_ahead
+from realkernels.timed.append import Append
 from tests.gpu.torch_attention import ENOUGH_S, torch_attentions
 
 CTX = 131_072
@@ -132,8 +133,8 @@ def in_turn(backend: Any) -> Iterator[Row]:
 def appended(backend: Any) -> Iterator[Row]:
     """One token of one layer into every format's cache, of 16 layers in a graph."""
     for name, arrangement in KEPT:
-        timed = FormatAppend(name, arrangement=arrangement, tokens=1, layers=APPEND_LAYERS, device=backend.device)
-        right = not timed.verify()
+        timed = Append(name, arrangement=arrangement, tokens=1, layers=APPEND_LAYERS, device=backend.device)
+        right = timed.verify() < float("inf")
         seconds = median_s(backend, timed.run, per=APPEND_LAYERS)
         yield {"format": name, "arrangement": arrangement, "seconds": seconds, "right": right and timed.finite()}
 

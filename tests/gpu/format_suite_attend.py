@@ -30,7 +30,7 @@ from realkernels.attend.decode_plain import attend_plain, plan_plain
 from realkernels.attend.decode_scaled import attend_scaled, plan_scaled
 from realkernels.attend.plan import TilePlan, alignment
 from realkernels.attend.splits import Workspace
-from realkernels.formats import format_named
+from realkernels.codecs import codec_named
 from realkernels.timing import capture, event_seconds
 from tests.realkernels.attend.worlds import World, relative_error
 
@@ -108,7 +108,7 @@ class Case:
 
 def cache(case: Case, pages: int) -> tuple[Any, Any, dict[str, torch.Tensor]]:
     """Format, planes and views of a cache whose first pages are random and whose others repeat them."""
-    form = format_named(case.name, arrangement=case.arrangement)
+    form = codec_named(case.name, arrangement=case.arrangement)
     planes = form.allocate(pages, case.page_tokens, case.kv_heads, case.head_dim, DEVICE)
     fresh = min(pages, FRESH_PAGES * 256 // case.page_tokens)
     rows = torch.randn(2, fresh * case.page_tokens, case.kv_heads, case.head_dim, device=DEVICE)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from realkernels.codecs.interleaved import BLOCK_CODECS
 from realkernels.format_gather import HostGather, RecordCache
-from realkernels.formats.blocks import BLOCK_FORMATS
 from realkernels.gather import GatherBuffers, GatherPlan, gather_attend
 from realkernels.gather_records import Reading, gather_records
 from realkernels.host_slab import host_slab
@@ -114,7 +114,7 @@ def measured(name: str, slabs: list[torch.Tensor], ends: list[int], repeats: int
 def correct(slabs: list[torch.Tensor], ends: list[int]) -> dict[str, dict[int, float]]:
     """Errors of every format at odd ends; a selection out of range must be refused."""
     found: dict[str, dict[int, float]] = {}
-    for name in ("fp16", *BLOCK_FORMATS):
+    for name in ("fp16", *BLOCK_CODECS):
         for end in ends:
             gather = gather_of(cache_of(name, slabs[:2], end), end)
             error = gather.verify()
@@ -169,7 +169,7 @@ def main() -> None:
         ]
         report["correct"] = correct(slabs, [2_051, 4_098, 6_145, asked.short - 4])
         report["rows"] = []
-        for name in ("fp16", *BLOCK_FORMATS):
+        for name in ("fp16", *BLOCK_CODECS):
             report["rows"] += measured(name, slabs, [asked.short - 1, asked.tokens - 1], asked.repeats)
             save()
         report["ratios"] = ratios(report["rows"])

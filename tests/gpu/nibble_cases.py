@@ -17,7 +17,7 @@ from realkernels.attend.decode_plain import attend_plain, plan_plain
 from realkernels.attend.decode_turboquant import attend_turboquant
 from realkernels.attend.decode_turboquant import plan_words as plan_turboquant
 from realkernels.attend.plan import TilePlan
-from realkernels.formats import format_named
+from realkernels.codecs import codec_named
 from tests.realkernels.attend.worlds import World, relative_error
 
 CONTEXT, SEQUENCES = 131072, 8
@@ -62,7 +62,7 @@ class Case:
     def __post_init__(self) -> None:
         world = self.world
         self.kernel = kernel_of(self.name)
-        self.format = format_named(self.name, arrangement=self.arrangement)
+        self.format = codec_named(self.name, arrangement=self.arrangement)
         more: dict[str, Any] = {}
         self.table = world.table(seed=time.time_ns() % 2**31)
         if self.name.startswith("kvarn"):
@@ -139,7 +139,7 @@ class Case:
         """K and V [pages, kv_heads, page_tokens, head_dim] as a kernel sees them."""
         every = torch.arange(self.planes.slots, device=DEVICE)
         shape = (self.world.pages, self.world.page_tokens, self.world.kv_heads, self.world.head_dim)
-        return [rows.view(shape).transpose(1, 2) for rows in self.format.read(self.planes, every, checked=False)]
+        return [rows.view(shape).transpose(1, 2) for rows in self.codec.dequantise(self.planes, every, checked=False)]
 
     def error(self, query: torch.Tensor, out: torch.Tensor, seen: list[torch.Tensor]) -> float:
         """Largest of the sequences' relative errors."""

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.chunk import PIECE_TOKENS, flash_piece
+
+from realkernels.codecs import arrangements, default_arrangement
 from realkernels.format_kernels import KERNELS
-from realkernels.format_pool import default_arrangement
-from realkernels.format_prefill import FormatPrefill
-from realkernels.formats import arrangements
+from realkernels.kernels.prefill import KV_CHUNK_TOKENS, flash_chunk
 from realkernels.library import relative_error
+from realkernels.timed.prefill import AttendChunk, Dequantise
 from realkernels.timing import capture, event_seconds
 
 ROOT = Path(__file__).parents[2]
@@ -58,19 +59,20 @@ def compile_some(names: list[str]) -> None:
     """Run each format once over 512 tokens."""
     for each in names:
         name, arrangement = each.split(":")
-        FormatPrefill(name, arrangement=arrangement, rows=300, ctx_tokens=600, piece_tokens=256, device=DEVICE).run()
+        AttendChunk(
+            name, arrangement=arrangement, q_tokens=300, ctx_tokens=600, kv_chunk_tokens=256, device=DEVICE
+        ).run()
     torch.cuda.synchronize()
 
 
 def correct(name: str, arrangement: Any) -> Row:
-    """Worst error of attention over the odd sizes; share of unpacked numbers that are not those of `read`."""
+    """Worst error of attention over the odd sizes; share of dequantised numbers that are not those of the reference."""
     errors, wrong = [], 0.0
     for rows, ctx, piece in ODD:
-        timed = FormatPrefill(
-            name, arrangement=arrangement, rows=rows, ctx_tokens=ctx, piece_tokens=piece, caches=1, device=DEVICE
-        )
+        given = {"arrangement": arrangement, "kv_chunk_tokens": piece, "device": DEVICE}
+        timed = AttendChunk(name, q_tokens=rows, ctx_tokens=ctx, caches=1, **given)
         errors.append(timed.verify())
-        wrong = max(wrong, timed.expand_error())
+        wrong = max(wrong, Dequantise(name, tokens=ctx, cache=timed.cache, **given).verify())
     right = max(errors) < TOLERANCE and wrong == 0
     return {"format": name, "arrangement": arrangement, "errors": errors, "other_numbers": wrong, "right": right}
 
@@ -82,23 +84,24 @@ def median_s(work: Callable[[], object], *, per: int = 1) -> float:
 
 def chunk(name: str, arrangement: Any, rows: int, past: int) -> tuple[Row, list[Row]]:
     """One chunk of a layer, its unpacking alone, and that of fewer tokens; a cache is larger than the device's L2."""
-    timed = FormatPrefill(name, arrangement=arrangement, rows=rows, ctx_tokens=past + rows, caches=1, device=DEVICE)
+    given = {"arrangement": arrangement, "device": DEVICE}
+    timed = AttendChunk(name, q_tokens=rows, ctx_tokens=past + rows, caches=1, **given)
+    alone = partial(Dequantise, name, cache=timed.cache, **given)
     timed.poison()
-    seconds, expand_s = median_s(timed.run), median_s(timed.run_expand)
+    seconds, expand_s = median_s(timed.run), median_s(alone(tokens=past + rows).run)
     timed.poison()
     timed.run()
-    truth = timed.pool.attend(timed.query[-1, :6], 0, 0, seen=past + rows)
+    truth = timed.cache.attend(timed.query[-1, :6], 0, 0, seen=past + rows)
     error = relative_error(timed.output[-1, :6], truth) if timed.finite() else float("inf")
     row = {
         "format": name, "arrangement": arrangement, "rows": rows, "past": past, "seconds": seconds,
-        "expand_s": expand_s, "share": expand_s / seconds, "flops": timed.flops, "expanded_bytes": timed.expanded_bytes,
+        "expand_s": expand_s, "share": expand_s / seconds, "flops": timed.flops, "expanded_bytes": timed.moved_bytes,
         "cache_bytes": timed.cache_bytes, "error": error, "right": error < TOLERANCE,
     }  # fmt: skip
     parts = []
     for tokens in EXPANDED if past == PAST else ():
-        taken = median_s(lambda count=tokens: timed.run_expand(tokens=count))
-        share = tokens / timed.ctx_tokens
-        parts.append({"format": name, "tokens": tokens, "seconds": taken, "bytes": share * timed.expanded_bytes})
+        part = alone(tokens=tokens)
+        parts.append({"format": name, "tokens": tokens, "seconds": median_s(part.run), "bytes": part.moved_bytes})
     return row, parts
 
 
@@ -106,13 +109,13 @@ def whole(rows: int, past: int) -> Row:
     """Torch's flash attention in one call over K and V that lie as one piece, bf16: nothing to unpack or fold."""
     query = torch.randn(rows, 24, 256, dtype=torch.bfloat16, device=DEVICE)
     keys, values = torch.randn(2, past + rows, 4, 256, dtype=torch.bfloat16, device=DEVICE)
-    seconds = median_s(lambda: flash_piece(query, keys, values, causal=True))
+    seconds = median_s(lambda: flash_chunk(query, keys, values, causal=True))
     return {"rows": rows, "past": past, "seconds": seconds}
 
 
 def scratch(name: str, past: int) -> Row:
     """Bytes that a chunk takes at its peak beside cache, queries, outputs and what `scratch` counts."""
-    timed = FormatPrefill(name, rows=ROWS, ctx_tokens=past + ROWS, caches=1, device=DEVICE)
+    timed = AttendChunk(name, q_tokens=ROWS, ctx_tokens=past + ROWS, caches=1, device=DEVICE)
     timed.run()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -130,7 +133,7 @@ def of_types() -> Iterator[Row]:
     """Error of a chunk with pieces and queries in bf16 and in fp16 against float64 over the unpacked cache."""
     for name in ("int8_per_token_head", "exl3_k8v8", "int4_per_token_head"):
         for dtype in (torch.bfloat16, torch.float16):
-            timed = FormatPrefill(name, rows=64, ctx_tokens=8_192, caches=1, dtype=dtype, device=DEVICE)
+            timed = AttendChunk(name, q_tokens=64, ctx_tokens=8_192, caches=1, dtype=dtype, device=DEVICE)
             yield {"format": name, "dtype": str(dtype).removeprefix("torch."), "error": timed.verify()}
 
 
@@ -181,7 +184,7 @@ def main() -> int:
     warm([names[first::PROCESSES] for first in range(PROCESSES)])
     report = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "date": datetime.now(UTC).date().isoformat(), "piece_tokens": PIECE_TOKENS,
+        "date": datetime.now(UTC).date().isoformat(), "piece_tokens": KV_CHUNK_TOKENS,
         "compiled_s": time.monotonic() - begin,
     }  # fmt: skip
     for part in measured():

@@ -15,11 +15,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from realkernels import gather, gather_records, turn
-from realkernels.formats import format_named
-from realkernels.formats.blocks import block_planes, record_of
+from realkernels import gather, gather_records
+from realkernels.codecs import codec_named
+from realkernels.codecs.interleaved import block_layout, block_planes
 from realkernels.gather import GatherBuffers, GatherPlan
 from realkernels.gather_records import Reading
+from realkernels.kernels import rotate as turn
 from realkernels.shape import QsaShape
 
 CPU = torch.device("cpu")
@@ -59,9 +60,9 @@ class Compiled:
 
 def main() -> None:
     """One line of JSON: a string a launch."""
-    fmt = format_named(sys.argv[1])
+    fmt = codec_named(sys.argv[1])
     size = {"block_tokens": SHAPE.ratio, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
-    memory = torch.zeros(1024, record_of(fmt, **size).stride, dtype=torch.uint8)
+    memory = torch.zeros(1024, block_layout(fmt, **size).stride, dtype=torch.uint8)
     planes, plan = block_planes(fmt, blocks=1024, memory=memory, **size), GatherPlan()
     reading = replace(Reading.of(fmt, SHAPE, device=CPU), early=True)
     query = torch.zeros(SHAPE.query_heads, SHAPE.head_dim).half()

@@ -12,10 +12,11 @@ import pytest
 import torch
 import triton.language as tl
 
-from realkernels import early, gather, gather_records, turn
-from realkernels.formats.blocks import BLOCK_FORMATS
+from realkernels import early, gather, gather_records
+from realkernels.codecs.interleaved import BLOCK_CODECS
 from realkernels.gather import GatherBuffers
 from realkernels.gather_records import Reading
+from realkernels.kernels import rotate as turn
 from tests.realkernels.test_gather_records import PLAN, World
 from tests.realkernels.worlds import SMALL, TOLERANCE
 
@@ -52,7 +53,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, name: str, *, begins: bool) -> lis
     return seen
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_all_but_the_first_begin_early_and_all_but_the_last_let_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     seen = launches(monkeypatch, name, begins=True)
     order = ["rotate", "attend", "merge", "rotate"] if name in ROTATED else ["attend", "merge"]
@@ -73,7 +74,7 @@ def test_nothing_begins_early_where_it_cannot(monkeypatch: pytest.MonkeyPatch, n
         assert "launch_pdl" not in named
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_every_program_of_an_early_launch_waits_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     calls = {"waits": 0, "lets": 0}
 
@@ -85,7 +86,7 @@ def test_every_program_of_an_early_launch_waits_once(monkeypatch: pytest.MonkeyP
     assert gathered(name, begins=True).error() < TOLERANCE[torch.float16]
     attend = SMALL.kv_heads * PLAN.splits(SMALL)
     merge = SMALL.query_heads * (SMALL.head_dim // min(PLAN.piece, SMALL.head_dim))
-    rotate = SMALL.head_dim // turn.ROTATED_PIECE
+    rotate = SMALL.head_dim // turn.ROTATED_COLUMNS
     if name in ROTATED:
         assert calls == {"waits": attend + merge + rotate, "lets": rotate + attend + merge}
     else:

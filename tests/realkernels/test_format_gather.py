@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from realkernels import format_gather
+from realkernels.codecs.interleaved import BLOCK_CODECS
 from realkernels.format_gather import HostGather, RecordCache, record_cache, slab_bytes
-from realkernels.formats.blocks import BLOCK_FORMATS
 from tests.realkernels.worlds import SMALL, TOLERANCE
 
 CPU = torch.device("cpu")
@@ -19,13 +19,13 @@ def gathered(name: str, end: int = TOKENS) -> HostGather:
     return HostGather(cache, end=end)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 @pytest.mark.parametrize("end", [64, 97, 131])
 def test_the_torch_path_is_attention_over_the_unpacked_selection(name: str, end: int) -> None:
     assert gathered(name, end).verify() < TOLERANCE[torch.float16]
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_the_kernels_and_the_torch_path_agree(name: str) -> None:
     pytest.importorskip("triton")
     timed = gathered(name)
@@ -38,7 +38,7 @@ def test_the_kernels_and_the_torch_path_agree(name: str) -> None:
     assert torch.allclose(timed.output, in_torch, atol=4e-3)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_nothing_but_the_selection_and_the_tail_is_read(name: str) -> None:
     timed = gathered(name)
     timed.run()

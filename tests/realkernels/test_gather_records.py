@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from realkernels import reference
-from realkernels.formats import Planes, format_named
-from realkernels.formats.blocks import BLOCK_FORMATS, block_planes, record_of
+from realkernels.codecs import Planes, codec_named
+from realkernels.codecs.interleaved import BLOCK_CODECS, block_layout, block_planes
 from realkernels.gather import GatherBuffers, GatherPlan
 from realkernels.gather_records import Reading, gather_records
 from realkernels.shape import QsaShape
@@ -20,10 +20,10 @@ class World:
     """A cache of `end` tokens, everything around them poisoned, and a selection in random order."""
 
     def __init__(self, name: str, shape: QsaShape, end: int) -> None:
-        self.fmt, self.shape, self.end = format_named(name), shape, end
+        self.fmt, self.shape, self.end = codec_named(name), shape, end
         size = {"block_tokens": shape.ratio, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         blocks = -(-end // shape.ratio)
-        memory = torch.full((blocks, record_of(self.fmt, **size).stride), 0xFF, dtype=torch.uint8)
+        memory = torch.full((blocks, block_layout(self.fmt, **size).stride), 0xFF, dtype=torch.uint8)
         self.planes: Planes = block_planes(self.fmt, blocks=blocks, memory=memory, **size)
         self.keys, self.values = torch.randn(2, end, shape.kv_heads, shape.head_dim)
         self.fmt.append(self.planes, list(range(end)), self.keys, self.values)
@@ -48,11 +48,11 @@ class World:
 
     def error(self) -> float:
         """Of the output as it is."""
-        truth = reference.attend(self.query, *self.fmt.unpack(self.planes, self.read))
+        truth = reference.attend(self.query, *self.fmt.restore(self.planes, self.read))
         return float((self.output.double() - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 @pytest.mark.parametrize(("shape", "end"), [(SMALL, 64), (SMALL, 97), (SMALL, 131), (WIDE, 98)])
 def test_attention_is_that_over_the_unpacked_cache(name: str, shape: QsaShape, end: int) -> None:
     world = World(name, shape, end)
@@ -60,7 +60,7 @@ def test_attention_is_that_over_the_unpacked_cache(name: str, shape: QsaShape, e
     assert world.error() < TOLERANCE[torch.float16]
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_nothing_but_selected_blocks_and_the_tail_is_read(name: str) -> None:
     world = World(name, SMALL, 131)
     whole = world.run().clone()
@@ -70,7 +70,7 @@ def test_nothing_but_selected_blocks_and_the_tail_is_read(name: str) -> None:
     assert torch.equal(world.run(), whole)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 @pytest.mark.parametrize("plane", ["keys", "values"])
 def test_a_nan_reaches_the_heads_of_its_kv_head_only(name: str, plane: str) -> None:
     world = World(name, SMALL, 131)

@@ -1,0 +1,1 @@
+"""Every operation as a timed call: see `call.TimedCall`."""
