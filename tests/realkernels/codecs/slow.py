@@ -137,27 +137,38 @@ def turboquant(name: str, arrangement: str, raw: Raw, place: Place, centroids: l
     return keys, [stream(value_codes, value_at, d, value_bits) * scale + zero for d in range(dims)]
 
 
-def gguf(name: str, arrangement: str, raw: Raw, place: Place) -> Vectors:
-    size, groups = {"q8_0": 32, "q4_0": 16}[name], place.head_dim // 32
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def ggml(name: str, arrangement: str, raw: Raw, place: Place) -> Vectors:
+    """Inline blocks of q8_0: d, 32 codes; of q4_0, iq4_nl: d, 16 nibble pairs; of q5_1: d, m, fifth bits, nibbles."""
+    block, groups = {"q8_0": 34, "q4_0": 18, "q5_1": 24, "iq4_nl": 18}[name], place.head_dim // 32
     vectors = []
     for plane in ("key", "value"):
         row = []
         for d in range(place.head_dim):
             group, element = divmod(d, 32)
             if arrangement == "inline":
-                codes = scales = raw[f"{plane}_blocks"]
-                scale_at = (place.token_row * groups + group) * (2 + size)
-                first = scale_at + 2
+                at = (place.token_row * groups + group) * block
+                whole = raw[f"{plane}_blocks"][at : at + block]
             else:
-                codes, scales = raw[f"{plane}_data"], raw[f"{plane}_scale"]
-                scale_at, first = (place.head_row * groups + group) * 2, (place.head_row * groups + group) * size
-            if name == "q8_0":
-                code = i8(codes, first + element)
-            else:
-                code = (codes[first + element] & 15 if element < 16 else codes[first + element - 16] >> 4) - 8
-            row.append(code * f16(scales, scale_at))
+                parts = {"scale": 2, **({"minimum": 2, "fifth": 4} if name == "q5_1" else {})}
+                parts["data"] = block - sum(parts.values())
+                at = place.head_row * groups + group
+                whole = b"".join(raw[f"{plane}_{part}"][at * size : (at + 1) * size] for part, size in parts.items())
+            row.append(_ggml_number(name, whole, element))
         vectors.append(row)
     return vectors[0], vectors[1]
+
+
+def _ggml_number(name: str, block: bytes, element: int) -> float:
+    scale, codes = f16(block, 0), block[8:] if name == "q5_1" else block[2:]
+    if name == "q8_0":
+        return i8(codes, element) * scale
+    nibble = codes[element] & 15 if element < 16 else codes[element - 16] >> 4
+    if name == "q5_1":
+        return (nibble + 16 * (u32(block, 4) >> element & 1)) * scale + f16(block, 2)
+    return (IQ4_NL[nibble] if name == "iq4_nl" else nibble - 8) * scale
 
 
 def exl3(name: str, raw: Raw, place: Place) -> Vectors:
@@ -221,4 +232,4 @@ def decode(
         return turboquant(name, arrangement, raw, place, centroids(bits))
     if name.startswith("exl3"):
         return exl3(name, raw, place)
-    return kvarn(name, raw, place) if name.startswith("kvarn") else gguf(name, arrangement, raw, place)
+    return kvarn(name, raw, place) if name.startswith("kvarn") else ggml(name, arrangement, raw, place)

@@ -21,7 +21,7 @@ def poisoned(value: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def whole(name: str, plane: str) -> slice:
     """What a bad element takes with it, of K at 40 and of V at 3."""
-    if name.startswith("exl3") or name in {"q8_0", "q4_0"}:
+    if codec_named(name).group:
         return slice(32, 64) if plane == "key" else slice(0, 32)
     return slice(None)
 

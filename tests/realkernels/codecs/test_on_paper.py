@@ -145,3 +145,36 @@ def test_kvarn_on_paper(name: str) -> None:
         assert bool((parts[part] == 1).all())
     for part in ("key_zero", "value_zero"):
         assert bool((parts[part] == 0).all())
+
+
+def test_a_group_of_q5_1_is_quantised_as_the_copy_kernel_does_it() -> None:
+    """Codes 0 to 31 between the extremes; the fifth bit of element j is bit j of a word."""
+    fmt = codec_named("q5_1")
+    planes = fmt.allocate(1, 1, 1, 32, CPU)
+    keys = (torch.arange(32) * 0.5 - 3.0).roll(5).view(1, 1, 32)
+    fmt.append(planes, [0], keys, torch.full_like(keys, -0.25))
+    block, codes = raw(planes)["key_blocks"], [(index - 5) % 32 for index in range(32)]
+    assert (slow.f16(block, 0), slow.f16(block, 2)) == (0.5, -3.0)
+    assert slow.u32(block, 4) == sum((code >> 4) << index for index, code in enumerate(codes))
+    assert list(block[8:]) == [codes[j] % 16 + 16 * (codes[j + 16] % 16) for j in range(16)]
+    assert raw(planes)["value_blocks"] == bytes([0, 0, 0x00, 0xB4, *[0] * 20])
+    back = fmt.dequantise(planes, [0])
+    assert torch.equal(back[0], keys)
+    assert bool((back[1] == -0.25).all())
+
+
+def test_a_group_of_iq4_nl_gets_the_nearest_levels_and_the_scale_of_least_squares() -> None:
+    """The codes follow from d = m / -127; of two levels as near the upper one; numbers on the levels come back as they are."""
+    fmt = codec_named("iq4_nl")
+    planes = fmt.allocate(1, 1, 1, 32, CPU)
+    level = torch.tensor(slow.IQ4_NL, dtype=torch.float32).repeat(2).view(1, 1, 32)
+    other = level.clone()
+    other[..., 1] = -115.5  # half-way between -127 and -104
+    fmt.append(planes, [0], 2 * level, other)
+    keys, values = raw(planes)["key_blocks"], raw(planes)["value_blocks"]
+    assert slow.f16(keys, 0) == 2.0
+    assert list(keys[2:]) == [17 * code for code in range(16)]
+    assert values[3] == 0x11
+    weighted = [(x * x, v, x) for x, v in zip(other.flatten().tolist(), (2 * slow.IQ4_NL), strict=True)]
+    scale = sum(w * v * x for w, v, x in weighted) / sum(w * v * v for w, v, _ in weighted)
+    assert slow.f16(values, 0) == pytest.approx(scale, rel=2.0**-11)

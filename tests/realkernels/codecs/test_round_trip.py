@@ -71,6 +71,12 @@ def group_bounds(name: str, x: np.ndarray, scale: np.ndarray, *, bits: int) -> n
         return each / 2**bits + half(largest)
     if name == "q8_0":
         return each / 2 + 127 * half(each)  # a scale that became smaller cuts the largest off
+    if name == "q5_1":  # the scale and the minimum are rounded after the codes were found with them
+        low = x.reshape(*scale.shape, 32).min(axis=-1).repeat(32, axis=-1)
+        return each / 2 + 31 * half(each) + half(low)
+    if name == "iq4_nl":  # codes are found with 1 / 127 of the largest; the opposite end of the levels is 14 below it
+        first = np.abs(x).reshape(*scale.shape, 32).max(axis=-1).repeat(32, axis=-1) / 127
+        return 14 * first + 127 * np.abs(first - each)
     opposite = x / np.where(signed == 0, 1, signed) > 7
     return np.where(opposite, each, each / 2) + 8 * half(each)
 
