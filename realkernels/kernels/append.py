@@ -10,7 +10,7 @@ import torch
 from realkernels.codecs import PLANES, Codec, KVarN, Planes, RowCodec, Slots
 from realkernels.codecs.codec import check_rows, slot_tensor
 from realkernels.codecs.kvarn import plan
-from realkernels.codecs.kvarn_kernels import append_tokens
+from realkernels.codecs.kvarn_append import append_tokens
 from realkernels.codecs.on_device import rows_and_steps, strided, tokens_of_a_block, warps
 from realkernels.jit import tl, triton
 

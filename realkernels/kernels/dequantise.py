@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from realkernels.codecs import PLANES, Codec, KVarN, Planes, RowCodec, codec_named, codec_names
-from realkernels.codecs.kvarn_kernels import dequantise_tiles
+from realkernels.codecs.kvarn_dequantise import dequantise_tiles
 from realkernels.jit import tl, triton
 
 ELEMENTS = 8192

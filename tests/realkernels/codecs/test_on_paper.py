@@ -164,7 +164,7 @@ def test_a_group_of_q5_1_is_quantised_as_the_copy_kernel_does_it() -> None:
 
 
 def test_a_group_of_iq4_nl_gets_the_nearest_levels_and_the_scale_of_least_squares() -> None:
-    """The codes follow from d = m / -127; of two levels as near the upper one; numbers on the levels come back as they are."""
+    """Codes follow from d = m / -127; of two levels as near it is the upper one."""
     fmt = codec_named("iq4_nl")
     planes = fmt.allocate(1, 1, 1, 32, CPU)
     level = torch.tensor(slow.IQ4_NL, dtype=torch.float32).repeat(2).view(1, 1, 32)
