@@ -1,4 +1,4 @@
-"""Sparse decode attention over quantised blocks in records (`formats/blocks.py`), in VRAM or in mapped host memory.
+"""Sparse decode attention over quantised blocks in records (`codecs/interleaved.py`), in VRAM or in mapped host memory.
 
 A program reads its selected blocks of one KV head, codes and scales of K and V, before it multiplies anything. Codes
 are exact in the products (tf32, fp32 sums); scales of a token and head multiply scores and shares, scales of groups the
