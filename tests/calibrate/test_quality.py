@@ -155,9 +155,11 @@ def half_step(name: str, plane: int, rows: np.ndarray) -> np.ndarray:
         return absmax / (14 if name == ABSMAX_INT4 else 254) + 0 * rows
     if name == "int4_per_token_head":  # the zero point is rounded too
         return np.maximum(spread, absmax) / 15 + 0 * rows
-    if is_exl3(name) or name in {"q8_0", "q4_0"}:
+    if is_exl3(name) or name in {"q8_0", "q4_0", "q5_1", "iq4_nl"}:
         groups = np.abs(rows).reshape(len(rows), -1, 32).max(axis=-1, keepdims=True).repeat(32, axis=-1)
-        share = {"q8_0": 1 / 254, "q4_0": 1 / 8}.get(name, 2.0**-bits)  # q4_0: a whole step at one end
+        # q4_0: a whole step at one end; iq4_nl: 14 of 127 there, and up to 13 % that the least squares move the scale
+        shares = {"q8_0": 1 / 254, "q4_0": 1 / 8, "q5_1": 1 / 31, "iq4_nl": 14 / 127 + 0.13}
+        share = shares.get(name, 2.0**-bits)
         return (groups * (share + 2.0**-10)).reshape(rows.shape)
     if name.startswith("turboquant") and plane == 1:
         return spread / (2**bits - 1) / 2 + absmax * 2.0**-9 + 0 * rows
