@@ -13,7 +13,7 @@ from twin.format_ops import heads_of
 if TYPE_CHECKING:
     from realkernels.device import Device
     from realkernels.format_decode import FormatDecode
-    from realkernels.format_prefill import FormatPrefill
+    from realkernels.timed.prefill import AttendChunk
 
 
 def measure_formats(
@@ -43,7 +43,7 @@ def measure_formats(
 
 def _compile(cases: list[KernelCase], backend: "Device") -> None:
     """All kernels side by side; one that does not compile says so when its case is run."""
-    from realkernels.format_pool import default_arrangement  # noqa: PLC0415
+    from realkernels.codecs import default_arrangement  # noqa: PLC0415
     from realkernels.format_warm import Wanted, compile_ahead  # noqa: PLC0415
 
     compile_ahead(
@@ -56,11 +56,11 @@ def _compile(cases: list[KernelCase], backend: "Device") -> None:
     )
 
 
-def _opened(case: KernelCase, backend: "Device") -> "FormatDecode | FormatPrefill":
+def _opened(case: KernelCase, backend: "Device") -> "FormatDecode | AttendChunk":
     """Caches of the case, filled, and its first run: that is where memory runs out or a kernel does not start."""
     from realkernels.format_decode import FormatDecode  # noqa: PLC0415
-    from realkernels.format_prefill import FormatPrefill  # noqa: PLC0415
     from realkernels.shape import AttentionShape  # noqa: PLC0415
+    from realkernels.timed.prefill import AttendChunk  # noqa: PLC0415
 
     given = {
         "arrangement": "inline" if case.inline else None,
@@ -68,20 +68,20 @@ def _opened(case: KernelCase, backend: "Device") -> "FormatDecode | FormatPrefil
         "ctx_tokens": case.ctx_tokens,
         "device": backend.device,
     }
-    timed: FormatDecode | FormatPrefill
+    timed: FormatDecode | AttendChunk
     if case.metric == "prefill_format":
-        timed = FormatPrefill(case.format, rows=case.rows, **given)
+        timed = AttendChunk(case.format, q_tokens=case.rows, **given)
     else:
         timed = FormatDecode(case.format, batch=case.batch, query_tokens=case.rows, **given)
     timed.run()
     return timed
 
 
-def measure_format(case: KernelCase, backend: "Device", timed: "FormatDecode | FormatPrefill") -> Measurement:
+def measure_format(case: KernelCase, backend: "Device", timed: "FormatDecode | AttendChunk") -> Measurement:
     """Seconds of one call, its rotations included. WrongResult where the last one was wrong."""
     work = backend.capture(timed.run)
     samples = samples_of(backend, work, timed.poison)
-    return measurement_of(case, tuple(sample / timed.caches for sample in samples), timed.error(), 0)
+    return measurement_of(case, tuple(sample / timed.calls for sample in samples), timed.error(), 0)
 
 
 def _release() -> None:

@@ -6,13 +6,13 @@ each split keeps its own maximum, sum and weighted values, and the splits are me
 
 import torch
 
-from realkernels.format_pool import Pool
+from realkernels.caches.paged import PagedCache
 
 BLOCK_TOKENS = 1024
 
 
 def attend_blocks(
-    pool: Pool, sequences: range, query: torch.Tensor, output: torch.Tensor, *, block: int = BLOCK_TOKENS
+    pool: PagedCache, sequences: range, query: torch.Tensor, output: torch.Tensor, *, block: int = BLOCK_TOKENS
 ) -> None:
     """Attention of the newest tokens of `sequences` in the stored basis, into `output`.
 
@@ -35,10 +35,10 @@ def attend_blocks(
 
 
 def _split(
-    pool: Pool, wanted: torch.Tensor, sequence: int, first: int, sees: torch.Tensor, last: int
+    pool: PagedCache, wanted: torch.Tensor, sequence: int, first: int, sees: torch.Tensor, last: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(maximum, sum of weights [H, rows, 1], weighted values [H, rows, D]) of the tokens `first` to `last` - 1."""
-    keys, values = pool.format.read(pool.planes, pool.slots(sequence, first, last), checked=False)
+    keys, values = pool.format.dequantise(pool.planes, pool.slots(sequence, first, last), checked=False)
     scores = wanted @ keys.permute(1, 2, 0)
     if last > int(sees[0]):
         scores = scores.masked_fill(torch.arange(first, last) >= sees[:, None], float("-inf"))

@@ -9,9 +9,10 @@ from functools import partial
 
 import torch
 
+from realkernels.caches.paged import NoKernel, PagedCache
+from realkernels.codecs import Arrangement, codec_named, default_arrangement
+from realkernels.codecs import Codec as Format
 from realkernels.format_cpu import attend_blocks
-from realkernels.format_pool import NoKernel, Pool, default_arrangement
-from realkernels.formats import Arrangement, Format, format_named
 from realkernels.shape import AttentionShape
 from realkernels.timed.call import TimedCall, relative_error
 
@@ -62,12 +63,12 @@ class FormatDecode(TimedCall):
         ctx_tokens: int, query_tokens: int = 1, caches: int | None = None, device: torch.device, seed: int = 0,
     ) -> None:  # fmt: skip
         self.shape = shape or AttentionShape()
-        self.format = format_named(name, arrangement=arrangement or default_arrangement(name))
+        self.format = codec_named(name, arrangement=arrangement or default_arrangement(name))
         self.batch, self.ctx_tokens, self.query_tokens = batch, ctx_tokens, query_tokens
         if not 1 <= query_tokens <= ctx_tokens:
             raise ValueError(f"{query_tokens} query tokens do not end a context of {ctx_tokens} tokens")
         self.token_bytes = self.format.token_bytes(self.shape.kv_heads, self.shape.head_dim)
-        self.caches = caches or caches_beyond(self.cache_bytes, device)
+        self.caches = self.calls = caches or caches_beyond(self.cache_bytes, device)
         dtype = query_dtype(name, device)
         size = (batch, query_tokens, self.shape.query_heads, self.shape.head_dim)
         self.query = torch.randn(size, dtype=dtype, device=device)
@@ -76,7 +77,7 @@ class FormatDecode(TimedCall):
         self._rotated = self.query if self._rotation.query is None else torch.empty_like(self.query)
         self._stored = self.output if self._rotation.output is None else torch.empty_like(self.query)
         _refuse(self.format, device)
-        self.pool = Pool.fill(
+        self.pool = PagedCache.fill(
             self.format, self.shape, sequences=batch * self.caches, tokens=ctx_tokens, device=device, seed=seed
         )  # fmt: skip
         self._calls = self._attentions(device)

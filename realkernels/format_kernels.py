@@ -17,8 +17,8 @@ from triton.errors import TritonError
 from realkernels.attend.plan import PROLOGUE_TILES, TilePlan, alignment
 from realkernels.attend.splits import MAX_SPLITS, Workspace, resident_programs
 from realkernels.bounds import check_pages
-from realkernels.format_pool import PAGE_TOKENS, NoKernel, Pool
-from realkernels.formats import Format
+from realkernels.caches.paged import PAGE_TOKENS, NoKernel, PagedCache
+from realkernels.codecs import Codec as Format
 
 Options = Callable[[ModuleType], Mapping[str, Any]]
 
@@ -113,7 +113,7 @@ def _function(fused: Fused) -> tuple[ModuleType, Callable[..., object]]:
 
 
 def attentions(
-    pool: Pool, parts: Sequence[range], *, query_tokens: int
+    pool: PagedCache, parts: Sequence[range], *, query_tokens: int
 ) -> list[Callable[[torch.Tensor, torch.Tensor], object]]:
     """A call for each part of the pool's sequences, all of one size; each takes (query, out) in the stored basis.
 
@@ -167,7 +167,7 @@ def even_splits(*, pairs: int, tiles: int, slots: int, extra: int = 0, prologue:
     return min(range(1, min(tiles, MAX_SPLITS) + 1), key=rounds) + extra
 
 
-def plan_for(pool: Pool, query_rows: int) -> TilePlan:
+def plan_for(pool: PagedCache, query_rows: int) -> TilePlan:
     """How the kernel is cut into programs for `query_rows` rows of a KV head: as its own file says."""
     fused = KERNELS[pool.format.name]
     module, _ = _function(fused)

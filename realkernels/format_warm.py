@@ -98,18 +98,18 @@ def main() -> None:
 def _compile(wanted: Wanted, device: "torch.device") -> None:
     import torch  # noqa: PLC0415
 
-    from realkernels.format_append import FormatAppend  # noqa: PLC0415
     from realkernels.format_decode import FormatDecode  # noqa: PLC0415
-    from realkernels.format_prefill import FormatPrefill  # noqa: PLC0415
+    from realkernels.timed.append import Append  # noqa: PLC0415
+    from realkernels.timed.prefill import Dequantise  # noqa: PLC0415
 
     number: int = wanted.number
     given: dict[str, Any] = {"arrangement": wanted.arrangement, "device": device}
     if wanted.kind == "decode":
         FormatDecode(wanted.format, ctx_tokens=CTX_TOKENS, query_tokens=number, caches=1, **given).run()
     elif wanted.kind == "append":
-        FormatAppend(wanted.format, tokens=number, layers=1, **given).run()
+        Append(wanted.format, tokens=number, layers=1, **given).run()
     elif wanted.kind == "expand":
-        FormatPrefill(wanted.format, rows=1, ctx_tokens=number, caches=1, **given).run_expand()
+        Dequantise(wanted.format, tokens=number, **given).run()
     else:
         _merge(wanted.format, number, device)
     torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
 """Prefill over a paged cache whose history is unpacked piece by piece: ops of a chunk, and the scratch that they take.
 
 Each piece is unpacked into one buffer of K and of V in 16 bits, read there by dense attention, and folded into a
-running result in fp32 (`realkernels/chunk.py`). What it costs beside attention grows with the context, its scratch
-does not.
+running result in fp32 (`realkernels/kernels/prefill.py`). What it costs beside attention grows with the context, its
+scratch does not.
 """
 
 from twin.case import Case

@@ -8,9 +8,9 @@ from functools import partial
 
 from calibrate.probes.formats import FORMATS, KEPT, SHARE, TOLERANCE, _supported, shape_of
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check
-from realkernels.format_pool import NoKernel
-from realkernels.format_prefill import FormatPrefill
-from realkernels.formats import Arrangement
+from realkernels.caches.paged import NoKernel
+from realkernels.codecs import Arrangement
+from realkernels.timed.prefill import AttendChunk, Dequantise
 from twin.expansion import FLASH_ROWS_WIDE
 from twin.formats import kv_format
 from twin.waves import Grid
@@ -50,20 +50,19 @@ def expand(context: Context) -> list[Sample]:
 
 def _expanded(context: Context, name: str, arrangement: Arrangement) -> list[Sample]:
     points = EXPANDED if context.cuda else CPU_EXPANDED
-    timed = FormatPrefill(
-        name, arrangement=arrangement, shape=shape_of(context), rows=1, ctx_tokens=points[-1], caches=1,
-        device=context.backend.device,
+    make = partial(
+        Dequantise, name, arrangement=arrangement, shape=shape_of(context), device=context.backend.device
     )  # fmt: skip
-    wrong = timed.expand_error()
-    how = check(f"unpacking {name} ({arrangement})", wrong == 0, f"{wrong:.1e} of the numbers are not those of read")
+    whole = make(tokens=points[-1])
+    wrong = whole.verify()
+    how = check(f"dequantising {name} ({arrangement})", wrong == 0, f"{wrong:.1e} of the numbers are not torch's")
     samples = []
     for tokens in points:
-        work = context.backend.capture(partial(timed.run_expand, tokens=tokens))
-        seconds = context.seconds(work)
+        timed = make(tokens=tokens, cache=whole.cache)
+        seconds = context.seconds(context.backend.capture(timed.run))
         at: dict[str, int | float | str] = {"format": name, "arrangement": arrangement, "tokens": tokens}
-        at |= {"piece_tokens": timed.scratch.piece_tokens, **vars(timed.shape)}
-        moved = timed.expanded_bytes * tokens / timed.ctx_tokens
-        samples.append(Sample(at=at, seconds=seconds, moved_bytes=moved, checked=how))
+        at |= {"piece_tokens": timed.kv_chunk_tokens, **vars(timed.shape)}
+        samples.append(Sample(at=at, seconds=seconds, moved_bytes=timed.moved_bytes, checked=how))
     return samples
 
 
@@ -102,8 +101,8 @@ def _fits(context: Context, name: str, rows: int, past: int) -> bool:
 
 
 def _chunk(context: Context, name: str, rows: int, past: int) -> Sample:
-    timed = FormatPrefill(
-        name, shape=shape_of(context), rows=rows, ctx_tokens=past + rows, caches=1, device=context.backend.device
+    timed = AttendChunk(
+        name, shape=shape_of(context), q_tokens=rows, ctx_tokens=past + rows, caches=1, device=context.backend.device
     )
     error = timed.verify()
     where = f"{rows} rows behind {past} tokens in {name}"
@@ -113,8 +112,8 @@ def _chunk(context: Context, name: str, rows: int, past: int) -> Sample:
     seconds = context.seconds(work)
     check(where, timed.finite(), "all results written")
     at: dict[str, int | float | str] = {"format": name, "rows": rows, "past": past}
-    at |= {"piece_tokens": timed.scratch.piece_tokens, **vars(timed.shape)}
-    return Sample(at=at, seconds=seconds, moved_bytes=timed.expanded_bytes, flops=timed.flops, checked=how)
+    at |= {"piece_tokens": timed.scratch.kv_chunk_tokens, **vars(timed.shape)}
+    return Sample(at=at, seconds=seconds, moved_bytes=timed.moved_bytes, flops=timed.flops, checked=how)
 
 
 PROBES = (

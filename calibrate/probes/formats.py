@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from calibrate.probes.machine import Machine
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check, cuda_only
-from realkernels.chunk import PIECE_TOKENS
-from realkernels.format_append import FormatAppend
+from realkernels.caches.paged import NoKernel
+from realkernels.codecs import Arrangement, default_arrangement
 from realkernels.format_decode import FormatDecode
-from realkernels.format_pool import NoKernel, default_arrangement
 from realkernels.format_warm import Wanted, compile_ahead
-from realkernels.formats import Arrangement
+from realkernels.kernels.prefill import KV_CHUNK_TOKENS
 from realkernels.shape import AttentionShape
+from realkernels.timed.append import Append
 from twin.engines.twin import INLINE, QUANTISED, RULES
 from twin.formats import kv_format
 
@@ -106,7 +106,7 @@ def compiled(context: Context) -> list[Sample]:
         queries = sorted({point.query_tokens for point in points_of(context, inline=inline)})
         wanted += [Wanted(name, arrangement, tokens) for tokens in queries]
         wanted += [Wanted(name, arrangement, tokens, "append") for tokens in APPEND_LAYERS if not inline]
-        wanted.append(Wanted(name, arrangement, PIECE_TOKENS, "expand"))
+        wanted.append(Wanted(name, arrangement, KV_CHUNK_TOKENS, "expand"))
     begin = time.monotonic()
     failed = compile_ahead(wanted, device=str(context.backend.device))
     took = time.monotonic() - begin
@@ -161,12 +161,14 @@ def append(context: Context) -> list[Sample]:
 
 def _appended(context: Context, name: str, tokens: int) -> Sample:
     layers, shape = APPEND_LAYERS[tokens] if context.cuda else 2, shape_of(context)
-    timed = FormatAppend(name, shape=shape, tokens=tokens, layers=layers, device=context.backend.device)
-    faults = timed.verify()
+    timed = Append(name, shape=shape, tokens=tokens, layers=layers, device=context.backend.device)
+    timed.poison()
+    timed.run()
+    faults = timed.faults()
     how = check(f"append to {name}", not faults, faults or "as torch appends in other pieces")
     work = context.backend.capture(timed.run)
     timed.poison()
-    seconds = context.seconds(work, per=layers, before=timed.poison)
+    seconds = context.seconds(work, per=timed.calls, before=timed.poison)
     check(f"append to {name}", timed.finite(), "all tokens written")
     at: dict[str, int | float | str] = {"format": name, "tokens": tokens, **vars(shape)}
     return Sample(at=at, seconds=seconds, moved_bytes=timed.moved_bytes, checked=how)

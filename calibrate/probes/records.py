@@ -10,7 +10,7 @@ from calibrate.probes.machine import Machine
 from calibrate.probes.planes import MIB_TOKENS, SHAPE, WORST_ERROR, decode_plan
 from calibrate.probes.probe import Context, Probe, Sample, check
 from realkernels.caches.interleaved import InterleavedCache, interleaved_cache
-from realkernels.formats import format_named
+from realkernels.codecs import codec_named
 from realkernels.shape import QsaShape
 from realkernels.timed.gather_blocks import GatherBlocks
 from twin.engines.twin import RECORDS
@@ -63,7 +63,7 @@ def _supported(machine: Machine) -> str:
 
 
 def _probe(name: str) -> Probe:
-    bits = 4 * format_named(name).token_bytes(SHAPE.kv_heads, SHAPE.head_dim) / (SHAPE.kv_heads * SHAPE.head_dim)
+    bits = 4 * codec_named(name).token_bytes(SHAPE.kv_heads, SHAPE.head_dim) / (SHAPE.kv_heads * SHAPE.head_dim)
     quick_s, full_s = (4.0, 9.0) if bits > WIDE_BITS else (3.5, 8.0)
     run = partial(gather, name=name)
     return Probe(name=f"gather_host_{name}", run=run, supported=_supported, quick_s=quick_s, full_s=full_s)

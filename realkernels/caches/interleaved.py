@@ -1,4 +1,4 @@
-"""Interleaved blocks of a codec in host memory: 4 tokens' codes and scales of K and V in one run (`formats/blocks.py`).
+"""Interleaved blocks of a codec in host memory: 4 tokens' codes and scales of K and V in one run.
 
 A few thousand tokens are appended and repeated through every layer: a gather reads only what it selects, and what is
 repeated does not show in its time. A layer's copy begins at a block of its own and the repeated part is no power of two
@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from realkernels.caches.host_memory import host_memory
-from realkernels.formats import Planes, format_named
-from realkernels.formats.blocks import block_planes, record_of
+from realkernels.codecs import Planes, codec_named
+from realkernels.codecs.interleaved import block_layout, block_planes
 from realkernels.shape import QsaShape
 
 REPEATED_BLOCKS = 1021
@@ -30,7 +30,7 @@ class InterleavedCache:
 
     def __init__(self, codec_name: str, slabs: Sequence[torch.Tensor], *, shape: QsaShape, tokens: int) -> None:
         self.codec_name, self.shape, self.tokens = codec_name, shape, tokens
-        self.codec = format_named(codec_name)
+        self.codec = codec_named(codec_name)
         self.blocks, self.block_bytes = -(-tokens // shape.ratio), _block_bytes(codec_name, shape)
         self.token_bytes = self.codec.token_bytes(shape.kv_heads, shape.head_dim)
         size = self.blocks * self.block_bytes
@@ -81,7 +81,7 @@ class InterleavedCache:
 
 def _block_bytes(codec_name: str, shape: QsaShape) -> int:
     size = {"block_tokens": shape.ratio, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    return record_of(format_named(codec_name), **size).stride
+    return block_layout(codec_named(codec_name), **size).stride
 
 
 def layer_bytes(codec_name: str, *, shape: QsaShape, tokens: int) -> int:

@@ -1,11 +1,12 @@
 """Sparse decode attention over selected blocks: plain planes or interleaved blocks of a codec, in VRAM or on the host.
 
 A thread block reads whole blocks of one KV head and issues all of its loads before its first product. Plain, K of one
-block is one contiguous run of ratio x kv_heads x head_dim elements, so that a link sees runs of 4 KiB. Interleaved
-(`formats/blocks.py`), codes are exact in the products (tf32, fp32 sums); scales of a token and head multiply scores and
-weights, scales of groups the codes; where a codec is rotated, a small launch rotates the query and another the output.
-Splits are combined by a last kernel that rescales their running softmax. Launches after a call's first use programmatic
-dependent launch where the device has it (`early.py`): codes and scales are on their way while the query is rotated.
+block is one contiguous run of ratio x kv_heads x head_dim elements, so that a link sees runs of 4 KiB. Of interleaved
+blocks (`codecs/interleaved.py`) codes are exact in the products (tf32, fp32 sums); scales of a token and head multiply
+scores and weights, scales of groups the codes; where a codec is rotated, a small launch rotates the query and another
+the output. Splits are combined by a last kernel that rescales their running softmax. Launches after a call's first use
+programmatic dependent launch where the device has it (`early.py`): codes and scales are on their way while the query is
+rotated.
 """
 
 from dataclasses import dataclass
@@ -16,13 +17,12 @@ import triton
 import triton.language as tl
 
 from realkernels.bounds import check_blocks, check_selected
+from realkernels.codecs.codec import Codec, Planes
+from realkernels.codecs.interleaved import block_layout, row_bytes, row_shape
 from realkernels.early import begins_early, launch_options, let_next_begin, wait_for_last
-from realkernels.formats.blocks import record_of, row_bytes, row_shape
-from realkernels.formats.format import Format
-from realkernels.formats.planes import Planes
 from realkernels.kernels.interleaved_codecs import INTERLEAVED
+from realkernels.kernels.rotate import SignRotation
 from realkernels.shape import QsaShape
-from realkernels.turn import Turn
 
 LOG2E = 1.4426950408889634
 
@@ -270,17 +270,17 @@ class InterleavedGather(_Gather):
     ValueError for a codec that is not kept in blocks, or a head that is no power of two from 32 on.
     """
 
-    def __init__(self, codec: Format, shape: QsaShape, *, device: torch.device, plan: GatherPlan | None = None) -> None:
+    def __init__(self, codec: Codec, shape: QsaShape, *, device: torch.device, plan: GatherPlan | None = None) -> None:
         super().__init__(shape, device=device, plan=plan)
         dim = shape.head_dim
-        block = record_of(codec, block_tokens=shape.ratio, kv_heads=shape.kv_heads, head_dim=dim)
+        block = block_layout(codec, block_tokens=shape.ratio, kv_heads=shape.kv_heads, head_dim=dim)
         if dim < GROUP_ELEMENTS or dim & (dim - 1):
             raise ValueError(f"head_dim is {dim}: this kernel takes powers of two from {GROUP_ELEMENTS} on")
         width, scales = row_bytes(block, "key_data"), row_shape(block, "key_scale")
         unit, places = torch.eye(dim, device=device), torch.arange(dim, device=device)
-        self._queries = Turn.of(codec.rotate_query(unit), places.view(-1, dim // width).T.flatten())
+        self._queries = SignRotation.of(codec.rotate_query(unit), places.view(-1, dim // width).T.flatten())
         """Into the order of the codes' parts; None where queries are not rotated."""
-        self._outputs = Turn.of(codec.rotate_output(unit), places)
+        self._outputs = SignRotation.of(codec.rotate_output(unit), places)
         self._rotated = torch.empty(shape.query_heads, dim, device=device)
         """A query or an output on its way, overwritten by the next call on the stream."""
         self.early = begins_early(device)

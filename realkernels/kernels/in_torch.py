@@ -10,8 +10,7 @@ import torch
 
 from realkernels import reference
 from realkernels.bounds import check_blocks, check_selected
-from realkernels.formats.format import Format
-from realkernels.formats.planes import Planes
+from realkernels.codecs.codec import Codec, Planes
 from realkernels.rows import bucket_bounds, whole_bounds
 from realkernels.shape import QsaShape
 
@@ -84,7 +83,7 @@ class PlaneGather:
 class InterleavedGather:
     """As `gather.InterleavedGather`, for any codec."""
 
-    def __init__(self, codec: Format, shape: QsaShape, *, device: torch.device) -> None:
+    def __init__(self, codec: Codec, shape: QsaShape, *, device: torch.device) -> None:
         self.codec, self.shape, self.device = codec, shape, device
 
     def run(

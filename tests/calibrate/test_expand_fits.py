@@ -182,14 +182,14 @@ def test_a_profile_of_before_chunks_were_calibrated_says_what_it_lacks(
 
 def test_a_chunk_is_measured_and_predicted_with_the_same_bytes() -> None:
     torch = pytest.importorskip("torch")
-    from realkernels.format_prefill import FormatPrefill
     from realkernels.shape import AttentionShape
+    from realkernels.timed.prefill import AttendChunk
 
-    timed = FormatPrefill(
-        "q8_0", shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=64), rows=3, ctx_tokens=256, caches=1,
+    timed = AttendChunk(
+        "q8_0", shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=64), q_tokens=3, ctx_tokens=256, caches=1,
         dtype=torch.bfloat16, device=torch.device("cpu"),
     )  # fmt: skip
     (block,) = program_of(replace(CASE, ctx_tokens=256, rows=3, heads="4x2x64"), kv_dtype="fp16")
     unpack, attend, _ = block.ops
-    assert unpack.vram_bytes * unpack.calls == timed.expanded_bytes
+    assert unpack.vram_bytes * unpack.calls == timed.moved_bytes
     assert attend.flops * attend.calls == timed.flops

@@ -121,14 +121,14 @@ def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> Non
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from realkernels import format_kernels
-    from realkernels.format_pool import Pool, default_arrangement
-    from realkernels.formats import format_named
+    from realkernels.caches.paged import PagedCache, default_arrangement
+    from realkernels.codecs import codec_named
     from realkernels.shape import AttentionShape
 
-    fmt = format_named(name, arrangement="inline" if inline else default_arrangement(name))
+    fmt = codec_named(name, arrangement="inline" if inline else default_arrangement(name))
     if reason := format_kernels.missing(fmt, torch.device("cpu")):
         pytest.skip(reason)
-    pool = Pool.fill(fmt, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
+    pool = PagedCache.fill(fmt, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
     mirrored = load_engine("twin").plan(name, "twin_inline" if inline else "twin")
     assert mirrored is not None
     assert mirrored.other_splits == format_kernels.KERNELS[name].other_splits

@@ -68,7 +68,7 @@ def test_others_need_an_8_0(name: str) -> None:
 
 def test_a_format_without_a_kernel_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from realkernels import format_decode
-    from realkernels.format_pool import NoKernel
+    from realkernels.caches.paged import NoKernel
 
     def refuse(*_given: object) -> None:
         raise NoKernel("the kernel of q4_0 is not there: decode_words")
@@ -83,7 +83,7 @@ def test_a_format_without_a_kernel_is_skipped_with_the_reason(tmp_path: Path, mo
     [
         ("format_decode_q8_0", "realkernels.format_decode.attend_blocks"),
         ("format_decode_int4_per_token_head", "realkernels.format_decode.rotate"),
-        ("format_append", "realkernels.format_append.FormatAppend.run"),
+        ("format_append", "realkernels.timed.append.Append.run"),
     ],
 )
 def test_a_wrong_result_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, broken: str) -> None:

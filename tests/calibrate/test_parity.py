@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[k
 
 
 from realkernels.caches.qsa import DTYPE, PAGE_TOKENS, TIERS, QsaCache, qsa_cache  # noqa: E402 - after the skip
-from realkernels.formats import format_named  # noqa: E402
-from realkernels.formats.blocks import BLOCK_FORMATS, record_of  # noqa: E402
+from realkernels.codecs import codec_named  # noqa: E402
+from realkernels.codecs.interleaved import BLOCK_CODECS, block_layout  # noqa: E402
 from realkernels.shape import QsaShape  # noqa: E402
 from realkernels.timed.sparse import DecodeGather, DecodeSelect, PrefillAttend  # noqa: E402
 
@@ -72,18 +72,18 @@ def test_both_rooms_have_the_same_layouts() -> None:
 def test_every_format_of_the_rulebook_is_one_that_a_backend_keeps() -> None:
     """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_format_cases`."""
     rules = load_engine("twin")
-    assert set(rules.record_formats) == set(BLOCK_FORMATS)
-    assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(BLOCK_FORMATS)
+    assert set(rules.record_formats) == set(BLOCK_CODECS)
+    assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(BLOCK_CODECS)
 
 
-@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
+@pytest.mark.parametrize("fmt", BLOCK_CODECS)
 def test_a_record_is_the_run_that_is_counted(fmt: str) -> None:
     (block,) = program_of(
         KernelCase(metric="decode_gather", tier="host", ctx_tokens=98_306, format=fmt, layers=3), kv_dtype="fp16"
     )
     (op,) = block.ops
     shape = {"block_tokens": SHAPE.ratio, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
-    record_bytes = record_of(format_named(fmt), **shape).stride
+    record_bytes = block_layout(codec_named(fmt), **shape).stride
     assert op.run_bytes == record_bytes
     assert op.link_bytes == (SHAPE.topk + 2 / SHAPE.ratio) * record_bytes
     placed = case_of("offload", fmt, 98_306)

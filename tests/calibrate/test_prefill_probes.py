@@ -17,11 +17,11 @@ def test_unpacking_is_checked_number_by_number(tmp_path: Path, monkeypatch: pyte
     assert made.left_out > 0
     assert (small.at["format"], small.at["tokens"], large.at["tokens"]) == ("bf16", 256, 2_048)
     assert large.moved_bytes == 8 * small.moved_bytes
-    assert "not those of read" in large.checked
-    from realkernels.format_prefill import FormatPrefill
+    assert "numbers are not torch's" in large.checked
+    from realkernels.timed.prefill import Dequantise
 
-    monkeypatch.setattr(FormatPrefill, "expand_error", lambda _self: 1e-6)
-    with pytest.raises(WrongData, match="unpacking bf16"):
+    monkeypatch.setattr(Dequantise, "verify", lambda _self: 1e-6)
+    with pytest.raises(WrongData, match="dequantising bf16"):
         probe_of("format_expand").run(context(tmp_path))
 
 
@@ -29,9 +29,9 @@ def test_a_chunk_is_checked_against_float64(tmp_path: Path, monkeypatch: pytest.
     (sample,) = probe_of("format_prefill").run(context(tmp_path))
     assert (sample.at["format"], sample.at["rows"], sample.at["past"]) == ("bf16", 32, 1_024)
     assert sample.flops == 4 * 8 * 64 * (32 * 1_024 + 32 * 33 / 2)
-    from realkernels.format_prefill import FormatPrefill
+    from realkernels.timed.prefill import AttendChunk
 
-    monkeypatch.setattr(FormatPrefill, "verify", lambda _self: 0.5)
+    monkeypatch.setattr(AttendChunk, "verify", lambda _self: 0.5)
     with pytest.raises(WrongData, match="relative error"):
         probe_of("format_prefill").run(context(tmp_path))
 

@@ -11,9 +11,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.append_kernels import append
-from realkernels.formats import Format, KVarN, Planes, arrangements, format_named
-from realkernels.formats.kvarn_check import tile_faults
+from realkernels.codecs import Codec, KVarN, Planes, arrangements, codec_named
+from realkernels.codecs.kvarn_check import tile_faults
+from realkernels.kernels.append import append
 from tests.gpu.every_kernel import covering
 
 SIZES = ((1, torch.bfloat16), (7, torch.float16), (100, torch.bfloat16), (33, torch.float32))
@@ -43,26 +43,26 @@ def rows_of(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values
 
 
-def planes_of(fmt: Format, tokens: int) -> Planes:
+def planes_of(codec: Codec, tokens: int) -> Planes:
     """Twice the room; KVarN with a sink in its second tile."""
-    if isinstance(fmt, KVarN):
-        return fmt.allocate(2 + 2 * tokens // 256, 256, 4, 256, DEVICE, side_tiles=6, sinks=(SINK,))
-    return fmt.allocate(2 + 2 * tokens // 64, 64, 4, 256, DEVICE)
+    if isinstance(codec, KVarN):
+        return codec.allocate(2 + 2 * tokens // 256, 256, 4, 256, DEVICE, side_tiles=6, sinks=(SINK,))
+    return codec.allocate(2 + 2 * tokens // 64, 64, 4, 256, DEVICE)
 
 
-def faults(fmt: Format) -> Iterator[str]:
+def faults(codec: Codec) -> Iterator[str]:
     """Parts whose bytes differ from torch's; for KVarN what is wrong with its tiles."""
-    tiles = isinstance(fmt, KVarN)
+    tiles = isinstance(codec, KVarN)
     for seed, (tokens, dtype) in enumerate(SIZES + TILED_SIZES * tiles):
-        one, other = planes_of(fmt, tokens), planes_of(fmt, tokens)
+        one, other = planes_of(codec, tokens), planes_of(codec, tokens)
         keys, values = (rows.to(dtype) for rows in rows_of(tokens, seed))
         slots = torch.arange(tokens, device=DEVICE)
         if not tiles:
             slots = torch.randperm(one.slots, device=DEVICE)[:tokens]
-        fmt.append(one, slots, keys, values)
-        append(fmt, other, slots, keys, values, checked=False)
-        if isinstance(fmt, KVarN):
-            yield from _tile_faults(fmt, (one, other), keys, values)
+        codec.append(one, slots, keys, values)
+        append(codec, other, slots, keys, values, checked=False)
+        if isinstance(codec, KVarN):
+            yield from _tile_faults(codec, (one, other), keys, values)
             continue
         for name, first in (one.tensors | one.sidecar).items():
             second = (other.tensors | other.sidecar)[name]
@@ -73,15 +73,17 @@ def faults(fmt: Format) -> Iterator[str]:
                 yield f"{tokens} tokens of {dtype}: {int((~same).sum())} of {name} differ"
 
 
-def _tile_faults(fmt: KVarN, planes: tuple[Planes, Planes], keys: torch.Tensor, values: torch.Tensor) -> Iterator[str]:
+def _tile_faults(
+    codec: KVarN, planes: tuple[Planes, Planes], keys: torch.Tensor, values: torch.Tensor
+) -> Iterator[str]:
     """What is wrong with the full tiles of the second planes, and with which of the tokens they have lost."""
     one, other = planes
-    slots, size = torch.arange(keys.shape[0], device=DEVICE), fmt.tile_tokens
+    slots, size = torch.arange(keys.shape[0], device=DEVICE), codec.tile_tokens
     full = [tile for tile in range(keys.shape[0] // size) if tile != SINK]
     if full:
         rows = torch.cat([torch.arange(tile * size, (tile + 1) * size, device=DEVICE) for tile in full])
-        yield from tile_faults(fmt, other, full, keys[rows], values[rows])
-    for first, second in zip(fmt.read(one, slots), fmt.read(other, slots), strict=True):
+        yield from tile_faults(codec, other, full, keys[rows], values[rows])
+    for first, second in zip(codec.read(one, slots), codec.read(other, slots), strict=True):
         if not torch.equal(first.isnan(), second.isnan()):
             yield "other tokens are lost"
 
@@ -91,7 +93,7 @@ def main() -> int:
     bad = 0
     for name in sys.argv[1:] or covering():
         for arrangement in arrangements(name):
-            found = list(faults(format_named(name, arrangement=arrangement)))
+            found = list(faults(codec_named(name, arrangement=arrangement)))
             print(name, arrangement, *(found or ["right"]), sep="  ", flush=True)
             bad += len(found)
     return min(bad, 1)

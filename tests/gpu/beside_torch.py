@@ -19,9 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.probes.formats import KEPT, TOLERANCE
+from realkernels.caches.paged import NoKernel
 from realkernels.device import open_device
 from realkernels.format_decode import FormatDecode
-from realkernels.format_pool import NoKernel
 
 CTX, QUERY_HEADS, KV_HEADS, HEAD_DIM = 131_072, 24, 4, 256
 BACKENDS = {

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 from realkernels.attend import decode_plain, decode_scaled, merge
 from realkernels.attend.plan import alignment
-from realkernels.formats import format_named
+from realkernels.codecs import codec_named
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163, 86: 99, 89: 99, 90: 227}
@@ -84,7 +84,7 @@ def compile_one(case: tuple[str, str, int, int, int, int, int]) -> str:
         module.is_large = lambda _device, large=large: large
     decode_scaled.multiplies_registers = lambda _device: capability // 10 == 9
     query = torch.zeros(1, q_tokens, 24, dim, dtype=torch.bfloat16)
-    form = format_named(name, arrangement=arrangement)
+    form = codec_named(name, arrangement=arrangement)
     views = form.views(form.allocate(2, page, heads, dim, CPU))
     table, lengths = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     rows = 24 // heads * q_tokens

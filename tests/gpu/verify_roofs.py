@@ -18,8 +18,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from realkernels.codecs import default_arrangement
 from realkernels.format_decode import FormatDecode
-from realkernels.format_pool import default_arrangement
 from realkernels.format_warm import Wanted, compile_ahead
 
 CTX = 131_072

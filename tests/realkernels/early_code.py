@@ -14,10 +14,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from realkernels import turn
-from realkernels.formats import format_named
-from realkernels.formats.blocks import block_planes, record_of
+from realkernels.codecs import codec_named
+from realkernels.codecs.interleaved import block_layout, block_planes
 from realkernels.kernels import gather
+from realkernels.kernels import rotate as turn
 from realkernels.kernels.gather import InterleavedGather
 from realkernels.shape import QsaShape
 
@@ -58,9 +58,9 @@ class Compiled:
 
 def main() -> None:
     """One line of JSON: a string a launch."""
-    fmt = format_named(sys.argv[1])
+    fmt = codec_named(sys.argv[1])
     size = {"block_tokens": SHAPE.ratio, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
-    memory = torch.zeros(1024, record_of(fmt, **size).stride, dtype=torch.uint8)
+    memory = torch.zeros(1024, block_layout(fmt, **size).stride, dtype=torch.uint8)
     planes, made = block_planes(fmt, blocks=1024, memory=memory, **size), InterleavedGather(fmt, SHAPE, device=CPU)
     made.early = True
     query = torch.zeros(SHAPE.query_heads, SHAPE.head_dim).half()

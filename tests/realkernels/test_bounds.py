@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from realkernels.bounds import check_pages, check_rows, check_selected
+from realkernels.caches.paged import PAGE_TOKENS, PagedCache
+from realkernels.codecs import codec_named
 from realkernels.format_kernels import attentions
-from realkernels.format_pool import PAGE_TOKENS, Pool
-from realkernels.formats import format_named
 from realkernels.rows import NO_BLOCK
 from realkernels.shape import AttentionShape, QsaShape
 
@@ -59,7 +59,7 @@ def test_a_length_that_the_table_cannot_hold_is_named(wrong: int) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "int8_per_token_head", "kvarn_k4v2_g128"])
 def test_no_call_is_made_over_a_table_that_leaves_the_planes(name: str) -> None:
-    pool = Pool.fill(format_named(name), SHAPE, sequences=1, tokens=PAGE_TOKENS + 1, device=torch.device("cpu"))
+    pool = PagedCache.fill(codec_named(name), SHAPE, sequences=1, tokens=PAGE_TOKENS + 1, device=torch.device("cpu"))
     pool.table[0, 1] = 7
     with pytest.raises(IndexError, match="page 7 of sequence 0 is out of range"):
         attentions(pool, [range(1)], query_tokens=1)

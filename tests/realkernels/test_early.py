@@ -11,9 +11,10 @@ import pytest
 import torch
 import triton.language as tl
 
-from realkernels import early, turn
-from realkernels.formats.blocks import BLOCK_FORMATS
+from realkernels import early
+from realkernels.codecs.interleaved import BLOCK_CODECS
 from realkernels.kernels import gather
+from realkernels.kernels import rotate as turn
 from realkernels.kernels.gather import InterleavedGather
 from tests.realkernels.kernels.test_gather import PLAN, World
 from tests.realkernels.worlds import SMALL, TOLERANCE
@@ -49,7 +50,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, name: str, *, begins: bool) -> lis
     return seen
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_all_but_the_first_begin_early_and_all_but_the_last_let_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     seen = launches(monkeypatch, name, begins=True)
     order = ["rotate", "attend", "merge", "rotate"] if name in ROTATED else ["attend", "merge"]
@@ -70,7 +71,7 @@ def test_nothing_begins_early_where_it_cannot(monkeypatch: pytest.MonkeyPatch, n
         assert "launch_pdl" not in named
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_every_program_of_an_early_launch_waits_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     calls = {"waits": 0, "lets": 0}
 
@@ -82,7 +83,7 @@ def test_every_program_of_an_early_launch_waits_once(monkeypatch: pytest.MonkeyP
     assert gathered(name, begins=True).error() < TOLERANCE[torch.float16]
     attend = SMALL.kv_heads * PLAN.splits(SMALL)
     merge = SMALL.query_heads * (SMALL.head_dim // min(PLAN.combined_columns, SMALL.head_dim))
-    rotate = SMALL.head_dim // turn.ROTATED_PIECE
+    rotate = SMALL.head_dim // turn.ROTATED_COLUMNS
     if name in ROTATED:
         assert calls == {"waits": attend + merge + rotate, "lets": rotate + attend + merge}
     else:

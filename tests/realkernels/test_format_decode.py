@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from realkernels import format_decode, format_kernels, format_pool
-from realkernels.format_append import FormatAppend
+from realkernels import format_decode, format_kernels
+from realkernels.caches import paged as format_pool
+from realkernels.caches.paged import NoKernel, PagedCache
+from realkernels.codecs import KVarN, arrangements, codec_named, default_arrangement
 from realkernels.format_decode import FormatDecode, caches_beyond
-from realkernels.format_pool import NoKernel, Pool, default_arrangement
-from realkernels.formats import KVarN, arrangements, format_named
 from realkernels.shape import AttentionShape
 
 CPU = torch.device("cpu")
@@ -99,76 +99,37 @@ def test_caches_go_beyond_what_a_device_keeps() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_slot_of_a_pool_holds_finite_tokens_on_shuffled_pages(name: str) -> None:
-    pool = Pool.fill(format_named(name), SHAPE, sequences=3, tokens=600, device=CPU)
+    pool = PagedCache.fill(codec_named(name), SHAPE, sequences=3, tokens=600, device=CPU)
     used = pool.table[:, : -(-600 // format_pool.PAGE_TOKENS)].flatten()
     assert sorted(used.tolist()) == list(range(used.numel()))
     assert used.tolist() != list(range(used.numel()))
     for sequence in range(3):
-        for part in pool.format.unpack(pool.planes, pool.slots(sequence, 0, 600)):
+        for part in pool.codec.restore(pool.planes, pool.slots(sequence, 0, 600)):
             assert bool(part.isfinite().all())
 
 
 def test_rows_of_a_page_table_are_padded_so_that_kernels_are_compiled_once() -> None:
     for tokens in (1, 6_000):
-        pool = Pool.fill(format_named("bf16"), SHAPE, sequences=2, tokens=tokens, device=CPU)
+        pool = PagedCache.fill(codec_named("bf16"), SHAPE, sequences=2, tokens=tokens, device=CPU)
         assert pool.table.shape[1] % format_pool.TABLE_PAGES == 0
 
 
 def test_some_channels_of_k_are_much_larger() -> None:
-    pool = Pool.fill(format_named("bf16"), SHAPE, sequences=1, tokens=256, device=CPU)
-    keys, values = pool.format.unpack(pool.planes, pool.slots(0, 0, 256))
+    pool = PagedCache.fill(codec_named("bf16"), SHAPE, sequences=1, tokens=256, device=CPU)
+    keys, values = pool.codec.restore(pool.planes, pool.slots(0, 0, 256))
     large = keys.std(dim=(0, 1)) > 4
     assert int(large.sum()) == len(format_pool.OUTLIERS)
     assert float(values.std(dim=(0, 1)).max()) < 2
 
 
 def test_a_kvarn_pool_keeps_first_and_open_tiles_aside() -> None:
-    fmt = format_named("kvarn_k4v2_g128")
+    fmt = codec_named("kvarn_k4v2_g128")
     assert isinstance(fmt, KVarN)
-    pool = Pool.fill(fmt, SHAPE, sequences=2, tokens=300, device=CPU)
+    pool = PagedCache.fill(fmt, SHAPE, sequences=2, tokens=300, device=CPU)
     for sequence in range(2):
         tiles = pool.slots(sequence, 0, 300)[::128] // 128
         held = pool.planes.sidecar["side_of_tile"][tiles]
         assert [bool(side >= 0) for side in held.tolist()] == [True, False, True]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 5, 300])
-def test_what_is_appended_at_once_is_what_is_appended_in_pieces(name: str, tokens: int) -> None:
-    timed = FormatAppend(name, shape=SHAPE, tokens=tokens, layers=2, device=CPU)
-    assert timed.verify() == ""
-    assert timed.finite()
-
-
-@pytest.mark.parametrize("name", ["int8_per_token_head", "bf16", "kvarn_k4v2_g128"])
-def test_an_append_that_writes_nothing_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = FormatAppend(name, shape=SHAPE, tokens=2, layers=2, device=CPU)
-    monkeypatch.setattr(type(timed.format), "append", lambda *_given, **_named: None)
-    assert timed.verify()
-
-
-@pytest.mark.parametrize("broken", ["", "side_keys", "tiles"])
-def test_quantised_tiles_are_checked_and_the_open_one(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tile that earlier tokens began, completed, and six tokens of the next; then a byte of either is wrong."""
-    pytest.importorskip("triton")
-    timed = FormatAppend("kvarn_k4v2_g64", shape=SHAPE, tokens=10, past=60, layers=1, fused=True, device=CPU)
-    run = timed.run
-
-    def wrong() -> None:
-        run()
-        planes = timed.planes[0]
-        if broken == "tiles":
-            planes.tensors["tiles"][0, 5] ^= 64
-        elif broken:
-            planes.sidecar[broken][planes.sidecar["side_of_tile"][1], 2] += 1.0
-
-    monkeypatch.setattr(timed, "run", wrong)
-    assert bool(timed.verify()) == bool(broken)
-
-
-def test_bytes_of_an_append_are_those_in_16_bits_and_as_they_are_kept() -> None:
-    timed = FormatAppend("q8_0", shape=SHAPE, tokens=10, layers=1, device=CPU)
-    assert timed.moved_bytes == 10 * (2 * 2 * 64 * 2 + 2 * 2 * 2 * 34)
 
 
 def test_query_tokens_end_the_context() -> None:
@@ -199,13 +160,13 @@ def test_every_format_has_a_kernel(name: str) -> None:
 
 
 def test_a_format_without_a_kernel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = format_named("exl3_k2v2")
+    other = codec_named("exl3_k2v2")
     assert "no fused kernel reads exl3_k2v2" in format_kernels.missing(other, CPU)
     absent = format_kernels.Fused(module="decode_nowhere", function="attend")
     monkeypatch.setitem(format_kernels.KERNELS, "bf16", absent)
-    assert "decode_nowhere" in format_kernels.missing(format_named("bf16"), CPU)
+    assert "decode_nowhere" in format_kernels.missing(codec_named("bf16"), CPU)
     with pytest.raises(NoKernel, match="decode_nowhere"):
-        format_decode._refuse(format_named("bf16"), torch.device("meta"))
+        format_decode._refuse(codec_named("bf16"), torch.device("meta"))
 
 
 @pytest.mark.parametrize("pairs", [1, 4, 12, 32, 48, 96, 144])

@@ -38,5 +38,5 @@ def test_processes_that_meet_kernels_in_different_orders_agree_on_their_keys(pro
 def test_settled_modules_are_hashed_at_import_and_others_are_not(processes: list[dict[str, Any]]) -> None:
     hashed = set(processes[0]["at_import"])
     assert "realkernels.attend.wide_tiles.wide_step" in hashed
-    assert "realkernels.append.kvarn_tile.quantise_tiles" in hashed
+    assert "realkernels.codecs.kvarn_append._quantise_tiles" in hashed
     assert "realkernels.attend.decode_words_wide.attend_words_wide" not in hashed

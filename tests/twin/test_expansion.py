@@ -55,26 +55,26 @@ def test_operations_are_those_of_every_row_and_what_it_sees() -> None:
     ("past", "rows"), [(0, 1), (0, 20_000), (100, 8_092), (8_191, 2), (8_192, 8_192), (40_000, 300)]
 )
 def test_calls_and_folds_are_those_of_the_kernel_s_own_loop(past: int, rows: int) -> None:
-    chunk = pytest.importorskip("realkernels.chunk", exc_type=ImportError)
+    chunk = pytest.importorskip("realkernels.kernels.prefill", exc_type=ImportError)
     calls = [
         call
-        for first, last in chunk.pieces(past + rows, PIECE)
-        for call in chunk.calls_of(first, last, past=past, rows=rows)
+        for first, last in chunk.kv_chunks(past + rows, PIECE)
+        for call in chunk.calls_of(first, last, past_tokens=past, q_tokens=rows)
     ]
     step = Pass(past=past, rows=rows)
     assert attend_calls(case_of(), step) == len(calls)
-    results = sum(call.rows_to - call.rows_from for call in calls)
+    results = sum(call.q_to - call.q_from for call in calls)
     assert fold_bytes(case_of(), step) == 24 * 256 * ((results + rows) * 2 + 2 * (results - rows) * 4)
-    assert PIECE == chunk.PIECE_TOKENS == case_of().rules.prefill_piece_tokens
+    assert PIECE == chunk.KV_CHUNK_TOKENS == case_of().rules.prefill_piece_tokens
 
 
 def test_the_scratch_is_that_of_the_kernel_and_has_one_size() -> None:
     torch = pytest.importorskip("torch")
-    from realkernels.chunk import ChunkScratch
+    from realkernels.kernels.prefill import ChunkScratch
 
     case = case_of()
     made = ChunkScratch.allocate(
-        piece_tokens=PIECE, rows=64, query_heads=24, kv_heads=4, head_dim=256, dtype=torch.bfloat16,
+        kv_chunk_tokens=PIECE, q_tokens=64, query_heads=24, kv_heads=4, head_dim=256, dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )  # fmt: skip
     result = 64 * 24 * 256 * 2

@@ -24,7 +24,7 @@ QUANTISED = (
 """Formats with a fused kernel in `realkernels/attend/`."""
 
 RECORDS = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
-"""Formats whose blocks a decode step gathers from the host, each in one record (`realkernels/formats/blocks.py`)."""
+"""Formats whose interleaved blocks (`realkernels/codecs/interleaved.py`) a decode step gathers from the host."""
 
 INLINE = ("int8_per_token_head",)
 """Formats whose published arrangement, scales between the codes, has a backend of its own: `twin_inline`."""

@@ -11,7 +11,7 @@ from realkernels.attend.decode_nibble import attend_int4
 from realkernels.attend.decode_turboquant import attend_turboquant
 from realkernels.attend.plan import TilePlan
 from realkernels.attend.splits import Workspace
-from realkernels.formats import format_named
+from realkernels.codecs import codec_named
 from tests.realkernels.attend.worlds import World
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ class Coded:
     def __post_init__(self) -> None:
         world, source = self.world, torch.Generator().manual_seed(3)
         self.table = world.table()
-        self.format = format_named(self.name, arrangement=self.arrangement)
+        self.format = codec_named(self.name, arrangement=self.arrangement)
         more: dict[str, Any] = {}
         if self.name.startswith("kvarn"):
             tiles = world.page_tokens // self.format.tile_tokens
@@ -94,5 +94,5 @@ class Coded:
         self.call(query, out, workspace, plan or a_plan())
         every = torch.arange(self.planes.slots)
         shape = (world.pages, world.page_tokens, world.kv_heads, world.head_dim)
-        keys, values = (rows.view(shape).transpose(1, 2) for rows in self.format.read(self.planes, every))
+        keys, values = (rows.view(shape).transpose(1, 2) for rows in self.codec.dequantise(self.planes, every))
         return out, world.truth(query, keys, values, self.table)

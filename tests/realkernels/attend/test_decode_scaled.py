@@ -6,7 +6,7 @@ import torch
 from realkernels.attend.decode_scaled import attend_scaled, plan_scaled
 from realkernels.attend.plan import TilePlan
 from realkernels.attend.splits import Workspace
-from realkernels.formats import format_named
+from realkernels.codecs import codec_named
 from tests.realkernels.attend.worlds import World, relative_error
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ class Cache:
 
     def __init__(self, world: World, name: str, arrangement: str, *, spread: float = 1.0) -> None:
         self.world, self.table = world, world.table()
-        self.format = format_named(name, arrangement=arrangement)
+        self.format = codec_named(name, arrangement=arrangement)
         self.planes = self.format.allocate(world.pages, world.page_tokens, world.kv_heads, world.head_dim, CPU)
         self.views = self.format.views(self.planes)
         held = world.stored(self.table)
@@ -71,7 +71,7 @@ class Cache:
         )  # fmt: skip
         shape = (world.pages, world.page_tokens, world.kv_heads, world.head_dim)
         seen = torch.full((2, *shape), torch.nan, dtype=torch.float64)
-        for part, read in zip(seen, self.format.read(self.planes, self.slots), strict=True):
+        for part, read in zip(seen, self.codec.dequantise(self.planes, self.slots), strict=True):
             part.view(-1, *shape[2:])[self.slots] = read.double()
         keys, values = seen.transpose(2, 3)
         return out, world.truth(query, keys, values, self.table)

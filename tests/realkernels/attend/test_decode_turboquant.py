@@ -7,7 +7,7 @@ import triton.language as tl
 
 from realkernels.attend.decode_turboquant import UNIT, plan_words
 from realkernels.attend.word_tiles import TURBOQUANT, key_number
-from realkernels.formats.lloyd_max import unit_centroids
+from realkernels.codecs.turboquant import unit_centroids
 from tests.realkernels.attend.coded import CPU, Coded, a_plan
 from tests.realkernels.attend.worlds import World, relative_error
 

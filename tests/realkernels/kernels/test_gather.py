@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from realkernels import reference
-from realkernels.formats import Planes, format_named
-from realkernels.formats.blocks import BLOCK_FORMATS, block_planes, record_of
+from realkernels.codecs import Planes, codec_named
+from realkernels.codecs.interleaved import BLOCK_CODECS, block_layout, block_planes
 from realkernels.kernels.gather import GatherPlan, InterleavedGather, PlaneGather
 from realkernels.shape import QsaShape
 from tests.realkernels.worlds import CPU, SMALL, TOLERANCE
@@ -18,10 +18,10 @@ class World:
     """A cache of `end` tokens, everything around them poisoned, and a selection in random order."""
 
     def __init__(self, name: str, shape: QsaShape, end: int) -> None:
-        self.fmt, self.shape, self.end = format_named(name), shape, end
+        self.fmt, self.shape, self.end = codec_named(name), shape, end
         size = {"block_tokens": shape.ratio, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         blocks = -(-end // shape.ratio)
-        memory = torch.full((blocks, record_of(self.fmt, **size).stride), 0xFF, dtype=torch.uint8)
+        memory = torch.full((blocks, block_layout(self.fmt, **size).stride), 0xFF, dtype=torch.uint8)
         self.planes: Planes = block_planes(self.fmt, blocks=blocks, memory=memory, **size)
         self.keys, self.values = torch.randn(2, end, shape.kv_heads, shape.head_dim)
         self.fmt.append(self.planes, list(range(end)), self.keys, self.values)
@@ -42,11 +42,11 @@ class World:
 
     def error(self) -> float:
         """Of the output as it is."""
-        truth = reference.attend(self.query, *self.fmt.unpack(self.planes, self.read))
+        truth = reference.attend(self.query, *self.fmt.restore(self.planes, self.read))
         return float((self.output.double() - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 @pytest.mark.parametrize(("shape", "end"), [(SMALL, 64), (SMALL, 97), (SMALL, 131), (WIDE, 98)])
 def test_attention_is_that_over_the_dequantised_cache(name: str, shape: QsaShape, end: int) -> None:
     world = World(name, shape, end)
@@ -54,7 +54,7 @@ def test_attention_is_that_over_the_dequantised_cache(name: str, shape: QsaShape
     assert world.error() < TOLERANCE[torch.float16]
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 def test_nothing_but_selected_blocks_and_the_tail_is_read(name: str) -> None:
     world = World(name, SMALL, 131)
     whole = world.run().clone()
@@ -64,7 +64,7 @@ def test_nothing_but_selected_blocks_and_the_tail_is_read(name: str) -> None:
     assert torch.equal(world.run(), whole)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_CODECS)
 @pytest.mark.parametrize("plane", ["keys", "values"])
 def test_a_nan_reaches_the_heads_of_its_kv_head_only(name: str, plane: str) -> None:
     world = World(name, SMALL, 131)

@@ -7,7 +7,7 @@ import torch
 
 from realkernels import reference
 from realkernels.caches.interleaved import InterleavedCache, interleaved_cache, layer_bytes
-from realkernels.formats.blocks import BLOCK_FORMATS
+from realkernels.codecs.interleaved import BLOCK_CODECS
 from realkernels.kernels import gather, in_torch
 from realkernels.timed.gather_blocks import GatherBlocks
 from tests.realkernels.worlds import CPU, SMALL, TOLERANCE
@@ -24,7 +24,7 @@ def gathered(codec: str, ctx_tokens: int = TOKENS) -> GatherBlocks:
     return GatherBlocks(cache, ctx_tokens=ctx_tokens)
 
 
-@pytest.mark.parametrize("codec", BLOCK_FORMATS)
+@pytest.mark.parametrize("codec", BLOCK_CODECS)
 @pytest.mark.parametrize("ctx_tokens", [64, 97, 131])
 def test_both_paths_are_attention_over_the_dequantised_selection(codec: str, ctx_tokens: int) -> None:
     """And read nothing but the selection and the tail."""
