@@ -13,8 +13,8 @@ from twin.format_ops import heads_of
 
 if TYPE_CHECKING:
     from realkernels.backend import Backend
-    from realkernels.format_decode import FormatDecode
     from realkernels.format_prefill import FormatPrefill
+    from realkernels.timed.attend_decode import AttendDecode
 
 
 def measure_formats(
@@ -45,7 +45,7 @@ def measure_formats(
 def _compile(cases: list[KernelCase], backend: "Backend") -> None:
     """All kernels side by side; one that does not compile says so when its case is run."""
     from realkernels.format_pool import default_arrangement  # noqa: PLC0415
-    from realkernels.format_warm import Wanted, compile_ahead  # noqa: PLC0415
+    from realkernels.timed.compile_ahead import Wanted, compile_ahead  # noqa: PLC0415
 
     compile_ahead(
         [
@@ -57,11 +57,11 @@ def _compile(cases: list[KernelCase], backend: "Backend") -> None:
     )
 
 
-def _opened(case: KernelCase, backend: "Backend") -> "FormatDecode | FormatPrefill":
+def _opened(case: KernelCase, backend: "Backend") -> "AttendDecode | FormatPrefill":
     """Caches of the case, filled, and its first run: that is where memory runs out or a kernel does not start."""
-    from realkernels.format_decode import FormatDecode  # noqa: PLC0415
     from realkernels.format_prefill import FormatPrefill  # noqa: PLC0415
     from realkernels.shape import AttentionShape  # noqa: PLC0415
+    from realkernels.timed.attend_decode import AttendDecode  # noqa: PLC0415
 
     given = {
         "arrangement": "inline" if case.inline else None,
@@ -69,23 +69,23 @@ def _opened(case: KernelCase, backend: "Backend") -> "FormatDecode | FormatPrefi
         "ctx_tokens": case.ctx_tokens,
         "device": backend.device,
     }
-    timed: FormatDecode | FormatPrefill
+    timed: AttendDecode | FormatPrefill
     if case.metric == "prefill_format":
         timed = FormatPrefill(case.format, rows=case.rows, **given)
     else:
-        timed = FormatDecode(case.format, batch=case.batch, query_tokens=case.rows, **given)
+        timed = AttendDecode(case.format, batch=case.batch, q_tokens=case.rows, **given)
     timed.run()
     return timed
 
 
-def measure_format(case: KernelCase, backend: "Backend", timed: "FormatDecode | FormatPrefill") -> Measurement:
+def measure_format(case: KernelCase, backend: "Backend", timed: "AttendDecode | FormatPrefill") -> Measurement:
     """Seconds of one call, its rotations included. WrongResult where the last one was wrong."""
     work = backend.capture(timed.run)
     samples = samples_of(backend, work, partial(_renew, timed))
-    return measurement_of(case, tuple(sample / timed.caches for sample in samples), timed.error(), 0)
+    return measurement_of(case, tuple(sample / timed.calls for sample in samples), timed.error(), 0)
 
 
-def _renew(timed: "FormatDecode | FormatPrefill", _index: int) -> None:
+def _renew(timed: "AttendDecode | FormatPrefill", _index: int) -> None:
     timed.poison()
 
 

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
-from realkernels.format_decode import query_dtype
 from realkernels.format_pool import default_arrangement, random_rows
 from realkernels.formats import Arrangement, KVarN, Planes, format_named
 from realkernels.formats.kvarn_check import tile_faults
 from realkernels.formats.kvarn_sidecar import QUANTISED
 from realkernels.library import relative_error
 from realkernels.shape import AttentionShape
+from realkernels.timed.attend_decode import query_dtype
 
 LEAST_BITS_ERROR = {8: 0.05, 7: 0.06, 6: 0.08, 5: 0.15, 4: 0.25, 3: 0.45, 2: 0.8}
 """Relative error of a plane beyond which it cannot have been quantised right, by its bits; 16 bits and more: 0.01."""

@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 import torch
 
-from realkernels.checked import Checked
 from realkernels.chunk import PIECE_TOKENS, ChunkScratch, attend_chunk, check_chunk, pieces
 from realkernels.chunk_cpu import reader
-from realkernels.format_decode import Rotation, caches_beyond, query_dtype, rotate
 from realkernels.format_pool import NoKernel, Pool, default_arrangement
 from realkernels.formats import Arrangement, format_named
 from realkernels.library import check_rows_of, relative_error
 from realkernels.shape import AttentionShape
+from realkernels.timed.attend_decode import Rotation, caches_beyond, query_dtype, rotate
+from realkernels.timed.call import TimedCall
 
 __all__ = ["PIECE_TOKENS", "FormatPrefill", "attend_chunk"]
 
 
-class FormatPrefill(Checked):
+class FormatPrefill(TimedCall):
     """Attention of a sequence's newest `rows` tokens over all of its `ctx_tokens`, over several caches in turn.
 
     NoKernel where this device has none for the format; ValueError, before anything is allocated, for sizes that do not
@@ -38,7 +38,7 @@ class FormatPrefill(Checked):
         if not 1 <= rows <= ctx_tokens:
             raise ValueError(f"{rows} rows do not end a context of {ctx_tokens} tokens")
         self.token_bytes = self.format.token_bytes(self.shape.kv_heads, self.shape.head_dim)
-        self.caches = caches or caches_beyond(self.cache_bytes, device)
+        self.caches = self.calls = caches or caches_beyond(self.cache_bytes, device)
         self.dtype = dtype or query_dtype(name, device)
         if device.type != "cpu":
             _refuse(name)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from realkernels.early import launch_options, let_next_begin, wait_for_last
+from realkernels.kernels.pdl import launch_options, let_next_begin, wait_for_last
 from realkernels.shape import QsaShape
 
 LOG2E = 1.4426950408889634
@@ -151,11 +151,11 @@ def merge_splits(
 ) -> None:  # fmt: skip
     """Attention from the parts in `buffers`, into `output` [query_heads, head_dim]; one launch.
 
-    `early` and `followed` as in `early.py`.
+    `early` and `followed` as in `kernels/pdl.py`.
     """
     splits, piece = plan.splits(shape), min(plan.piece, shape.head_dim)
     _merge_splits[(shape.query_heads, shape.head_dim // piece)](
         buffers.partial, buffers.statistics, output,
         SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), HEADS=shape.query_heads, DIM=shape.head_dim,
-        PIECE=piece, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(early=early),
+        PIECE=piece, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(pdl=early),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 A program reads its selected blocks of one KV head, codes and scales of K and V, before it multiplies anything. Codes
 are exact in the products (tf32, fp32 sums); scales of a token and head multiply scores and shares, scales of groups the
 codes. Where a format is rotated, a small launch rotates the query and another the output. Launches after a call's first
-begin early where the device can (`early.py`): codes and scales are on their way while the query is rotated.
+begin early where the device can (`kernels/pdl.py`): codes and scales are on their way while the query is rotated.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from realkernels.bounds import check_selected
-from realkernels.early import begins_early, launch_options, let_next_begin, wait_for_last
 from realkernels.formats.blocks import record_of, row_bytes, row_shape
 from realkernels.formats.format import Format
 from realkernels.formats.planes import Planes
 from realkernels.gather import LOG2E, GatherBuffers, GatherPlan, merge_splits
+from realkernels.kernels.pdl import has_pdl, launch_options, let_next_begin, wait_for_last
 from realkernels.shape import QsaShape
 from realkernels.turn import Turn
 
@@ -200,7 +200,7 @@ class Reading:
             queries=Turn.of(fmt.rotate_query(unit), places.view(-1, dim // width).T.flatten()),
             outputs=Turn.of(fmt.rotate_output(unit), places),
             turned=torch.empty(shape.query_heads, dim, device=device),
-            early=begins_early(device),
+            early=has_pdl(device),
         )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def gather_records(
         WIDTH=reading.width, ROTATED=reading.queries is not None, TOPK=shape.topk, RATIO=shape.ratio,
         GROUP=shape.group, PAD=max(16, triton.next_power_of_2(shape.group)), KV_HEADS=shape.kv_heads, DIM=dim,
         TILE=plan.blocks_per_split * shape.ratio, EARLY=second, FOLLOWED=early,
-        num_warps=plan.num_warps, num_stages=1, **launch_options(early=second),
+        num_warps=plan.num_warps, num_stages=1, **launch_options(pdl=second),
     )  # fmt: skip
     if reading.outputs is None:
         merge_splits(buffers, output, shape, plan, early=early)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from realkernels.early import launch_options, let_next_begin, wait_for_last
+from realkernels.kernels.pdl import launch_options, let_next_begin, wait_for_last
 
 ROTATED_PIECE = 16
 """Columns of rotated rows that a program works out."""
@@ -53,10 +53,10 @@ class Turn:
         return Turn(signs=signs, unit=unit, factor=size / unit)
 
     def run(self, rows: torch.Tensor, out: torch.Tensor, *, early: bool = False, followed: bool = False) -> None:
-        """Of rows [heads, head_dim] into `out`; one launch. `early` and `followed` as in `early.py`."""
+        """Of rows [heads, head_dim] into `out`; one launch. `early` and `followed` as in `kernels/pdl.py`."""
         heads, dim = rows.shape
         piece = min(ROTATED_PIECE, dim)
         _rotate[(dim // piece,)](
             rows, self.signs, out, self.unit, self.factor, HEADS=heads, PAD=max(16, triton.next_power_of_2(heads)),
-            DIM=dim, PIECE=piece, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(early=early),
+            DIM=dim, PIECE=piece, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(pdl=early),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from triton.language.extra import libdevice
 from realkernels.append.numbers import INFINITE_32, affine_codes, between, magnitude_bits
 from realkernels.append.packing import store_codes
 from realkernels.append.places import place
-from realkernels.settled import settle
+from realkernels.kernels.stable_keys import stable_keys
 
 ITERATIONS = tl.constexpr(8)
 LARGEST_HALF = tl.constexpr(65504.0)
@@ -163,4 +163,4 @@ def quantise_tiles(
                    DEVICE)  # fmt: skip
 
 
-settle(globals())
+stable_keys(globals())

@@ -6,7 +6,7 @@ Whoever launches a kernel that uses these gives `enable_fp_fusion=False`: a prod
 import triton
 import triton.language as tl
 
-from realkernels.settled import settle
+from realkernels.kernels.stable_keys import stable_keys
 
 NAN_32 = tl.constexpr(0x7FC00000)
 INFINITE_32 = tl.constexpr(0x7F800000)
@@ -114,4 +114,4 @@ def bfloat16(x, DEVICE: tl.constexpr):
     return y
 
 
-settle(globals())
+stable_keys(globals())

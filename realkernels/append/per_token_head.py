@@ -16,7 +16,7 @@ from realkernels.append.numbers import (
 )  # fmt: skip
 from realkernels.append.packing import store_codes
 from realkernels.append.places import load_rows, page_and_offset, place
-from realkernels.settled import settle
+from realkernels.kernels.stable_keys import stable_keys
 
 LEAST_SCALE = tl.constexpr(1e-6)
 
@@ -78,4 +78,4 @@ def append_per_token_head(
         _write(values, value_data, value_scale, signs, slots, tokens, there, head, PAGE, DIM, WIDTH, KIND, BLOCK)
 
 
-settle(globals())
+stable_keys(globals())

@@ -7,7 +7,7 @@ from realkernels.append.folds import hadamard, sum_of_columns
 from realkernels.append.numbers import affine_codes, e4m3_bits, half_scale, largest_magnitude, nan_like, number_or
 from realkernels.append.packing import store_codes
 from realkernels.append.places import load_rows, page_and_offset, place
-from realkernels.settled import settle
+from realkernels.kernels.stable_keys import stable_keys
 
 
 @triton.jit
@@ -69,4 +69,4 @@ def append_turboquant(
         _value(x, value_data, value_scale, value_zero, page, head, offset, there, keep, WIDTH, VALUE_BITS, BLOCK)
 
 
-settle(globals())
+stable_keys(globals())

@@ -1,0 +1,1 @@
+"""Calls that are timed, each of which can check its own output."""
