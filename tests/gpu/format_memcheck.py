@@ -28,13 +28,13 @@ import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.checked import Checked
+from realkernels.codecs.decode import FORMS
 from realkernels.format_append import FormatAppend
-from realkernels.format_decode import FormatDecode
-from realkernels.format_kernels import KERNELS
 from realkernels.format_prefill import FormatPrefill
-from realkernels.format_warm import Wanted, compile_ahead
 from realkernels.formats import Arrangement, arrangements, format_names
+from realkernels.timed.attend_decode import AttendDecode
+from realkernels.timed.call import TimedCall
+from realkernels.timed.compile_ahead import Wanted, compile_ahead
 
 TOLERANCE = 2e-2
 DECODED = ((1, 1, 1), (301, 2, 1), (517, 1, 8))
@@ -76,11 +76,11 @@ def wrong_of(name: str, arrangement: Arrangement, device: torch.device, *, run_o
         faults = appended.verify() if not run_only else _ran(appended)
         if faults:
             yield f"append of {tokens} at {past}: {faults}"
-    if name not in KERNELS:
+    if name not in FORMS:
         return
     for ctx, batch, rows in DECODED:
-        sizes = {"ctx_tokens": ctx, "batch": batch, "query_tokens": rows}
-        decode = FormatDecode(name, arrangement=arrangement, caches=2, device=device, **sizes)
+        sizes = {"ctx_tokens": ctx, "batch": batch, "q_tokens": rows}
+        decode = AttendDecode(name, arrangement=arrangement, calls=2, device=device, **sizes)
         faults = _off(decode) if not run_only else _ran(decode)
         if faults:
             yield f"decode at {sizes}: {faults}"
@@ -93,12 +93,12 @@ def wrong_of(name: str, arrangement: Arrangement, device: torch.device, *, run_o
             yield f"prefill of {rows} at {past}: {faults}"
 
 
-def _off(timed: Checked) -> str:
+def _off(timed: TimedCall) -> str:
     error = timed.verify()
     return "" if error < TOLERANCE else f"{error:.1e}"
 
 
-def _ran(timed: Checked | FormatAppend) -> str:
+def _ran(timed: TimedCall | FormatAppend) -> str:
     timed.poison()
     timed.run()
     return "" if timed.finite() else "not finite"
@@ -121,7 +121,7 @@ def main() -> int:
     pairs = list(kept(asked.formats.split(",")))
     if "CUDA_INJECTION64_PATH" not in os.environ:  # a checker would follow the compilers, too
         tokens = sorted({rows for _, _, rows in DECODED})
-        ahead = [Wanted(*pair, rows) for pair in pairs if pair[0] in KERNELS for rows in tokens]
+        ahead = [Wanted(*pair, rows) for pair in pairs if pair[0] in FORMS for rows in tokens]
         print(*compile_ahead(ahead, device="cuda:0"), sep="\n")
     report = {}
     for name, arrangement in pairs:

@@ -25,9 +25,9 @@ from calibrate.probes.formats import KEPT, TOLERANCE
 from calibrate.probes.machine import describe
 from realkernels.backend import open_backend
 from realkernels.format_append import FormatAppend
-from realkernels.format_decode import FormatDecode
 from realkernels.format_pool import NoKernel
-from realkernels.format_warm import Wanted, compile_ahead
+from realkernels.timed.attend_decode import AttendDecode
+from realkernels.timed.compile_ahead import Wanted, compile_ahead
 from tests.gpu.torch_attention import ENOUGH_S, torch_attentions
 
 CTX = 131_072
@@ -49,8 +49,8 @@ def correct(name: str, arrangement: Any, device: torch.device) -> Row:
     try:
         errors = []
         for ctx, batch, tokens in ODD:
-            timed = FormatDecode(
-                name, arrangement=arrangement, batch=batch, ctx_tokens=ctx, query_tokens=tokens, caches=2, device=device
+            timed = AttendDecode(
+                name, arrangement=arrangement, batch=batch, ctx_tokens=ctx, q_tokens=tokens, calls=2, device=device
             )
             errors.append(timed.verify())
     except NoKernel as missing:
@@ -72,14 +72,14 @@ def decoded(backend: Any) -> Iterator[Row]:
             for name, arrangement in KEPT:
                 row: Row = {"kernel": name, "arrangement": arrangement, "batch": batch, "query_tokens": tokens}
                 try:
-                    timed = FormatDecode(
-                        name, arrangement=arrangement, batch=batch, ctx_tokens=CTX, query_tokens=tokens,
+                    timed = AttendDecode(
+                        name, arrangement=arrangement, batch=batch, ctx_tokens=CTX, q_tokens=tokens,
                         device=backend.device,
                     )  # fmt: skip
                 except NoKernel as missing:
                     yield row | {"skipped": str(missing)}
                     continue
-                seconds = median_s(backend, timed.run, per=timed.caches, before=lambda _index, of=timed: of.poison())
+                seconds = median_s(backend, timed.run, per=timed.calls, before=lambda _index, of=timed: of.poison())
                 error = timed.error()
                 yield row | {
                     "seconds": seconds, "bytes": timed.cache_bytes, "error": error, "right": error < TOLERANCE,
@@ -108,7 +108,7 @@ def beside(backend: Any, until: float) -> Iterator[Row]:
 def in_turn(backend: Any) -> Iterator[Row]:
     """Attention over bf16 here and in torch (flash), one query token, by turns."""
     for batch in BATCHES:
-        own = FormatDecode(BASELINE, batch=batch, ctx_tokens=CTX, caches=1, device=backend.device)
+        own = AttendDecode(BASELINE, batch=batch, ctx_tokens=CTX, calls=1, device=backend.device)
         name, work, nbytes = next(
             torch_attentions(batch=batch, ctx_tokens=CTX, query_tokens=1, device=backend.device, late=True)
         )

@@ -26,13 +26,11 @@ import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-from realkernels.attend.decode_plain import attend_plain, plan_plain
-from realkernels.attend.decode_scaled import attend_scaled, plan_scaled
-from realkernels.attend.plan import TilePlan, alignment
-from realkernels.attend.splits import Workspace
+from realkernels.codecs.decode import FORMS
 from realkernels.formats import format_named
+from realkernels.kernels.split_kv import PlanCase, TilePlan, Workspace, alignment
 from realkernels.timing import capture, event_seconds
-from tests.realkernels.attend.worlds import World, relative_error
+from tests.realkernels.kernels.worlds import World, relative_error
 
 CONTEXT = 131072
 SEQUENCES = 8
@@ -84,25 +82,26 @@ class Case:
         rows = 24 // self.kv_heads * self.q_tokens
         if self.plan is not None:
             return self.plan
-        if self.name == "bf16":
-            return plan_plain(query_rows=rows, head_dim=self.head_dim, device=DEVICE)
         aligned = alignment(views["key_data"], views["value_data"])
-        per_token = views["key_scale"].dim() > 1
-        return plan_scaled(query_rows=rows, head_dim=self.head_dim, device=DEVICE, aligned=aligned, per_token=per_token)
+        per_token = "key_scale" in views and views["key_scale"].dim() > 1
+        sizes = {"q_rows": rows, "head_dim": self.head_dim, "aligned": aligned, "per_token": per_token}
+        return FORMS[self.name].plan(PlanCase.on(DEVICE, **sizes))
+
+    def workspace(self, plan: TilePlan, batch: int) -> Workspace:
+        """For `batch` sequences at CONTEXT."""
+        return plan.workspace(
+            batch=batch, q_tokens=self.q_tokens, query_heads=24, kv_heads=self.kv_heads, head_dim=self.head_dim,
+            tokens=CONTEXT, device=DEVICE,
+        )  # fmt: skip
 
     def attend(  # noqa: PLR0917
         self, views: dict[str, torch.Tensor], query: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor,
         out: torch.Tensor, workspace: Workspace, plan: TilePlan,
     ) -> None:  # fmt: skip
         """One call."""
-        scale = self.head_dim**-0.5
-        data = (query, views["key_data"], views["value_data"])
-        if self.name == "bf16":
-            attend_plain(*data, table, lengths, out, workspace, softmax_scale=scale, plan=plan)
-            return
-        attend_scaled(
-            *data, views["key_scale"], views["value_scale"], table, lengths, out, workspace,
-            kind="fp8" if self.name.startswith("fp8") else "int8", softmax_scale=scale, plan=plan,
+        FORMS[self.name].attend(
+            query, views, table, lengths, out, workspace, plan=plan, page_tokens=self.page_tokens,
+            softmax_scale=self.head_dim**-0.5,
         )  # fmt: skip
 
 
@@ -147,10 +146,7 @@ def error_of(case: Case) -> float:
     truth = world.truth(query, keys, values, table)
     plan, errors = case.tile_plan(views), []
     for batch in case.batches:
-        splits = plan.splits(
-            batch=batch, kv_heads=case.kv_heads, query_rows=24 // case.kv_heads * case.q_tokens, max_tokens=CONTEXT,
-            device=DEVICE,
-        )  # fmt: skip
+        splits = case.workspace(plan, batch).splits
         workspace = Workspace.allocate(
             batch=len(LENGTHS), q_tokens=case.q_tokens, query_heads=24, head_dim=case.head_dim, splits=splits,
             device=DEVICE,
@@ -182,7 +178,7 @@ def time_case(case: Case, views: dict[str, torch.Tensor], table: torch.Tensor, r
     out, lengths = torch.empty_like(query), torch.full((SEQUENCES,), CONTEXT, dtype=torch.int32, device=DEVICE)
     plan, times, said = case.tile_plan(views), {}, []
     for batch in case.batches:
-        workspace = plan.workspace(query[:batch], kv_heads=case.kv_heads, max_tokens=CONTEXT)
+        workspace = case.workspace(plan, batch)
 
         def run(batch: int = batch, workspace: Workspace = workspace) -> None:
             for first in range(0, SEQUENCES, batch):

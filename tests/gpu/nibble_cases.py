@@ -1,54 +1,19 @@
 """Caches of 4-bit and coded formats on a device, filled, attended over, and read back for float64."""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from realkernels.attend.decode_groups import CODES, attend_groups
-from realkernels.attend.decode_groups import plan_words as plan_groups
-from realkernels.attend.decode_kvarn import attend_kvarn
-from realkernels.attend.decode_kvarn import plan_words as plan_kvarn
-from realkernels.attend.decode_nibble import attend_int4
-from realkernels.attend.decode_nibble import plan_words as plan_int4
-from realkernels.attend.decode_plain import attend_plain, plan_plain
-from realkernels.attend.decode_turboquant import attend_turboquant
-from realkernels.attend.decode_turboquant import plan_words as plan_turboquant
-from realkernels.attend.plan import TilePlan
+from realkernels.codecs.decode import FORMS
 from realkernels.formats import format_named
-from tests.realkernels.attend.worlds import World, relative_error
+from realkernels.kernels.split_kv import PlanCase, TilePlan
+from tests.realkernels.kernels.worlds import World, relative_error
 
 CONTEXT, SEQUENCES = 131072, 8
 DEVICE = torch.device("cuda:0")
-SCALED = ("key_data", "value_data", "key_scale", "value_scale")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """A format's kernel, its plan and its arguments."""
-
-    attend: Callable[..., Any]
-    plan: Callable[..., TilePlan]
-    views: tuple[str, ...] = SCALED
-    options: dict[str, Any] = field(default_factory=dict)
-    tolerance: float = 2e-3
-
-
-def kernel_of(name: str) -> Kernel:
-    if name == "bf16":
-        return Kernel(attend=attend_plain, plan=plan_plain, views=SCALED[:2])
-    if name == "int4_per_token_head":
-        return Kernel(attend=attend_int4, plan=plan_int4)
-    if name.startswith("kvarn"):
-        return Kernel(attend=attend_kvarn, plan=plan_kvarn, views=())
-    if name.startswith("turboquant"):  # the polynomial: 1.9e-3 of K, more at rare codes
-        views = ("key_data", "value_data", "key_norm", "value_scale", "value_zero")
-        return Kernel(attend=attend_turboquant, plan=plan_turboquant, views=views, tolerance=1.5e-2)
-    names = (name, name) if name in CODES else (f"exl3_{name[6]}", f"exl3_{name[8]}")
-    codes = {"key_codes": CODES[names[0]], "value_codes": CODES[names[1]]}
-    return Kernel(attend=attend_groups, plan=lambda **sizes: plan_groups(**sizes, **codes), options=codes)
 
 
 @dataclass
@@ -61,7 +26,8 @@ class Case:
 
     def __post_init__(self) -> None:
         world = self.world
-        self.kernel = kernel_of(self.name)
+        self.form = FORMS[self.name]
+        self.tolerance = 1.5e-2 if self.name.startswith("turboquant") else 2e-3  # a polynomial: more at rare codes
         self.format = format_named(self.name, arrangement=self.arrangement)
         more: dict[str, Any] = {}
         self.table = world.table(seed=time.time_ns() % 2**31)
@@ -112,25 +78,30 @@ class Case:
         self, query: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor, workspace: Any
     ) -> None:
         """One call of the kernel with its own plan."""
-        world, options = self.world, dict(self.kernel.options)
-        planes = [self.views[name] for name in self.kernel.views] or [self.views]
-        if self.name.startswith("kvarn"):
-            options["page_tokens"] = world.page_tokens
-        self.kernel.attend(
-            query, *planes, table, lengths, out, workspace, softmax_scale=world.head_dim**-0.5, **options
-        )
+        world = self.world
+        self.form.attend(
+            query, self.views, table, lengths, out, workspace, plan=self.plan(query), page_tokens=world.page_tokens,
+            softmax_scale=world.head_dim**-0.5,
+        )  # fmt: skip
+
+    def plan(self, query: torch.Tensor) -> TilePlan:
+        """The kernel's own, for aligned rows."""
+        rows = self.world.query_heads // self.world.kv_heads * query.shape[1]
+        sizes = {"head_dim": self.world.head_dim, "tile_tokens": self.format.tile_tokens}
+        return self.form.plan(PlanCase.on(DEVICE, q_rows=rows, **sizes))
 
     def workspace(self, query: torch.Tensor, *, splits: int | None = None) -> Any:
         """Poisoned."""
         world = self.world
-        rows = world.query_heads // world.kv_heads * query.shape[1]
-        plan = self.kernel.plan(query_rows=rows, head_dim=world.head_dim, device=DEVICE)
-        made = plan.workspace(query, kv_heads=world.kv_heads, max_tokens=max(world.lengths))
-        if splits or made.splits < 2:
-            made = type(made).allocate(
-                batch=query.shape[0], q_tokens=query.shape[1], query_heads=world.query_heads,
-                head_dim=world.head_dim, splits=splits or 2, device=DEVICE,
-            )  # fmt: skip
+        sizes = {
+            "batch": query.shape[0], "q_tokens": query.shape[1], "query_heads": world.query_heads,
+            "head_dim": world.head_dim, "device": DEVICE,
+        }  # fmt: skip
+        made = self.plan(query).workspace(
+            **sizes, kv_heads=world.kv_heads, tokens=max(world.lengths), other_splits=self.form.other_splits
+        )
+        if splits:
+            made = type(made).allocate(**sizes, splits=splits)
         made.partial.fill_(torch.nan)
         made.statistics.fill_(torch.nan)
         return made

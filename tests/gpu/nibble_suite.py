@@ -19,9 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
-from realkernels.attend.nibbles import centred_code, odd_polynomial, scaled_code, tiny_code
+from realkernels.kernels.arithmetic import centred_code, odd_polynomial, scaled_code, tiny_code
 from tests.gpu.nibble_cases import CONTEXT, DEVICE, SEQUENCES, Case
-from tests.realkernels.attend.worlds import World
+from tests.realkernels.kernels.worlds import World
 
 LENGTHS = (4099, 1, 0, 777, 9001, 5)
 
@@ -80,7 +80,7 @@ def check(job: tuple[str, str, World]) -> str:
         graph.replay()
         error = case.error(query, outs[0], case.read())
         rounding = 2e-3 if world.dtype is torch.bfloat16 else 0.0
-        fine = error < case.kernel.tolerance + rounding and torch.equal(*outs)
+        fine = error < case.tolerance + rounding and torch.equal(*outs)
     except Exception as wrong:  # noqa: BLE001 - one case must not end the run
         return f"WRONG {name} {arrangement} {world}: {type(wrong).__name__} {str(wrong)[:300]}"
     words = f"{name} {arrangement} {world.query_heads}/{world.kv_heads}x{world.head_dim} q{world.q_tokens}"

@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from realkernels.chunk import PIECE_TOKENS, flash_piece
-from realkernels.format_kernels import KERNELS
+from realkernels.codecs.decode import FORMS
 from realkernels.format_pool import default_arrangement
 from realkernels.format_prefill import FormatPrefill
 from realkernels.formats import arrangements
@@ -42,8 +42,8 @@ TOLERANCE = 2e-2
 REPEATS = 7
 PROCESSES = 8
 DEVICE = torch.device("cuda")
-KEPT = [(name, default_arrangement(name)) for name in KERNELS]
-BOTH = [(name, arrangement) for name in KERNELS for arrangement in arrangements(name)]
+KEPT = [(name, default_arrangement(name)) for name in FORMS]
+BOTH = [(name, arrangement) for name in FORMS for arrangement in arrangements(name)]
 Row = dict[str, Any]
 
 

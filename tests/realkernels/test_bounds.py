@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from realkernels.bounds import check_pages
-from realkernels.format_kernels import attentions
 from realkernels.format_pool import PAGE_TOKENS, Pool
 from realkernels.formats import format_named
+from realkernels.kernels.decode import attentions
 from realkernels.shape import AttentionShape
 
 SHAPE = AttentionShape(query_heads=2, kv_heads=1, head_dim=32)
@@ -46,4 +46,4 @@ def test_no_call_is_made_over_a_table_that_leaves_the_planes(name: str) -> None:
     pool = Pool.fill(format_named(name), SHAPE, sequences=1, tokens=PAGE_TOKENS + 1, device=torch.device("cpu"))
     pool.table[0, 1] = 7
     with pytest.raises(IndexError, match="page 7 of sequence 0 is out of range"):
-        attentions(pool, [range(1)], query_tokens=1)
+        attentions(pool, [range(1)], q_tokens=1)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from realkernels.codecs.decode import FORMS
 from realkernels.expand.expander import expander
-from realkernels.format_kernels import KERNELS
 from realkernels.format_prefill import FormatPrefill
 from realkernels.shape import AttentionShape
 
@@ -18,7 +18,7 @@ def prefill(name: str, rows: int, ctx: int, **given: object) -> FormatPrefill:
     return FormatPrefill(name, shape=SHAPE, rows=rows, ctx_tokens=ctx, device=CPU, **sizes)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(("rows", "ctx"), [(5, 300), (200, 620)])
 def test_attention_is_that_over_the_unpacked_cache(name: str, rows: int, ctx: int) -> None:
     timed = prefill(name, rows, ctx, caches=2 if rows == 5 else 1)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from realkernels.codecs.decode import FORMS
 from realkernels.expand.expander import expander, missing
 from realkernels.expand.piece import power_of_two_below
-from realkernels.format_kernels import KERNELS
 from realkernels.format_pool import Pool
 from realkernels.formats import Arrangement, arrangements, format_named
 from realkernels.shape import AttentionShape
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=64)
-KEPT = [(name, arrangement) for name in KERNELS for arrangement in arrangements(name)]
+KEPT = [(name, arrangement) for name in FORMS for arrangement in arrangements(name)]
 ROOM = 512
 
 
@@ -66,7 +66,7 @@ def test_a_lost_token_stays_lost_and_no_other(name: str) -> None:
 
 
 def test_every_format_that_decode_reads_can_be_unpacked() -> None:
-    assert [name for name in KERNELS if missing(format_named(name))] == []
+    assert [name for name in FORMS if missing(format_named(name))] == []
     assert "no kernel unpacks exl3_k2v2" in missing(format_named("exl3_k2v2"))
     other = format_named("exl3_k2v2")
     with pytest.raises(ValueError, match="no kernel unpacks exl3_k2v2"):

@@ -44,6 +44,7 @@ class Coded:
                 view.copy_(torch.randint(0, 256, view.shape, dtype=torch.uint8, generator=source))
                 if self.name.startswith("fp8"):
                     view.fill_(0x7F)  # NaN
+        source = torch.Generator().manual_seed(4)
         for row, length in enumerate(world.lengths):
             if length:
                 tokens = torch.randn(2, length, world.kv_heads, world.head_dim, generator=source)
@@ -61,7 +62,7 @@ class Coded:
         self.views[plane][self.table[row, token // tokens].long(), head, token % tokens] = torch.nan
 
     def stored(self) -> list[torch.Tensor]:
-        """K and V [pages, kv_heads, page_tokens, head_dim] float64 as the codec reads them; NaN where nothing is kept."""
+        """K and V [pages, kv_heads, page_tokens, head_dim] float64 as the codec reads them; NaN where none is kept."""
         world = self.world
         shape = (world.pages, world.page_tokens, world.kv_heads, world.head_dim)
         slots = torch.cat([self.slots(row, length) for row, length in enumerate(world.lengths)])

@@ -1,6 +1,6 @@
 """Compiles the launches of one gather for compute capability 9.0 and prints the order of what matters in each.
 
-python -m tests.realkernels.early_code FORMAT, without TRITON_INTERPRET; no device is needed.
+python -m tests.realkernels.kernels.pdl_code FORMAT, without TRITON_INTERPRET; no device is needed.
 """
 
 import json

@@ -35,7 +35,7 @@ LOOPS = {
 PLANS = [
     (name, plan)
     for name in ("fp16", "bf16", INT8, "fp8_per_token_head", INT4, "q4_0", "exl3_k8v4", TURBO, "kvarn_k4v2_g64")
-    for plan in LOOPS[FORMS[name].loop]
+    for plan in LOOPS[FORMS[name].loop][:: 1 if name in {"fp16", INT8, INT4, "kvarn_k4v2_g64"} else 2]
 ]
 OF_LOOPS = [
     ("fp16", a_plan(rows=16)), (INT8, a_plan(rows=16)), (INT8, a_plan(rows=32, across=True)), (INT4, a_plan()),
@@ -82,31 +82,30 @@ def test_new_tokens_see_what_is_before_them(name: str, plan: TilePlan) -> None:
 
 
 @pytest.mark.parametrize(("name", "plan"), OF_LOOPS)
-@pytest.mark.parametrize(("heads", "head_dim", "page_tokens", "tile"), [((12, 1), 64, 16, 32), ((6, 2), 128, 128, 64)])
-def test_pages_larger_and_smaller_than_a_tile(
-    name: str, plan: TilePlan, heads: tuple[int, int], head_dim: int, page_tokens: int, tile: int
-) -> None:
-    query_heads, kv_heads = heads
-    world = World(
-        lengths=(140,), q_tokens=2, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim,
-        page_tokens=page_tokens,
-    )  # fmt: skip
-    for splits in (1, 12):
-        out, truth = Coded(world, name).attend(replace(plan, tile=tile), splits=splits)
+@pytest.mark.parametrize(
+    ("sizes", "tile"),
+    [
+        ({"query_heads": 12, "kv_heads": 1, "head_dim": 64, "page_tokens": 16}, 32),
+        ({"query_heads": 6, "head_dim": 128, "page_tokens": 128}, 64),
+    ],
+)
+def test_pages_larger_and_smaller_than_a_tile(name: str, plan: TilePlan, sizes: dict[str, int], tile: int) -> None:
+    cache = Coded(World(lengths=(140,), **sizes), name)
+    for splits in (1, 4):  # or more of them than tiles
+        out, truth = cache.attend(replace(plan, tile=tile), splits=splits)
         assert relative_error(out, truth) < tolerance(name)
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8", INT8, INT4, "q4_0", "q8_0", TURBO])
+@pytest.mark.parametrize("name", ["fp16", "fp8", INT8, INT4, "q4_0"])
 def test_the_codec_s_own_plan(name: str) -> None:
-    for q_tokens in (1, 5):
-        out, truth = Coded(World(lengths=(150,), q_tokens=q_tokens, page_tokens=128), name).attend()
-        assert relative_error(out, truth) < tolerance(name)
+    out, truth = Coded(World(lengths=(150,), query_heads=4, page_tokens=128), name).attend()
+    assert relative_error(out, truth) < tolerance(name)
 
 
 @pytest.mark.parametrize(
     ("name", "plan", "spread", "amplify", "times"),
     [
-        (INT8, a_plan(rows=16), 4.0, 1.0, 1), (INT8, a_plan(rows=32, across=True), 4.0, 1.0, 1),
+        (INT8, a_plan(rows=16), 3.0, 1.0, 1), (INT8, a_plan(rows=32, across=True), 3.0, 1.0, 1),
         ("fp8_per_token_head", a_plan(rows=16), 1.0, 2.0**-12, 2), ("fp8_per_token_head", a_plan(rows=16), 1.0, 1e3, 2),
         ("fp8_per_token_head", a_plan(rows=32, across=True), 1.0, 2.0**-12, 2),
         ("fp8_per_token_head", a_plan(rows=32, across=True), 1.0, 1e3, 2),
@@ -117,7 +116,7 @@ def test_the_codec_s_own_plan(name: str) -> None:
 def test_scales_far_apart_and_small_and_large_queries(
     name: str, plan: TilePlan, spread: float, amplify: float, times: int
 ) -> None:
-    world = World(lengths=(50, 33), q_tokens=2)
+    world = World(lengths=(50, 33))
     out, truth = Coded(world, name, spread=spread).attend(plan, amplify=amplify)
     assert relative_error(out, truth) < times * tolerance(name)
 
@@ -139,7 +138,7 @@ def test_bf16_queries(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "plane", "plan"),
     [
-        ("fp16", "key_data", a_plan(rows=16)), (TURBO, "key_norm", a_plan()), ("q4_0", "value_scale", a_plan()),
+        ("fp16", "key_data", a_plan(rows=16)), (TURBO, "key_norm", a_plan()),
         *((name, plane, plan) for name, plan in OF_LOOPS[1:] for plane in ("key_scale", "value_scale")),
     ],
 )  # fmt: skip
@@ -269,7 +268,7 @@ def test_planes_that_do_not_fit_are_refused(name: str, plane: str, change: objec
     ("place", "change", "match"),
     [
         (2, torch.Tensor.long, "must be int32"), (3, lambda lengths: lengths[:0], "lengths"),
-        (4, lambda out: torch.empty(1, 1, 12, 64)[..., ::2], "neighbours"),
+        (4, lambda _out: torch.empty(1, 1, 12, 64)[..., ::2], "neighbours"),
         (0, lambda query: query[:, :0], "do not belong together"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which launches of a gather begin early, that each of them waits once, and where compiled code waits."""
+"""Which launches of a gather use PDL, that each of them waits once, and where compiled code waits."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import pytest
 import torch
 import triton.language as tl
 
-from realkernels import early, gather, gather_records, turn
+from realkernels import gather, gather_records, turn
 from realkernels.formats.blocks import BLOCK_FORMATS
 from realkernels.gather import GatherBuffers
 from realkernels.gather_records import Reading
+from realkernels.kernels import pdl
 from tests.realkernels.test_gather_records import PLAN, World
 from tests.realkernels.worlds import SMALL, TOLERANCE
 
@@ -25,7 +26,7 @@ ROTATED = {"int4_per_token_head", "exl3_k4v4"}
 
 
 def gathered(name: str, *, begins: bool) -> World:
-    """A call whose later launches begin early, or none."""
+    """A call whose later launches use PDL, or none."""
     world = World(name, SMALL, 131)
     reading = replace(Reading.of(world.fmt, SMALL, device=CPU), early=begins)
     buffers = GatherBuffers.allocate(SMALL, PLAN, CPU)
@@ -53,7 +54,9 @@ def launches(monkeypatch: pytest.MonkeyPatch, name: str, *, begins: bool) -> lis
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_all_but_the_first_begin_early_and_all_but_the_last_let_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_all_but_the_first_use_it_and_all_but_the_last_let_one_begin(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     seen = launches(monkeypatch, name, begins=True)
     order = ["rotate", "attend", "merge", "rotate"] if name in ROTATED else ["attend", "merge"]
     assert [kernel for kernel, _ in seen] == order
@@ -64,9 +67,9 @@ def test_all_but_the_first_begin_early_and_all_but_the_last_let_one(monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["int4_per_token_head", "q8_0"])
-def test_nothing_begins_early_where_it_cannot(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert not early.begins_early(CPU)
-    assert not early.begins_early(torch.device("cuda"))  # interpreted
+def test_nothing_uses_it_where_it_cannot(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert not pdl.has_pdl(CPU)
+    assert not pdl.has_pdl(torch.device("cuda"))  # interpreted
     for _, named in launches(monkeypatch, name, begins=False):
         assert not named["EARLY"]
         assert not named["FOLLOWED"]
@@ -74,7 +77,7 @@ def test_nothing_begins_early_where_it_cannot(monkeypatch: pytest.MonkeyPatch, n
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_every_program_of_an_early_launch_waits_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_every_thread_block_with_it_waits_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     calls = {"waits": 0, "lets": 0}
 
     def count(what: str) -> Callable[[], None]:
@@ -96,7 +99,7 @@ def test_every_program_of_an_early_launch_waits_once(monkeypatch: pytest.MonkeyP
 def test_compiled_code_reads_codes_before_it_waits_and_the_query_after(name: str) -> None:
     """Compiled for compute capability 9.0: l a load, s a store, W the wait, N what lets the next begin."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.realkernels.early_code", name]
+    command = [sys.executable, "-m", "tests.realkernels.kernels.pdl_code", name]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     turned, attend, merge, back = json.loads(found.stdout.splitlines()[-1])

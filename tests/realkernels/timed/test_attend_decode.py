@@ -1,16 +1,16 @@
 """Attention over quantised caches as it is timed: right for every format and processor; wrong results are noticed."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from realkernels import format_decode, format_kernels, format_pool
+from realkernels import format_pool
 from realkernels.format_append import FormatAppend
-from realkernels.format_decode import FormatDecode, caches_beyond
 from realkernels.format_pool import NoKernel, Pool, default_arrangement
 from realkernels.formats import KVarN, arrangements, format_named
+from realkernels.kernels import decode as kernels
 from realkernels.shape import AttentionShape
+from realkernels.timed import attend_decode
+from realkernels.timed.attend_decode import AttendDecode, caches_beyond
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=64)
@@ -24,15 +24,15 @@ RIGHT = 1e-5
 INTERPRETED = 2e-2
 
 
-def decode(name: str, ctx: int, *, batch: int = 1, tokens: int = 1, caches: int = 1, **given: object) -> FormatDecode:
-    return FormatDecode(
-        name, shape=SHAPE, batch=batch, ctx_tokens=ctx, query_tokens=tokens, caches=caches, device=CPU, **given
+def decode(name: str, ctx: int, *, batch: int = 1, tokens: int = 1, caches: int = 1, **given: object) -> AttendDecode:
+    return AttendDecode(
+        name, shape=SHAPE, batch=batch, ctx_tokens=ctx, q_tokens=tokens, calls=caches, device=CPU, **given
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("ctx", "batch", "tokens"), [(1, 1, 1), (127, 1, 2), (128, 2, 1), (257, 1, 5), (300, 3, 1)])
-def test_attention_is_that_over_the_unpacked_cache(name: str, ctx: int, batch: int, tokens: int) -> None:
+def test_attention_is_that_over_the_dequantised_cache(name: str, ctx: int, batch: int, tokens: int) -> None:
     assert decode(name, ctx, batch=batch, tokens=tokens, caches=2).verify() < RIGHT
 
 
@@ -94,7 +94,7 @@ def test_caches_go_beyond_what_a_device_keeps() -> None:
     cuda = torch.device("cuda")
     assert caches_beyond(2**30, cuda) == 1
     assert caches_beyond(2**26, cuda) == 8
-    assert caches_beyond(2**20, cuda) == format_decode.MOST_CACHES["cuda"]
+    assert caches_beyond(2**20, cuda) == attend_decode.MOST_CACHES["cuda"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -179,40 +179,23 @@ def test_query_tokens_end_the_context() -> None:
 # The fused kernels, through Triton's interpreter
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("tokens", [2, 9])
-def test_the_fused_kernel_of_a_format_agrees(name: str, tokens: int) -> None:
-    """4 query rows of a KV head, and 18, which not every kernel takes at once."""
+@pytest.mark.parametrize(("name", "tokens"), [("bf16", 2), ("int4_per_token_head", 9), ("kvarn_k4v2_g128", 2)])
+def test_fused_kernels_agree(name: str, tokens: int) -> None:
     timed = decode(name, 150, batch=2, tokens=tokens, caches=2)
-    reason = format_kernels.missing(timed.format, CPU)
-    if reason:
-        pytest.skip(reason)
-    timed._calls = format_kernels.attentions(timed.pool, [range(2), range(2, 4)], query_tokens=tokens)
+    timed._attend = kernels.attentions(timed.pool, [range(2), range(2, 4)], q_tokens=tokens)
     assert timed.verify() < INTERPRETED
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_has_a_kernel(name: str) -> None:
-    assert name in format_kernels.KERNELS
-    path = Path(format_kernels.__file__).parent / "attend" / f"{format_kernels.KERNELS[name].module}.py"
-    assert path.exists()
-
-
 def test_a_format_without_a_kernel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = format_named("exl3_k2v2")
-    assert "no fused kernel reads exl3_k2v2" in format_kernels.missing(other, CPU)
-    absent = format_kernels.Fused(module="decode_nowhere", function="attend")
-    monkeypatch.setitem(format_kernels.KERNELS, "bf16", absent)
-    assert "decode_nowhere" in format_kernels.missing(format_named("bf16"), CPU)
-    with pytest.raises(NoKernel, match="decode_nowhere"):
-        format_decode._refuse(format_named("bf16"), torch.device("meta"))
+    assert "no fused kernel reads exl3_k2v2" in kernels.missing(format_named("exl3_k2v2"), CPU)
+    monkeypatch.delitem(kernels.FORMS, "bf16")
+    with pytest.raises(NoKernel, match="no fused kernel reads bf16"):
+        attend_decode._refuse(format_named("bf16"), torch.device("meta"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 6))
+    assert kernels.missing(format_named("fp8"), torch.device("cuda")).endswith("8.9, this device has 8.6")
 
 
-@pytest.mark.parametrize("pairs", [1, 4, 12, 32, 48, 96, 144])
-@pytest.mark.parametrize("tiles", [1, 7, 97, 769, 3_072])
-def test_splits_leave_little_of_a_device_idle(pairs: int, tiles: int) -> None:
-    splits = format_kernels.even_splits(pairs=pairs, tiles=tiles, slots=264)
-    assert 1 <= splits <= min(tiles, 256)
-    rounds = -(-pairs * splits // 264)
-    if pairs * tiles >= 264 * 4:
-        assert pairs * tiles / (264 * rounds * -(-tiles // splits)) > 0.7
+def test_what_one_call_moves_and_computes() -> None:
+    timed = decode("q8_0", 300, batch=3, tokens=2, caches=2)
+    assert (timed.calls, timed.moved_bytes) == (2, 300 * 3 * 2 * 2 * 68)
+    assert timed.flops == 4 * 4 * 64 * 3 * 2 * 300
