@@ -12,7 +12,7 @@ from twin.format_ops import heads_of
 
 if TYPE_CHECKING:
     from realkernels.device import Device
-    from realkernels.format_decode import FormatDecode
+    from realkernels.timed.attend_decode import AttendDecode
     from realkernels.timed.prefill import AttendChunk
 
 
@@ -44,7 +44,7 @@ def measure_formats(
 def _compile(cases: list[KernelCase], backend: "Device") -> None:
     """All kernels side by side; one that does not compile says so when its case is run."""
     from realkernels.codecs import default_arrangement  # noqa: PLC0415
-    from realkernels.format_warm import Wanted, compile_ahead  # noqa: PLC0415
+    from realkernels.timed.compile_ahead import Wanted, compile_ahead  # noqa: PLC0415
 
     compile_ahead(
         [
@@ -56,10 +56,10 @@ def _compile(cases: list[KernelCase], backend: "Device") -> None:
     )
 
 
-def _opened(case: KernelCase, backend: "Device") -> "FormatDecode | AttendChunk":
+def _opened(case: KernelCase, backend: "Device") -> "AttendDecode | AttendChunk":
     """Caches of the case, filled, and its first run: that is where memory runs out or a kernel does not start."""
-    from realkernels.format_decode import FormatDecode  # noqa: PLC0415
     from realkernels.shape import AttentionShape  # noqa: PLC0415
+    from realkernels.timed.attend_decode import AttendDecode  # noqa: PLC0415
     from realkernels.timed.prefill import AttendChunk  # noqa: PLC0415
 
     given = {
@@ -68,16 +68,16 @@ def _opened(case: KernelCase, backend: "Device") -> "FormatDecode | AttendChunk"
         "ctx_tokens": case.ctx_tokens,
         "device": backend.device,
     }
-    timed: FormatDecode | AttendChunk
+    timed: AttendDecode | AttendChunk
     if case.metric == "prefill_format":
         timed = AttendChunk(case.format, q_tokens=case.rows, **given)
     else:
-        timed = FormatDecode(case.format, batch=case.batch, query_tokens=case.rows, **given)
+        timed = AttendDecode(case.format, batch=case.batch, q_tokens=case.rows, **given)
     timed.run()
     return timed
 
 
-def measure_format(case: KernelCase, backend: "Device", timed: "FormatDecode | AttendChunk") -> Measurement:
+def measure_format(case: KernelCase, backend: "Device", timed: "AttendDecode | AttendChunk") -> Measurement:
     """Seconds of one call, its rotations included. WrongResult where the last one was wrong."""
     work = backend.capture(timed.run)
     samples = samples_of(backend, work, timed.poison)

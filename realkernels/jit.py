@@ -13,7 +13,7 @@ try:
     import triton.language as tl
     from triton.language.extra import libdevice
 
-    from realkernels.settled import settle
+    from realkernels.kernels.stable_keys import stable_keys as settle
 except ImportError:
 
     class _Absent:

@@ -1,4 +1,4 @@
-"""Decode attention over quantised caches, and appending to them, format by format; see `realkernels/format_decode.py`.
+"""Decode attention over quantised caches, and appending to them, format by format; see `realkernels/timed/`.
 
 A format whose kernel this device does not have is skipped with the reason. Each point is checked against float64
 attention over the unpacked cache before it is timed.
@@ -13,11 +13,11 @@ from calibrate.probes.machine import Machine
 from calibrate.probes.probe import CannotRun, Context, Probe, Sample, check, cuda_only
 from realkernels.caches.paged import NoKernel
 from realkernels.codecs import Arrangement, default_arrangement
-from realkernels.format_decode import FormatDecode
-from realkernels.format_warm import Wanted, compile_ahead
 from realkernels.kernels.prefill import KV_CHUNK_TOKENS
 from realkernels.shape import AttentionShape
 from realkernels.timed.append import Append
+from realkernels.timed.attend_decode import AttendDecode
+from realkernels.timed.compile_ahead import Wanted, compile_ahead
 from twin.engines.twin import INLINE, QUANTISED, RULES
 from twin.formats import kv_format
 
@@ -106,7 +106,7 @@ def compiled(context: Context) -> list[Sample]:
         queries = sorted({point.query_tokens for point in points_of(context, inline=inline)})
         wanted += [Wanted(name, arrangement, tokens) for tokens in queries]
         wanted += [Wanted(name, arrangement, tokens, "append") for tokens in APPEND_LAYERS if not inline]
-        wanted.append(Wanted(name, arrangement, KV_CHUNK_TOKENS, "expand"))
+        wanted.append(Wanted(name, arrangement, KV_CHUNK_TOKENS, "dequantise"))
     begin = time.monotonic()
     failed = compile_ahead(wanted, device=str(context.backend.device))
     took = time.monotonic() - begin
@@ -133,18 +133,19 @@ def _fits(context: Context, name: str, point: Point) -> bool:
 
 def _decoded(context: Context, name: str, arrangement: Arrangement, point: Point) -> Sample:
     shape = shape_of(context)
-    timed = FormatDecode(name, arrangement=arrangement, shape=shape, device=context.backend.device, **point._asdict())
+    timed = AttendDecode(
+        name, arrangement=arrangement, shape=shape, ctx_tokens=point.ctx_tokens, batch=point.batch,
+        q_tokens=point.query_tokens, device=context.backend.device,
+    )  # fmt: skip
     error = timed.verify()
     how = check(f"{name} ({arrangement}) at {point}", error < TOLERANCE, f"relative error {error:.1e}")
     work = context.backend.capture(timed.run)
     timed.poison()
-    seconds = context.seconds(work, per=timed.caches)
+    seconds = context.seconds(work, per=timed.calls)
     check(f"{name} ({arrangement}) at {point}", timed.finite(), "all results written")
     at: dict[str, int | float | str] = {"format": name, "arrangement": arrangement, **point._asdict(), **vars(shape)}
-    at |= {"caches": timed.caches, "rotated": timed.rotates}
-    pairs = point.ctx_tokens * point.batch * point.query_tokens
-    flops = 4.0 * shape.query_heads * shape.head_dim * pairs
-    return Sample(at=at, seconds=seconds, moved_bytes=timed.cache_bytes, flops=flops, checked=how)
+    at |= {"caches": timed.calls, "rotated": timed.rotates}
+    return Sample(at=at, seconds=seconds, moved_bytes=timed.cache_bytes, flops=timed.flops, checked=how)
 
 
 def append(context: Context) -> list[Sample]:

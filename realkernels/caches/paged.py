@@ -81,7 +81,7 @@ class PagedCache:
             side = 2 * sequences + 1
             planes = codec.allocate(
                 pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device, side_tiles=side, sinks=()
-            )  # codec: skip
+            )  # fmt: skip
         else:
             planes = codec.allocate(pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device)
         cache = PagedCache(codec=codec, shape=shape, planes=planes, table=table, tokens=tokens)
@@ -89,11 +89,6 @@ class PagedCache:
         if isinstance(codec, KVarN):
             cache._keep_aside(codec, source)
         return cache
-
-    @property
-    def format(self) -> Codec:
-        """The codec."""
-        return self.codec
 
     def slots(self, sequence: int, first: int, last: int) -> torch.Tensor:
         """int64: where the tokens `first` to `last` - 1 of a sequence lie."""
@@ -141,7 +136,7 @@ class PagedCache:
 
 def _appended(
     codec: Codec, shape: AttentionShape, pages: int, device: torch.device, source: torch.Generator
-) -> Planes:  # codec: skip
+) -> Planes:  # fmt: skip
     """Planes of `pages` pages, every slot written."""
     planes = allocated(codec, shape, pages, device, side_tiles=2)
     set_scales = getattr(codec, "set_scales", None)

@@ -50,7 +50,7 @@ def block_layout(codec: Codec, *, block_tokens: int, kv_heads: int, head_dim: in
 
 def block_planes(
     codec: Codec, *, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, memory: torch.Tensor
-) -> Planes:  # codec: skip
+) -> Planes:  # fmt: skip
     """Planes over `memory`, uint8 [blocks, block bytes] anywhere, as it is; ValueError for other sizes."""
     layout = block_layout(codec, block_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim)
     if memory.dtype != torch.uint8 or tuple(memory.shape) != (blocks, layout.stride):
@@ -68,7 +68,7 @@ def block_planes(
         head_dim=head_dim,
         tensors={"blocks": memory},
         parts=parts,
-    )  # codec: skip
+    )  # fmt: skip
 
 
 def row_shape(layout: PartLayout, name: str) -> tuple[int, ...]:

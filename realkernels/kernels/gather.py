@@ -5,8 +5,8 @@ block is one contiguous run of ratio x kv_heads x head_dim elements, so that a l
 blocks (`codecs/interleaved.py`) codes are exact in the products (tf32, fp32 sums); scales of a token and head multiply
 scores and weights, scales of groups the codes; where a codec is rotated, a small launch rotates the query and another
 the output. Splits are combined by a last kernel that rescales their running softmax. Launches after a call's first use
-programmatic dependent launch where the device has it (`early.py`): codes and scales are on their way while the query is
-rotated.
+programmatic dependent launch where the device has it (`kernels/pdl.py`): codes and scales are on their way while the
+query is rotated.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ import triton.language as tl
 from realkernels.bounds import check_blocks, check_selected
 from realkernels.codecs.codec import Codec, Planes
 from realkernels.codecs.interleaved import block_layout, row_bytes, row_shape
-from realkernels.early import begins_early, launch_options, let_next_begin, wait_for_last
 from realkernels.kernels.interleaved_codecs import INTERLEAVED
+from realkernels.kernels.pdl import has_pdl, launch_options, let_next_begin, wait_for_last
 from realkernels.kernels.rotate import SignRotation
 from realkernels.shape import QsaShape
 
@@ -120,7 +120,7 @@ def _attend_interleaved(
     NUMBERS: tl.constexpr, FACTOR: tl.constexpr, ELEMENT: tl.constexpr,
     BLOCK_BYTES: tl.constexpr, GROUPS: tl.constexpr, HALVES: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr,
     TOPK: tl.constexpr, RATIO: tl.constexpr, GROUP: tl.constexpr, PAD: tl.constexpr, KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr, FOLLOWED: tl.constexpr,
+    DIM: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr, FOLLOWED: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(FOLLOWED)
     kv_head = tl.program_id(0)  # fastest: the halves of one block are asked for together
@@ -143,7 +143,7 @@ def _attend_interleaved(
     vw = tl.load(value_codes + at, mask=live[:, None], other=0)
     tl.debug_barrier()  # codes are asked for before anything waits for scales: the compiler keeps loads on their side
     halves = tl.load(scales + s_at, mask=there[:, None], other=0)
-    wait_for_last(EARLY)  # for the query; nothing is written before it
+    wait_for_last(PDL)  # for the query; nothing is written before it
     ks, vs = _scales_of(halves, live, TILE, RATIO, GROUPS, HALVES)
     rows = tl.arange(0, PAD)
     own = rows < GROUP
@@ -175,10 +175,10 @@ def _attend_interleaved(
 def _combine_splits(
     partial, statistics, output,
     SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr, FOLLOWED: tl.constexpr,
+    PDL: tl.constexpr, FOLLOWED: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(FOLLOWED)
-    wait_for_last(EARLY)
+    wait_for_last(PDL)
     head = tl.program_id(0)
     dims = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.arange(0, SPLITS_PAD)
@@ -231,14 +231,14 @@ class _Gather:
             raise ValueError(f"a context of {end} tokens has fewer than {self.shape.topk} blocks: it is read whole")
         return self.shape.kv_heads, self.plan.splits(self.shape)
 
-    def _combine(self, output: torch.Tensor, *, early: bool = False, followed: bool = False) -> None:
-        """Attention from the splits, into `output`; one launch. `early` and `followed` as in `early.py`."""
+    def _combine(self, output: torch.Tensor, *, pdl: bool = False, followed: bool = False) -> None:
+        """Attention from the splits, into `output`; one launch. `pdl` and `followed` as in `kernels/pdl.py`."""
         shape, splits = self.shape, self.plan.splits(self.shape)
         columns = min(self.plan.combined_columns, shape.head_dim)
         _combine_splits[(shape.query_heads, shape.head_dim // columns)](
             self._partial, self._statistics, output,
             SPLITS=splits, SPLITS_PAD=triton.next_power_of_2(splits), HEADS=shape.query_heads, DIM=shape.head_dim,
-            COLUMNS=columns, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(early=early),
+            COLUMNS=columns, PDL=pdl, FOLLOWED=followed, num_warps=4, **launch_options(pdl=pdl),
         )  # fmt: skip
 
 
@@ -283,8 +283,8 @@ class InterleavedGather(_Gather):
         self._outputs = SignRotation.of(codec.rotate_output(unit), places)
         self._rotated = torch.empty(shape.query_heads, dim, device=device)
         """A query or an output on its way, overwritten by the next call on the stream."""
-        self.early = begins_early(device)
-        """Whether launches after a call's first begin early."""
+        self.pdl = has_pdl(device)
+        """Whether launches after a call's first use programmatic dependent launch."""
         functions = INTERLEAVED[codec.name]
         self._constants |= {
             "NUMBERS": functions.numbers, "FACTOR": functions.factor, "ELEMENT": functions.element,
@@ -304,23 +304,23 @@ class InterleavedGather(_Gather):
         heads that share its KV head and nobody else; nothing else is read, scales of the open block apart, which is
         read whole. Two launches, and one each for a query and an output that are rotated.
         """
-        shape, early, grid = self.shape, self.early, self._grid(end)
+        shape, pdl, grid = self.shape, self.pdl, self._grid(end)
         check_blocks(planes, end=end, shape=shape)
         if checked:
             check_selected(selected, blocks=shape.blocks(end))
         parts, scales = planes.parts, planes.parts["key_scale"]  # those of V lie behind those of K
-        second = early and self._queries is not None
+        second = pdl and self._queries is not None
         if self._queries is not None:
-            self._queries.run(query, self._rotated, followed=early)
+            self._queries.run(query, self._rotated, followed=pdl)
             query = self._rotated
         _attend_interleaved[grid](
             query, parts["key_data"], parts["value_data"], scales.view(torch.int16), selected, self._partial,
             self._statistics, end, LOG2E * shape.head_dim**-0.5,
-            HALVES=scales.itemsize // 2, EARLY=second, FOLLOWED=early, **self._constants,
-            **launch_options(early=second),
+            HALVES=scales.itemsize // 2, PDL=second, FOLLOWED=pdl, **self._constants,
+            **launch_options(pdl=second),
         )  # fmt: skip
         if self._outputs is None:
-            self._combine(output, early=early)
+            self._combine(output, pdl=pdl)
         else:
-            self._combine(self._rotated, early=early, followed=early)
-            self._outputs.run(self._rotated, output, early=early)
+            self._combine(self._rotated, pdl=pdl, followed=pdl)
+            self._outputs.run(self._rotated, output, pdl=pdl)

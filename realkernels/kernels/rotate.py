@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from realkernels.early import launch_options, let_next_begin, wait_for_last
 from realkernels.jit import tl, triton
+from realkernels.kernels.pdl import launch_options, let_next_begin, wait_for_last
 
 ROTATED_COLUMNS = 16
 """Of rotated rows, that a thread block works out."""
@@ -16,7 +16,7 @@ ROTATED_COLUMNS = 16
 def _rotate(
     rows, signs, rotated, unit, factor,
     HEADS: tl.constexpr, PAD: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr, FOLLOWED: tl.constexpr,
+    PDL: tl.constexpr, FOLLOWED: tl.constexpr,
 ):  # fmt: skip
     """Rows [HEADS, DIM] times signs [DIM, DIM] times factor, COLUMNS a thread block; rows x unit fit float16."""
     let_next_begin(FOLLOWED)
@@ -25,7 +25,7 @@ def _rotate(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     own = (head < HEADS)[:, None]
     matrix = tl.load(signs + depth[:, None] * DIM + column[None, :])
-    wait_for_last(EARLY)
+    wait_for_last(PDL)
     x = tl.load(rows + head[:, None] * DIM + depth[None, :], mask=own, other=0.0).to(tl.float32) * unit
     y = tl.dot(x.to(tl.float16), matrix) * factor
     tl.store(rotated + head[:, None] * DIM + column[None, :], y.to(rotated.dtype.element_ty), mask=own)
@@ -51,11 +51,11 @@ class SignRotation:
         signs = (matrix[:, order] / size).half().contiguous()
         return SignRotation(signs=signs, unit=unit, factor=size / unit)
 
-    def run(self, rows: torch.Tensor, out: torch.Tensor, *, early: bool = False, followed: bool = False) -> None:
-        """Of rows [heads, head_dim] into `out`; one launch. `early` and `followed` as in `early.py`."""
+    def run(self, rows: torch.Tensor, out: torch.Tensor, *, pdl: bool = False, followed: bool = False) -> None:
+        """Of rows [heads, head_dim] into `out`; one launch. `pdl` and `followed` as in `kernels/pdl.py`."""
         heads, dim = rows.shape
         columns = min(ROTATED_COLUMNS, dim)
         _rotate[(dim // columns,)](
             rows, self.signs, out, self.unit, self.factor, HEADS=heads, PAD=max(16, triton.next_power_of_2(heads)),
-            DIM=dim, COLUMNS=columns, EARLY=early, FOLLOWED=followed, num_warps=4, **launch_options(early=early),
+            DIM=dim, COLUMNS=columns, PDL=pdl, FOLLOWED=followed, num_warps=4, **launch_options(pdl=pdl),
         )  # fmt: skip

@@ -12,8 +12,8 @@ from realkernels.caches.paged import PAGE_TOKENS, allocated, random_rows
 from realkernels.codecs import PLANES, Arrangement, KVarN, Planes, codec_named, default_arrangement
 from realkernels.codecs.kvarn import QUANTISED
 from realkernels.codecs.kvarn_check import tile_faults
-from realkernels.format_decode import query_dtype
 from realkernels.shape import AttentionShape
+from realkernels.timed.attend_decode import query_dtype
 from realkernels.timed.call import TimedCall, relative_error
 
 LARGEST_ERROR = {8: 0.05, 7: 0.06, 6: 0.08, 5: 0.15, 4: 0.25, 3: 0.45, 2: 0.8}

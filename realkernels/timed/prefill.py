@@ -6,7 +6,6 @@ import torch
 
 from realkernels.caches.paged import NoKernel, PagedCache
 from realkernels.codecs import Arrangement, Codec, Planes, codec_named, default_arrangement
-from realkernels.format_decode import Rotation, caches_beyond, query_dtype, rotate
 from realkernels.kernels.prefill import (
     KV_CHUNK_TOKENS,
     ChunkScratch,
@@ -16,6 +15,7 @@ from realkernels.kernels.prefill import (
     reference_dequantiser,
 )  # fmt: skip
 from realkernels.shape import AttentionShape
+from realkernels.timed.attend_decode import Rotation, caches_beyond, query_dtype, rotate
 from realkernels.timed.call import TimedCall, relative_error, some_rows
 
 

@@ -8,12 +8,12 @@ from hwprofiles.rates import Curve, Rate
 from twin.engines import load_engine
 from twin.roofline import Roofs
 
-KERNELS = load_profile(MACHINE).kernels
+FORMS = load_profile(MACHINE).kernels
 
 
 def shipped() -> dict[str, float]:
     """The fitted parameters in the profile, in the order of the targets that set them."""
-    linear, sparse, gather = KERNELS[LINEAR].efficiency, KERNELS[SPARSE].efficiency, KERNELS[GATHER].latency
+    linear, sparse, gather = FORMS[LINEAR].efficiency, FORMS[SPARSE].efficiency, FORMS[GATHER].latency
     assert linear is not None
     assert sparse is not None
     assert gather is not None
@@ -37,7 +37,7 @@ def test_shipped_rates_reproduce_the_rows_that_set_them(target: object) -> None:
 
 
 def test_every_fitted_rate_names_the_rows_that_set_it() -> None:
-    rates: list[Rate | Curve | None] = [KERNELS[LINEAR].efficiency, KERNELS[SPARSE].efficiency, KERNELS[GATHER].latency]
+    rates: list[Rate | Curve | None] = [FORMS[LINEAR].efficiency, FORMS[SPARSE].efficiency, FORMS[GATHER].latency]
     named = [row for rate in rates if rate is not None for row in rate.fitted_on]
     assert sorted(named) == sorted(target.row for target in TARGETS)
     assert all(rate is not None and rate.source == "fitted" for rate in rates)

@@ -101,11 +101,11 @@ def test_its_program_is_one_read_of_the_cache_as_predictions_count_it() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_bytes_predicted_are_the_bytes_of_the_cache(name: str) -> None:
     torch = pytest.importorskip("torch")
-    from realkernels.format_decode import FormatDecode
     from realkernels.shape import AttentionShape
+    from realkernels.timed.attend_decode import AttendDecode
 
-    timed = FormatDecode(
-        name, shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=64), batch=3, ctx_tokens=256, caches=1,
+    timed = AttendDecode(
+        name, shape=AttentionShape(query_heads=4, kv_heads=2, head_dim=64), batch=3, ctx_tokens=256, calls=1,
         device=torch.device("cpu"),
     )  # fmt: skip
     case = replace(ONE, format=name, ctx_tokens=256, rows=1)
@@ -120,20 +120,20 @@ def test_bytes_predicted_are_the_bytes_of_the_cache(name: str) -> None:
 def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from realkernels import format_kernels
     from realkernels.caches.paged import PagedCache, default_arrangement
     from realkernels.codecs import codec_named
+    from realkernels.kernels import decode
     from realkernels.shape import AttentionShape
 
     fmt = codec_named(name, arrangement="inline" if inline else default_arrangement(name))
-    if reason := format_kernels.missing(fmt, torch.device("cpu")):
+    if reason := decode.missing(fmt, torch.device("cpu")):
         pytest.skip(reason)
     pool = PagedCache.fill(fmt, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
     mirrored = load_engine("twin").plan(name, "twin_inline" if inline else "twin")
     assert mirrored is not None
-    assert mirrored.other_splits == format_kernels.KERNELS[name].other_splits
+    assert mirrored.other_splits == decode.FORMS[name].other_splits
     for rows in range(1, 193):
-        plan = format_kernels.plan_for(pool, rows)
+        plan = decode.plan_for(pool, rows)
         program = plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles
         assert mirrored.programs_of(rows) == (plan.blocks(rows), program), rows
 
@@ -142,12 +142,12 @@ def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> Non
 def test_splits_are_those_of_the_kernels(slots: int, extra: int, prologue: int) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from realkernels import format_kernels
+    from realkernels.kernels import split_kv
 
     for pairs in (4, 8, 12, 24, 48, 96, 192, 768):
         for tiles in (1, 2, 48, 97, 385, 769, 2048, 16_384):
             sizes = {"pairs": pairs, "tiles": tiles, "slots": slots, "extra": extra, "prologue": prologue}
-            assert even_splits(**sizes) == format_kernels.even_splits(**sizes), sizes
+            assert even_splits(**sizes) == split_kv.even_splits(**sizes), sizes
 
 
 # Measuring
@@ -181,7 +181,7 @@ def test_seconds_are_of_one_call(cpu: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_kernel_that_does_nothing_is_a_wrong_result(cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realkernels.format_decode.attend_blocks", lambda *_given: None)
+    monkeypatch.setattr("realkernels.timed.attend_decode.attend_blocks", lambda *_given: None)
     with pytest.raises(WrongResult, match=r"decode_format\.q8_0"):
         list(measure_formats.measure_formats([ONE], cpu))
 

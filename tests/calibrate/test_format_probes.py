@@ -67,13 +67,13 @@ def test_others_need_an_8_0(name: str) -> None:
 
 
 def test_a_format_without_a_kernel_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from realkernels import format_decode
     from realkernels.caches.paged import NoKernel
+    from realkernels.timed import attend_decode
 
     def refuse(*_given: object) -> None:
         raise NoKernel("the kernel of q4_0 is not there: decode_words")
 
-    monkeypatch.setattr(format_decode, "_refuse", refuse)
+    monkeypatch.setattr(attend_decode, "_refuse", refuse)
     with pytest.raises(CannotRun, match="q4_0 is not there"):
         probe_of("format_decode_q4_0").run(context(tmp_path))
 
@@ -81,8 +81,8 @@ def test_a_format_without_a_kernel_is_skipped_with_the_reason(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("format_decode_q8_0", "realkernels.format_decode.attend_blocks"),
-        ("format_decode_int4_per_token_head", "realkernels.format_decode.rotate"),
+        ("format_decode_q8_0", "realkernels.timed.attend_decode.attend_blocks"),
+        ("format_decode_int4_per_token_head", "realkernels.timed.attend_decode.rotate"),
         ("format_append", "realkernels.timed.append.Append.run"),
     ],
 )

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from calibrate.probes.formats import KEPT, TOLERANCE
 from realkernels.caches.paged import NoKernel
 from realkernels.device import open_device
-from realkernels.format_decode import FormatDecode
+from realkernels.timed.attend_decode import AttendDecode
 
 CTX, QUERY_HEADS, KV_HEADS, HEAD_DIM = 131_072, 24, 4, 256
 BACKENDS = {
@@ -55,8 +55,8 @@ def turns(device: Any, batch: int, q_tokens: int, name: str, arrangement: Any) -
     """Medians of a format's kernel and of torch's, or why there is none."""
     place: Row = {"format": name, "arrangement": arrangement, "batch": batch, "q_tokens": q_tokens}
     try:
-        own = FormatDecode(
-            name, arrangement=arrangement, batch=batch, ctx_tokens=CTX, query_tokens=q_tokens, caches=1,
+        own = AttendDecode(
+            name, arrangement=arrangement, batch=batch, ctx_tokens=CTX, q_tokens=q_tokens, caches=1,
             device=device.device,
         )  # fmt: skip
     except NoKernel as missing:

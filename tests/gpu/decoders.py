@@ -9,7 +9,7 @@ import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.attend.nibbles import centred_code, odd_polynomial, scaled_code, tiny_code
+from realkernels.kernels.arithmetic import centred_code, odd_polynomial, scaled_code, tiny_code
 
 PARTS = (4, 8, 4, 4, 2, 2, 4, 4)
 """Numbers in a word, by kind."""

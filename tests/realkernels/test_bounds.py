@@ -6,7 +6,7 @@ import torch
 from realkernels.bounds import check_pages, check_rows, check_selected
 from realkernels.caches.paged import PAGE_TOKENS, PagedCache
 from realkernels.codecs import codec_named
-from realkernels.format_kernels import attentions
+from realkernels.kernels.decode import attentions
 from realkernels.rows import NO_BLOCK
 from realkernels.shape import AttentionShape, QsaShape
 
@@ -62,4 +62,4 @@ def test_no_call_is_made_over_a_table_that_leaves_the_planes(name: str) -> None:
     pool = PagedCache.fill(codec_named(name), SHAPE, sequences=1, tokens=PAGE_TOKENS + 1, device=torch.device("cpu"))
     pool.table[0, 1] = 7
     with pytest.raises(IndexError, match="page 7 of sequence 0 is out of range"):
-        attentions(pool, [range(1)], query_tokens=1)
+        attentions(pool, [range(1)], q_tokens=1)

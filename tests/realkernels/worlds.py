@@ -16,7 +16,7 @@ HALVES = [torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative error of an output rounded to these, p rounded before its product included."""
 
-KERNELS = ["triton", "torch"]
+FORMS = ["triton", "torch"]
 """Triton's through the interpreter, or plain torch."""
 
 TIERS: list[Tier] = ["vram", "host"]

@@ -14,7 +14,7 @@ from realkernels.pooling import pool_blocks, touched_blocks
 from realkernels.pooling_kernel import pool_blocks_on_device
 from realkernels.shape import QsaShape
 from realkernels.timed.sparse import DecodeStep, PrefillAttend
-from tests.realkernels.worlds import CPU, HALVES, KERNELS, SMALL, TIERS, filled
+from tests.realkernels.worlds import CPU, FORMS, HALVES, SMALL, TIERS, filled
 
 ONE: dict[str, Any] = {"layers": 1, "tokens": 64, "tier": "vram", "device": CPU}
 
@@ -138,7 +138,7 @@ def test_the_blocks_that_rows_touch_and_complete() -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", FORMS)
 def test_appending_token_by_token_or_at_once_is_the_same(name: str, tier: Tier) -> None:
     rows = [torch.randn(19, 2, 32).half(), torch.randn(19, 2, 32).half(), torch.randn(19, 16).half()]
     states = []

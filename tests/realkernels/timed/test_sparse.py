@@ -16,14 +16,14 @@ from realkernels.timed.sparse import (
     PrefillAttend,
     PrefillSelect,
 )
-from tests.realkernels.worlds import HALVES, KERNELS, SMALL, TIERS, TOLERANCE, filled, poison
+from tests.realkernels.worlds import FORMS, HALVES, SMALL, TIERS, TOLERANCE, filled, poison
 
 HALF = torch.float16
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("tail", [0, 1, 2, 3])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", FORMS)
 def test_a_decode_step_agrees_with_float64(kernels: str, tail: int, dtype: torch.dtype) -> None:
     """Twice, so that the second owes nothing to the first; with products in between."""
     with filled(kernels, tokens=203, dtype=dtype, layers=2) as cache:
@@ -32,7 +32,7 @@ def test_a_decode_step_agrees_with_float64(kernels: str, tail: int, dtype: torch
         assert 0 < step.verify() < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", FORMS)
 def test_the_shortest_sparse_context_and_the_whole_cache(kernels: str) -> None:
     with filled(kernels, tokens=67) as cache:
         for ctx_tokens in (64, 67):
@@ -44,7 +44,7 @@ def test_the_shortest_sparse_context_and_the_whole_cache(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", FORMS)
 def test_a_gather_reads_only_what_was_selected(kernels: str, tier: Tier) -> None:
     """Everything else is NaN: blocks that were not selected, and the tokens beyond the context."""
     with filled(kernels, tokens=203, tier=tier) as cache:
@@ -58,7 +58,7 @@ def test_a_gather_reads_only_what_was_selected(kernels: str, tier: Tier) -> None
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's on NaN, inside the interpreter
 @pytest.mark.parametrize("plane", ["keys", "values"])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", FORMS)
 def test_a_nan_stays_with_the_heads_that_share_its_kv_head(kernels: str, plane: str) -> None:
     with filled(kernels, tokens=200, layers=2) as cache:
         gather = DecodeGather(cache, ctx_tokens=200)
@@ -72,7 +72,7 @@ def test_a_nan_stays_with_the_heads_that_share_its_kv_head(kernels: str, plane: 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("past", [0, 61, 130])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", FORMS)
 def test_a_prefill_chunk_agrees_with_float64(
     kernels: str, past: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_prefill_chunk_agrees_with_float64(
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("copies", ["serial", "overlapped"])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", FORMS)
 def test_staged_is_in_place(kernels: str, copies: Copies, tier: Tier) -> None:
     """With buckets of one block, of an odd number, of exactly the context and of more; beyond the context lies NaN."""
     with filled(kernels, tokens=300, tier=tier) as cache:
