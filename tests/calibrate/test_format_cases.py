@@ -121,8 +121,8 @@ def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> Non
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from realkernels import format_kernels
-    from realkernels.caches.paged import PagedCache, default_arrangement
-    from realkernels.codecs import codec_named
+    from realkernels.caches.paged import PagedCache
+    from realkernels.codecs import codec_named, default_arrangement
     from realkernels.shape import AttentionShape
 
     fmt = codec_named(name, arrangement="inline" if inline else default_arrangement(name))
