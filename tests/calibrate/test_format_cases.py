@@ -120,8 +120,8 @@ def test_bytes_predicted_are_the_bytes_of_the_cache(name: str) -> None:
 def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from realkernels.caches.paged import PagedCache, default_arrangement
-    from realkernels.codecs import codec_named
+    from realkernels.caches.paged import PagedCache
+    from realkernels.codecs import codec_named, default_arrangement
     from realkernels.kernels import decode
     from realkernels.shape import AttentionShape
 

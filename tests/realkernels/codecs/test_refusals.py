@@ -9,7 +9,7 @@ from tests.realkernels.codecs.kept import ALL, CPU, normal, planes_for, same_byt
 
 def test_all_formats_have_names() -> None:
     names = codec_names()
-    assert len(names) == 3 + 1 + 3 + 3 + 4 + 2 + 49
+    assert len(names) == 3 + 1 + 3 + 3 + 4 + 4 + 49
     assert names == sorted(names)
     assert arrangements("int8_per_token_head") == ("inline", "aligned")
     assert codec_named("int8_per_token_head").arrangement == "inline"
