@@ -28,7 +28,7 @@ from realkernels.kernels.split_kv import (
     read_page,
     tiles_of_split,
 )
-from realkernels.kernels.word_steps import narrow_step, wide_step
+from realkernels.kernels.word_steps import narrow_step, token_scales, wide_step
 
 QUERY_TOP: tl.constexpr = tl.constexpr(512.0)
 """Queries are brought to fp16 with their largest magnitude in [512, 1024)."""
@@ -53,13 +53,16 @@ class WordCodec:
 
     key: Codes
     value: Codes
-    zero: Literal["", "code", "value"] = ""
-    """Scales are of groups of 32 without zero points; or per token with zero points in codes, or of V in its unit."""
+    zero: Literal["", "min", "code", "value"] = ""
+    """Scales are of groups of 32, alone or with minima and fifth bits; or per token with zero points in codes, or of V
+    in its unit."""
     zeros: Any = None
     """Compile-time function (K's and V's scales, V's with a least one, V's plane of zeros) -> zeros of K and of V, of
     scales per token, all fp32 [TILE]."""
     planes: tuple[str, str, str] = ("key_scale", "value_scale", "value_scale")
     """Names of the views: scales of K, scales and zeros of V."""
+    minima: tuple[str, ...] = ()
+    """Of "min": minima of K and V, fifth bits of K and V, in int32 or four bytes bit j of a group's element j."""
     score_unit: Callable[[int], float] = lambda _head_dim: 1.0
     """By the head size: what scores are multiplied by beside."""
     ggml: bool = False
@@ -112,25 +115,30 @@ def _load_scales(at, inside, GROUPED: tl.constexpr, MASKED: tl.constexpr, AXIS: 
 
 @triton.jit
 def _loads(
-    k_at, v_at, ks_at, vs_at, vz_at, inside, ZERO: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr
+    k_at, v_at, ks_at, vs_at, vz_at, min_at, inside, ZERO: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
     """Words and scales of a tile; where MASKED zeros for tokens that are not inside."""
-    GROUPED: tl.constexpr = ZERO == ""
+    GROUPED: tl.constexpr = not token_scales(ZERO)
     kw, ks = load_rows(k_at, inside, MASKED, 1, ""), _load_scales(ks_at, inside, GROUPED, MASKED, 1)
     vw, vs = load_rows(v_at, inside, MASKED, AXIS, ""), _load_scales(vs_at, inside, GROUPED, MASKED, AXIS)
     vz = vs
     if ZERO == "value":
         vz = _load_scales(vz_at, inside, GROUPED, MASKED, AXIS)
+    if ZERO == "min":
+        km_at, vm_at, kh_at, vh_at = min_at
+        ks = (ks, load_rows(km_at, inside, MASKED, 1, ""), load_rows(kh_at, inside, MASKED, 1, ""))
+        vs = (vs, load_rows(vm_at, inside, MASKED, AXIS, ""), load_rows(vh_at, inside, MASKED, AXIS, ""))
     return kw, ks, vw, vs, vz
 
 
 @triton.jit(do_not_specialize=["splits"])
 def _attend_words(  # noqa: C901, PLR0912
-    query, keys, values, key_scale, value_scale, value_zero, table, lengths, partial, statistics, softmax_scale, v_unit,
-    q_batch, q_token, q_head, table_batch, splits,
+    query, keys, values, key_scale, value_scale, value_zero, key_min, value_min, key_high, value_high, table, lengths,
+    partial, statistics, softmax_scale, v_unit, q_batch, q_token, q_head, table_batch, splits,
     K_PAGE: tl.constexpr, K_HEAD: tl.constexpr, K_TOKEN: tl.constexpr, K_GROUP: tl.constexpr,
     V_PAGE: tl.constexpr, V_HEAD: tl.constexpr, V_TOKEN: tl.constexpr, V_GROUP: tl.constexpr,
     S_PAGE: tl.constexpr, S_HEAD: tl.constexpr, S_TOKEN: tl.constexpr, S_GROUP: tl.constexpr,
+    H_PAGE: tl.constexpr, H_HEAD: tl.constexpr, H_TOKEN: tl.constexpr, H_GROUP: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, ZEROS: tl.constexpr, KW: tl.constexpr, VW: tl.constexpr,
     ZERO: tl.constexpr, GGML: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr, PAGE: tl.constexpr,
     Q_TOKENS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
@@ -196,10 +204,15 @@ def _attend_words(  # noqa: C901, PLR0912
     v_at = tl.multiple_of(values + kv_head * V_HEAD, ALIGN)
     v_at = v_at + tl.expand_dims(lane * V_TOKEN, AXIS) + tl.expand_dims(v_column, 1 - AXIS)
     ONE: tl.constexpr = 2 if PAIRS else 1  # tokens that an element of the scales holds
-    GROUPED: tl.constexpr = ZERO == ""
+    GROUPED: tl.constexpr = not token_scales(ZERO)
     s_at = kv_head * (S_HEAD // ONE) + lane // ONE * S_TOKEN
     t_at = s_at
+    h_at = kv_head * H_HEAD + lane * H_TOKEN
+    u_at = h_at
     if GROUPED:
+        group = tl.arange(0, DIM // 32) * H_GROUP
+        u_at = tl.expand_dims(h_at, AXIS) + tl.expand_dims(group, 1 - AXIS)
+        h_at = h_at[:, None] + group[None, :]
         group = tl.arange(0, DIM // 32) * S_GROUP
         t_at = tl.expand_dims(s_at, AXIS) + tl.expand_dims(group, 1 - AXIS)
         s_at = s_at[:, None] + group[None, :]
@@ -215,10 +228,14 @@ def _attend_words(  # noqa: C901, PLR0912
             row = tile * TILE % PAGE
             token = tile * TILE + lane
             s_row = page * (S_PAGE // ONE) + row // ONE * S_TOKEN
+            h_row = page * H_PAGE + row * H_TOKEN
+            min_at = (
+                key_min + s_at + s_row, value_min + t_at + s_row, key_high + h_at + h_row, value_high + u_at + h_row,
+            )  # fmt: skip
             kw, ks, vw, vs, vz = _loads(
                 k_at + (page * K_PAGE + row * K_TOKEN), v_at + (page * V_PAGE + row * V_TOKEN),
                 key_scale + s_at + s_row, value_scale + t_at + s_row, value_zero + t_at + s_row,
-                token < length, ZERO, masked, AXIS,
+                min_at, token < length, ZERO, masked, AXIS,
             )  # fmt: skip
             page = following
             state, outputs = STEP(
@@ -296,21 +313,30 @@ def attend_words(
     ]
     one = words[0][:, :, :, 0]
     call = checked_call(query, one, one, page_table, lengths, out, workspace, width=one.shape[3])
-    shape = words[0].shape[:3] if codec.zero else words[0].shape[:4]
+    shape = words[0].shape[: 3 if codec.zero in {"code", "value"} else 4]
     scales, pairs = _scale_planes(views, codec, tuple(shape))
+    minima = [views[name] for name in codec.minima] or [*scales, scales[0]]  # none of them are read
+    high = [plane.view(torch.int32).squeeze(-1) if plane.dim() == 5 else plane for plane in minima[2:]]
+    if codec.minima and (minima[0].stride(), minima[1].stride(), high[0].stride()) != (
+        scales[0].stride(), scales[0].stride(), high[1].stride(),
+    ):  # fmt: skip
+        raise ValueError(f"minima {minima[0].stride()} and scales {scales[0].stride()} must have the same strides")
     tile = min(plan.tile, call.page_tokens)
     wide = plan.sets == 1 and plan.rows > 16
     if plan.rows % 8 or plan.rows > (64 if wide else 16):
         raise ValueError(f"sets have 8 or 16 rows, a single one any multiple of 8 up to 64, not {plan.rows}")
     axis = 0 if wide else plan.rows // 8 - 1
+    if axis and codec.minima:
+        raise ValueError("groups with minima take query rows as columns")
     keep = min(plan.num_warps, tile // 16) if wide else min(tile, (16, 8)[axis] * plan.num_warps)
     page, head, token, group = (*scales[0].stride(), 0)[:4]
     ones = 2 if pairs else 1
     _attend_words[(call.kv_heads * plan.blocks(call.q_rows), workspace.splits, call.batch)](
-        query, *words, *scales, page_table, lengths, workspace.partial, workspace.statistics,
+        query, *words, *scales, *minima[:2], *high, page_table, lengths, workspace.partial, workspace.statistics,
         softmax_scale * LOG2E * codec.score_unit(head_dim) * codec.key.unit, codec.value.unit,
         query.stride(0), query.stride(1), query.stride(2), page_table.stride(0), workspace.splits,
         *words[0].stride()[:4], *words[1].stride()[:4], ones * page, ones * head, token, group,
+        *(*high[0].stride(), 0)[:4],
         KEY=codec.key.number, VALUE=codec.value.number, ZEROS=codec.zeros, KW=codec.key.per_word,
         VW=codec.value.per_word, ZERO=codec.zero, GGML=codec.ggml, PAIRS=pairs, ALIGN=alignment(*words),
         PAGE=call.page_tokens, Q_TOKENS=call.q_tokens, HEADS=call.query_heads, GROUP=call.group, DIM=head_dim,

@@ -28,6 +28,12 @@ SLACK: tl.constexpr = tl.constexpr(8.0)
 """Scores (base 2) may pass what weights are relative to by this much before everything is rescaled."""
 
 
+@triton.constexpr_function
+def token_scales(zero):
+    """Whether scales are of tokens, not of groups of 32 elements."""
+    return zero in ("code", "value")
+
+
 @triton.jit
 def _spread(scale, TOKENS_LAST: tl.constexpr, PER_WORD: tl.constexpr):
     """Scales [TILE, GROUPS] or [GROUPS, TILE] for every word of their group."""
@@ -41,6 +47,15 @@ def _spread(scale, TOKENS_LAST: tl.constexpr, PER_WORD: tl.constexpr):
 
 
 @triton.jit
+def _fifth_bits(high, TOKENS_LAST: tl.constexpr, PER_WORD: tl.constexpr):
+    """int16, the fifth bits of GGML's words in their low four: of elements 2w, 2w + 1, 2w + 16, 2w + 17 of a group."""
+    words = _spread(high, TOKENS_LAST, PER_WORD)
+    COUNT: tl.constexpr = words.shape[0] if TOKENS_LAST else words.shape[1]
+    words = words >> tl.expand_dims(tl.arange(0, COUNT) % 8 * 2, 1 if TOKENS_LAST else 0)
+    return (words & 3 | words >> 14 & 12).to(tl.int16)
+
+
+@triton.jit
 def _tile_scales(
     k_scale, v_scale, v_zero, factor, ZEROS: tl.constexpr, KW: tl.constexpr, VW: tl.constexpr, ZERO: tl.constexpr,
     PAIRS: tl.constexpr, AXIS: tl.constexpr, ASM: tl.constexpr,
@@ -51,6 +66,11 @@ def _tile_scales(
         if AXIS == 0:
             vx = packed(vx, ASM)
         scales = (_spread(k_scale, False, KW), vx, factor, factor, factor, factor, factor)
+    elif ZERO == "min":
+        kx = (_spread(k_scale[0], False, KW), _spread(k_scale[1], False, KW), _fifth_bits(k_scale[2], False, KW))
+        vx = (_spread(v_scale[0], True, VW), _spread(v_scale[1], True, VW), _fifth_bits(v_scale[2], True, VW))
+        vx = (packed(vx[0], ASM), packed(vx[1], ASM), vx[2])
+        scales = (kx, vx, factor, factor, factor, factor, factor)
     else:
         lane = tl.arange(0, k_scale.shape[0])
         v_scale, v_zero = halves(v_scale, lane, PAIRS), halves(v_zero, lane, PAIRS)
@@ -114,7 +134,7 @@ def narrow_step(  # noqa: C901
     )
     if AXIS == 1:
         kw = tl.trans(kw)
-        if ZERO == "":
+        if ZERO == "":  # no other groups are read so
             kx = tl.trans(kx)
     scores = _scores(kw, kx, constants, KEY, AXIS, ASM)
     logits = ()
@@ -139,13 +159,13 @@ def narrow_step(  # noqa: C901
         p, decay, top = softmax_set(logits[i], top, tops[i], AXIS, ASM)
         decay = per_row(decay, AXIS)
         weight = p
-        if ZERO != "":
+        if token_scales(ZERO):
             weight = p * v_inverse
             if MASKED:
                 weight = tl.where(visible, weight, 0.0)  # the scale of a token that nobody sees may be NaN
         mass = mass * decay + token_sums(weight, mass.shape[AXIS], AXIS)
         p = p.to(tl.float16)
-        if ZERO != "":
+        if token_scales(ZERO):
             share = (p.to(tl.float32) if ZERO == "code" else weight) * v_zero
             if MASKED and ZERO == "value":
                 share = tl.where(visible, share, 0.0)
@@ -206,7 +226,7 @@ def wide_step(
     highest = tl.full([TILE], float("-inf"), tl.float32)
     for i in tl.static_range(SETS):
         s = scores[i] * k_factor
-        if ZERO != "":
+        if token_scales(ZERO):
             s += v_log
         if ZERO == "code":
             s -= constants[i][1][None, :] * shift
@@ -223,7 +243,7 @@ def wide_step(
         base, mass, low = state[i]
         p = exp2(over[i], ASM)
         weight, p = p, p.to(tl.float16)
-        if ZERO != "":
+        if token_scales(ZERO):
             weight = weight * v_inverse
             share = (p.to(tl.float32) if ZERO == "code" else weight) * v_zero
             if MASKED:  # the scale of a token that a row does not see may be NaN

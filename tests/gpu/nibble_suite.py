@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from realkernels.codecs.decode.groups import iq4_nl, q5_1
 from realkernels.kernels.arithmetic import centred_code, odd_polynomial, scaled_code, tiny_code
 from tests.gpu.nibble_cases import CONTEXT, DEVICE, SEQUENCES, Case
 from tests.realkernels.kernels.worlds import World
@@ -44,6 +45,10 @@ def _decode_all(words, scales, out, KIND: tl.constexpr, NUMBER: tl.constexpr, AS
         x = scaled_code(w, scale, NUMBER, 2, 128.0, 128, ASM)
     elif KIND == 6:
         x = centred_code(w, NUMBER, ASM)
+    elif KIND == 8:
+        x = iq4_nl(w, scale, NUMBER, ASM)
+    elif KIND == 9:
+        x = q5_1(w, (scale, -12 * scale, (w >> NUMBER) & 15), NUMBER, ASM)
     else:
         x = odd_polynomial(w, NUMBER, 0.050140380859375, 0.045318603515625, ASM)
     tl.store(out + at, x)
@@ -53,7 +58,7 @@ def decoders_agree() -> str:
     """Assembly and plain Triton give the same bits for every word."""
     words = torch.arange(-(2**15), 2**15, device=DEVICE).short()
     scales, wrong = (0.2 * torch.exp(torch.randn(2**16, device=DEVICE))).half(), []
-    for kind, numbers in enumerate((4, 8, 4, 4, 2, 2, 4, 4)):
+    for kind, numbers in enumerate((4, 8, 4, 4, 2, 2, 4, 4, 4, 4)):
         for number in range(numbers):
             both = [torch.full((2**16,), torch.nan, dtype=torch.float16, device=DEVICE) for _ in range(2)]
             for assembly, out in zip((True, False), both, strict=True):
