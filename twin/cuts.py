@@ -1,6 +1,6 @@
 """How a decode attention is cut into programs, and what a device of so many multiprocessors makes of the cut.
 
-The rule is that of this project's kernels (`even_splits` in `realkernels/format_kernels.py`), mirrored.
+The rule is that of this project's kernels (`even_splits` in `realkernels/kernels/split_kv.py`), mirrored.
 """
 
 from functools import lru_cache
