@@ -5,15 +5,14 @@ Triton (any but Linux) runs. `INTERPRETED` is true where Triton's interpreter ru
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 try:
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice
-
-    from realkernels.kernels.stable_keys import stable_keys as settle
+    from triton.runtime.jit import JITFunction
 except ImportError:
 
     class _Absent:
@@ -26,12 +25,26 @@ except ImportError:
             return lambda value=None, *_given: value
 
     triton = tl = libdevice = _Absent()
-
-    def settle(module: object) -> None:
-        """Nothing is compiled, and nothing has a key."""
+    JITFunction = _Absent
 
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 """A constant of the kernels, fixed when they are defined."""
 
-__all__ = ["INTERPRETED", "libdevice", "settle", "tl", "triton"]
+__all__ = ["INTERPRETED", "JITFunction", "libdevice", "stable_keys", "tl", "triton"]
+
+
+def stable_keys(module: Mapping[str, Any]) -> None:
+    """Hash the Triton functions of a module (its `globals()`) in the order that it defines them; its last line.
+
+    Compiled kernels then have the same key in every process, so that one finds what another compiled. Triton 3.6 hashes
+    a kernel once, when it is first asked for, with the constants of the functions that it calls if those happen to have
+    been hashed before and without them if not: the key then says in which order a process met its kernels, and a
+    process that compiled ahead leaves its kernels where no other looks (3.9 hashes the called function first).
+
+    To be called where a function uses a constant of its module and two others call that function. Imported functions
+    are left to their own module, and the interpreter keeps no keys.
+    """
+    for function in module.values():
+        if isinstance(function, JITFunction) and function.fn.__module__ == module["__name__"]:
+            _ = function.cache_key

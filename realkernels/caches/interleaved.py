@@ -71,7 +71,7 @@ class InterleavedCache:
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of these tokens in the model's basis, float32."""
-        return self.codec.unpack(self.layers[layer], tokens, checked=False)
+        return self.codec.restore(self.layers[layer], tokens, checked=False)
 
     def clear(self) -> None:
         """Forget every alias of the slabs, so that they can be given back although somebody still holds this object."""

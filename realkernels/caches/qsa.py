@@ -13,7 +13,7 @@ import torch
 
 from realkernels.caches.host_memory import host_memory
 from realkernels.device import vram_for
-from realkernels.pooling import pool_blocks, touched_blocks
+from realkernels.kernels.pooling import pool_blocks, pool_blocks_on_device, touched_blocks
 from realkernels.shape import QsaShape
 
 Tier = Literal["vram", "host"]
@@ -143,9 +143,7 @@ class QsaCache:
         self._pool(layer, touched_blocks(past, rows, self.shape.ratio))
 
     def _pool(self, layer: int, blocks: range) -> None:
-        pool = pool_blocks
-        if self.triton:
-            from realkernels.pooling_kernel import pool_blocks_on_device as pool  # noqa: PLC0415 - needs triton
+        pool = pool_blocks_on_device if self.triton else pool_blocks
         pool(self.raw_keys[layer], self.pooled_keys[layer], blocks, self.shape.ratio)
 
     def allocate_layer(self, memory: ExitStack, *, huge_pages: bool, folder: str | None) -> None:

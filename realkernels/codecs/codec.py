@@ -5,7 +5,7 @@ stored V back to the model's basis. Where nothing is rotated both return what th
 
 `append` and `dequantise` are the reference in torch. They work under capture in a CUDA graph with `checked=False` and
 slots on the device: no value is read back and no shape depends on data. All sums are taken by halves, so that a token's
-bytes do not depend on what is written with it. `kernels_of` gives the same as Triton functions.
+bytes do not depend on what is written with it. `kernels_of`, `decode_form` and `interleaved` have the Triton functions.
 
 Every view of a cache is indexed [page, head, token, ...] whatever the bytes' order is; order and arrangement show in
 strides only.
@@ -19,7 +19,8 @@ from typing import ClassVar, Literal, TypeAlias
 
 import torch
 
-from realkernels.codecs.on_device import RowKernels
+from realkernels.codecs.on_device import InterleavedKernels, RowKernels
+from realkernels.kernels.decode_form import DecodeForm
 
 Arrangement = Literal["inline", "aligned"]
 """inline: a token's codes and scales side by side, as published; aligned: each in a plane of its own."""
@@ -144,8 +145,8 @@ class Codec(ABC):
     arrangement: Arrangement
     arrangements: ClassVar[tuple[Arrangement, ...]]
     """The published one first."""
-    decode_form: ClassVar[str] = ""
-    """Which form of the decode attention kernels reads it; empty where none does."""
+    decode_form: ClassVar[DecodeForm | None] = None
+    """How the decode attention kernels read it; None where none does."""
 
     def __post_init__(self) -> None:
         if self.arrangement not in self.arrangements:
@@ -219,6 +220,8 @@ class RowCodec(Codec):
     group: ClassVar[int] = 0
     """Elements of a head that are quantised together; 0: all of them."""
     kernels: ClassVar[RowKernels]
+    interleaved: ClassVar[InterleavedKernels | None] = None
+    """How a gather reads its interleaved blocks; None where none does."""
 
     @abstractmethod
     def published(self, head_dim: int) -> tuple[PartLayout, ...]:

@@ -19,6 +19,7 @@ only.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from typing import ClassVar
 
@@ -38,6 +39,9 @@ from realkernels.codecs.codec import (
     check_multiple,
 )
 from realkernels.jit import tl, triton
+from realkernels.kernels.arithmetic import scaled_code
+from realkernels.kernels.decode_form import DecodeForm, plan_groups
+from realkernels.kernels.decode_words import Codes, WordCodec, attend_words
 
 GROUP = 32
 BITS = {f"exl3_k{key}v{value}": (key, value) for key in range(2, 9) for value in range(2, 9)}
@@ -84,6 +88,34 @@ def _dequantise(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr,
         dev.store_row(out, _levels(codes, scale, 8), live, WIDTH)
 
 
+@triton.jit
+def _scaled_4(w, scale, number: tl.constexpr, ASM: tl.constexpr):
+    return scaled_code(w, scale, number, 4, 7.5, 0, ASM)
+
+
+@triton.jit
+def _scaled_8(w, scale, number: tl.constexpr, ASM: tl.constexpr):
+    return scaled_code(w, scale, number, 2, 127.5, 0, ASM)
+
+
+CODES = {4: Codes(number=_scaled_4, unit=1 / 8), 8: Codes(number=_scaled_8, per_word=2, unit=1 / 128)}
+DECODE = {
+    (key, value): DecodeForm(
+        loop=attend_words, plan=partial(plan_groups, wide_codes=8 in (key, value)),
+        options={"codec": WordCodec(key=CODES[key], value=CODES[value])},
+    )
+    for key in ON_DEVICE for value in ON_DEVICE
+}  # fmt: skip
+"""By the bits of K and of V: codes stand for evenly spaced numbers about zero."""
+
+
+@triton.jit
+def _numbers(codes, scale, part):
+    """Of interleaved blocks of 4-bit codes."""
+    x = ((codes >> (4 * part)) & 15).to(tl.float32)
+    return x * 0.125 - 0.9375
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exl3(RowCodec):
     """Four planes: words and scales of K and of V."""
@@ -92,9 +124,14 @@ class Exl3(RowCodec):
     group: ClassVar[int] = GROUP
 
     @property
-    def decode_form(self) -> str:
+    def decode_form(self) -> DecodeForm | None:
         """Of 4 and 8 bits."""
-        return "groups" if all(bits in ON_DEVICE for bits in BITS[self.name]) else ""
+        return DECODE.get(BITS[self.name])
+
+    @property
+    def interleaved(self) -> dev.InterleavedKernels | None:
+        """Of 4 bits."""
+        return dev.InterleavedKernels(_numbers) if BITS[self.name] == (4, 4) else None
 
     def bits(self, plane: Plane) -> int:
         """Of a code."""

@@ -33,6 +33,9 @@ from realkernels.codecs.codec import (
 )
 from realkernels.codecs.per_token_head import PerTokenHead, absmax_scale, largest_scale
 from realkernels.jit import tl, triton
+from realkernels.kernels.arithmetic import fp8_halves
+from realkernels.kernels.decode_form import DecodeForm, plan_bytes
+from realkernels.kernels.decode_scaled import ScaledCodec, attend_scaled
 
 
 @triton.jit
@@ -62,12 +65,23 @@ def _dequantise_rows(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.const
     dev.store_row(out, dev.e4m3_numbers(codes) * scale, live, WIDTH)
 
 
+@triton.jit
+def _halves(w, ASM: tl.constexpr):
+    return fp8_halves(w, ASM)
+
+
+DECODE = DecodeForm(
+    loop=attend_scaled, plan=plan_bytes, options={"codec": ScaledCodec(numbers=_halves, key_numbers=_halves)},
+    least_capability=(8, 9),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fp8(RowCodec):
     """e4m3 by a scale of the layer's."""
 
     arrangements: ClassVar[tuple[Arrangement, ...]] = ("aligned",)
-    decode_form: ClassVar[str] = "scaled"
+    decode_form: ClassVar[DecodeForm | None] = DECODE
     kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode, _dequantise)
 
     def check(self, head_dim: int) -> None:
@@ -108,7 +122,7 @@ class Fp8PerTokenHead(PerTokenHead):
     """The largest element of a row has the code 448."""
 
     bits: ClassVar[int] = 8
-    decode_form: ClassVar[str] = "scaled"
+    decode_form: ClassVar[DecodeForm | None] = DECODE
     kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode_rows, _dequantise_rows)
 
     def check(self, head_dim: int) -> None:

@@ -26,8 +26,8 @@ only.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 import torch
 
@@ -46,6 +46,9 @@ from realkernels.codecs.codec import (
 )
 from realkernels.codecs.per_token_head import dequantise_int8
 from realkernels.jit import tl, triton
+from realkernels.kernels.arithmetic import scaled_code
+from realkernels.kernels.decode_form import DecodeForm, plan_busy_groups, plan_groups
+from realkernels.kernels.decode_words import Codes, WordCodec, attend_words
 
 GROUP = 32
 HALF = GROUP // 2
@@ -59,7 +62,6 @@ class Ggml(RowCodec):
 
     arrangements: ClassVar[tuple[Arrangement, ...]] = ("inline", "aligned")
     group: ClassVar[int] = GROUP
-    decode_form: ClassVar[str] = "groups"
     block: ClassVar[tuple[Part, ...]]
     """A group's parts in their order, without the plane's name."""
 
@@ -139,12 +141,55 @@ def _first_largest(x):
     return tl.sum(chosen, axis=1).to(tl.float32, bitcast=True)
 
 
+def _words(number: Any, **more: Any) -> WordCodec:
+    """Nibbles in decode attention: word w of a group holds elements 2w, 2w + 16, 2w + 1, 2w + 17."""
+    return WordCodec(key=Codes(number=number), value=Codes(number=number), ggml=True, **more)
+
+
+# q8_0
+
+
 @triton.jit
 def _encode_q8_0(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     scale = dev.half_scale(tl.div_rn(dev.largest_magnitude(x, 1), tl.full([ROWS], 127.0, tl.float32)))
     codes = dev.between(dev.nearest_even(_quotients(x, scale)), -127.0, 127.0).to(tl.int32)
     dev.store_codes(dev.pointer(parts[0], place)[:, None], codes, keep, ROWS, WIDTH, 8)
     tl.store(dev.pointer(parts[1], place), scale, mask=there)
+
+
+@triton.jit
+def _scaled_q8_0(w, scale, number: tl.constexpr, ASM: tl.constexpr):
+    return scaled_code(w, scale, number, 2, 128.0, 128, ASM)
+
+
+_BYTES = Codes(number=_scaled_q8_0, per_word=2)
+_DECODE_Q8_0 = DecodeForm(
+    loop=attend_words, plan=partial(plan_groups, wide_codes=True),
+    options={"codec": WordCodec(key=_BYTES, value=_BYTES)},
+)  # fmt: skip
+
+
+class Q80(Ggml):
+    """8 bits."""
+
+    block = (SCALE, Part("data", torch.uint8, (GROUP,)))
+    kernels = dev.RowKernels(_encode_q8_0, dequantise_int8)
+    decode_form = _DECODE_Q8_0
+    interleaved = dev.InterleavedKernels(dev.byte_numbers)
+
+    def encode(self, plane: Plane, rows: torch.Tensor, planes: Planes) -> Rows:
+        """The largest element of a group has the code 127 or -127."""
+        groups = rows.unflatten(-1, (-1, GROUP))
+        scale = half_scale(over(groups.abs().amax(dim=-1, keepdim=True), 127.0))
+        codes = _codes(groups, scale).round().clamp(-127, 127)
+        return {"data": codes.to(torch.int8).view(torch.uint8), "scale": scale.squeeze(-1)}
+
+    def decode(self, plane: Plane, parts: Rows, planes: Planes) -> torch.Tensor:
+        """Codes times the group's scale."""
+        return (parts["data"].contiguous().view(torch.int8).float() * parts["scale"].float()[..., None]).flatten(-2)
+
+
+# q4_0
 
 
 @triton.jit
@@ -163,22 +208,16 @@ def _dequantise_q4_0(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.const
     dev.store_halves(out, low, high, live, WIDTH)
 
 
-class Q80(Ggml):
-    """8 bits."""
+@triton.jit
+def _scaled_q4_0(w, scale, number: tl.constexpr, ASM: tl.constexpr):
+    return scaled_code(w, scale, number, 4, 8.0, 0, ASM)
 
-    block = (SCALE, Part("data", torch.uint8, (GROUP,)))
-    kernels = dev.RowKernels(_encode_q8_0, dequantise_int8)
 
-    def encode(self, plane: Plane, rows: torch.Tensor, planes: Planes) -> Rows:
-        """The largest element of a group has the code 127 or -127."""
-        groups = rows.unflatten(-1, (-1, GROUP))
-        scale = half_scale(over(groups.abs().amax(dim=-1, keepdim=True), 127.0))
-        codes = _codes(groups, scale).round().clamp(-127, 127)
-        return {"data": codes.to(torch.int8).view(torch.uint8), "scale": scale.squeeze(-1)}
-
-    def decode(self, plane: Plane, parts: Rows, planes: Planes) -> torch.Tensor:
-        """Codes times the group's scale."""
-        return (parts["data"].contiguous().view(torch.int8).float() * parts["scale"].float()[..., None]).flatten(-2)
+@triton.jit
+def _numbers_q4_0(codes, scale, part):
+    x = ((codes >> (4 * part)) & 15).to(tl.float32)
+    x -= 8.0
+    return x
 
 
 class Q40(Ggml):
@@ -186,6 +225,8 @@ class Q40(Ggml):
 
     block = (SCALE, NIBBLES)
     kernels = dev.RowKernels(_encode_q4_0, _dequantise_q4_0)
+    decode_form = DecodeForm(loop=attend_words, plan=plan_groups, options={"codec": _words(_scaled_q4_0)})
+    interleaved = dev.InterleavedKernels(_numbers_q4_0, element=dev.halves_of_32)
 
     def encode(self, plane: Plane, rows: torch.Tensor, planes: Planes) -> Rows:
         """The element of the largest magnitude has the code 0."""
@@ -197,6 +238,9 @@ class Q40(Ggml):
     def decode(self, plane: Plane, parts: Rows, planes: Planes) -> torch.Tensor:
         """Centred codes times the group's scale."""
         return ((_unpacked(parts["data"]).float() - 8) * parts["scale"].float()[..., None]).flatten(-2)
+
+
+# q5_1
 
 
 @triton.jit
@@ -224,12 +268,54 @@ def _dequantise_q5_1(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.const
     dev.store_halves(out, first.to(tl.float32) * scale + low, second.to(tl.float32) * scale + low, live, WIDTH)
 
 
+@triton.constexpr_function
+def _minimum_assembly(number):
+    shift, high = 4 * number - 2, 6 - (0, 2, 1, 3)[number]
+    move = f"shr.u32 t, $1, {shift};" if shift > 0 else "shl.b32 t, $1, 2;"
+    return f"""{{ .reg .b32 t, h; {move} lop3.b32 t, t, 0x003c003c, 0x5c005c00, 0x6a;
+        shl.b32 h, $4, {high}; lop3.b32 t, h, 0x00400040, t, 0xea;
+        mov.b32 h, 0x5c005c00; sub.rn.f16x2 t, t, h; fma.rn.f16x2 $0, t, $2, $3; }}"""
+
+
+@triton.jit
+def _scaled_q5_1(w, scales, number: tl.constexpr, ASM: tl.constexpr):
+    """fp16 code scale + minimum, rounded once, of words w and their groups' (scale, minimum, fifth bits).
+
+    Fifth bits as of `_fifth_bits` of `kernels/word_steps.py`; they are put on top of the codes.
+    """
+    scale, least, high = scales
+    if ASM:
+        x = tl.inline_asm_elementwise(
+            _minimum_assembly(number), "=&r,r,r,r,r", [w, scale, least, high], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        top = (high.to(tl.int32) >> (number % 2 * 2 + number // 2)) & 1
+        code = ((w.to(tl.int32) >> 4 * number) & 15) | top << 4
+        x = (code.to(tl.float32) * scale.to(tl.float32) + least.to(tl.float32)).to(tl.float16)
+    return x
+
+
+@triton.jit
+def _numbers_q5_1(codes, fifth, part):
+    """Codes with their fifth bits, of interleaved blocks: byte j of a group has elements j and j + 16."""
+    bit = tl.arange(0, codes.shape[1]) % 16 + 16 * part
+    return (((codes >> (4 * part)) & 15).to(tl.int32) | (((fifth >> bit[None, :]) & 1) << 4)).to(tl.float32)
+
+
 class Q51(Ggml):
     """5 bits between a group's extremes."""
 
     block = (SCALE, Part("minimum", torch.float16), Part("fifth", torch.int32), NIBBLES)
     kernels = dev.RowKernels(_encode_q5_1, _dequantise_q5_1)
-    decode_form = ""
+    decode_form = DecodeForm(
+        loop=attend_words, plan=plan_busy_groups,
+        options={
+            "codec": _words(
+                _scaled_q5_1, zero="min", minima=("key_minimum", "value_minimum", "key_fifth", "value_fifth")
+            ),
+        },
+    )  # fmt: skip
+    interleaved = dev.InterleavedKernels(_numbers_q5_1, element=dev.halves_of_32)
 
     def encode(self, plane: Plane, rows: torch.Tensor, planes: Planes) -> Rows:
         """The extremes have the codes 0 and 31."""
@@ -249,6 +335,9 @@ class Q51(Ggml):
         fifth = parts["fifth"][..., None] >> torch.arange(GROUP, device=parts["fifth"].device) & 1
         codes = _unpacked(parts["data"]) + (fifth << 4)
         return (codes.float() * parts["scale"].float()[..., None] + parts["minimum"].float()[..., None]).flatten(-2)
+
+
+# iq4_nl
 
 
 @triton.jit
@@ -285,12 +374,66 @@ def levels(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return table, (table[1:] + table[:-1]) / 2
 
 
+@triton.constexpr_function
+def _eight_levels(first):
+    """LEVELS from number `first` on as the bytes of an int64."""
+    packed = sum((LEVELS[first + i] & 255) << 8 * i for i in range(8))
+    return packed - (packed >> 63 << 64)
+
+
+@triton.jit
+def _level(code):
+    """LEVELS as float32, of codes int32 below 16."""
+    few, many = tl.full([], _eight_levels(0), tl.int64), tl.full([], _eight_levels(8), tl.int64)
+    return (tl.where(code < 8, few, many) >> ((code & 7) * 8)).to(tl.int8).to(tl.float32)
+
+
+@triton.constexpr_function
+def _table_assembly(number):
+    """Bytes 128 above LEVELS are looked up for the four codes of a word at once, and the one of code `number` taken.
+
+    Among the first eight levels and among the last, chosen between by the codes' highest bits. The assembly of all four
+    codes begins alike, which the compiler does once.
+    """
+    table = [sum(LEVELS[4 * part + i] + 128 << 8 * i for i in range(4)) for part in range(4)]
+    text = "{ .reg .b32 a, b, c, d, t, u, v, w, s; " + " ".join(
+        f"mov.b32 {name}, 0x{part:08x};" for name, part in zip("abcd", table, strict=True)
+    )
+    for word, found in (("$1", "u"), ("s", "v")):
+        text += f"""
+            and.b32 t, {word}, 0x7777; prmt.b32 {found}, a, b, t; prmt.b32 w, c, d, t;
+            shr.u32 t, {word}, 1; lop3.b32 t, t, 0x4444, 0x3210, 0xea; prmt.b32 {found}, {found}, w, t;
+            shr.u32 s, $1, 16;"""
+    return (
+        f"""{text} prmt.b32 t, u, v, 0x{number + 4:x}0{number:x}; lop3.b32 t, t, 0x00ff00ff, 0x64006400, 0xea;
+        mov.b32 u, 0x64806480; sub.rn.f16x2 t, t, u; mul.rn.f16x2 $0, t, $2; }}"""
+    )  # fmt: skip
+
+
+@triton.jit
+def _scaled_iq4_nl(w, scale, number: tl.constexpr, ASM: tl.constexpr):
+    """fp16: the level times scale, rounded once."""
+    if ASM:
+        x = tl.inline_asm_elementwise(
+            _table_assembly(number), "=&r,r,r", [w, scale], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        x = (_level((w.to(tl.int32) >> 4 * number) & 15) * scale.to(tl.float32)).to(tl.float16)
+    return x
+
+
+@triton.jit
+def _numbers_iq4_nl(codes, scale, part):
+    return _level(((codes >> (4 * part)) & 15).to(tl.int32))
+
+
 class Iq4Nl(Ggml):
     """4 bits, each a level of a table."""
 
     block = (SCALE, NIBBLES)
     kernels = dev.RowKernels(_encode_iq4_nl, _dequantise_iq4_nl)
-    decode_form = ""
+    decode_form = DecodeForm(loop=attend_words, plan=plan_busy_groups, options={"codec": _words(_scaled_iq4_nl)})
+    interleaved = dev.InterleavedKernels(_numbers_iq4_nl, element=dev.halves_of_32)
 
     def warm(self, head_dim: int, device: torch.device) -> None:
         """The levels."""
@@ -314,9 +457,8 @@ class Iq4Nl(Ggml):
 
     def decode(self, plane: Plane, parts: Rows, planes: Planes) -> torch.Tensor:
         """Levels times the group's scale."""
-        return (levels(planes.device)[0][_unpacked(parts["data"]).long()] * parts["scale"].float()[..., None]).flatten(
-            -2
-        )
+        table, _ = levels(planes.device)
+        return (table[_unpacked(parts["data"]).long()] * parts["scale"].float()[..., None]).flatten(-2)
 
 
 CODECS = {"q8_0": Q80, "q4_0": Q40, "q5_1": Q51, "iq4_nl": Iq4Nl}

@@ -50,6 +50,8 @@ from realkernels.codecs.codec import (
     cut,
     slot_tensor,
 )  # fmt: skip
+from realkernels.kernels.decode_form import DecodeForm
+from realkernels.kernels.decode_kvarn import DECODE
 
 SIZES = {"kvarn_k4v2_g128": (4, 2, 128), "kvarn_k4v4_g128": (4, 4, 128), "kvarn_k4v2_g64": (4, 2, 64)}
 """Bits of K, bits of V, tokens of a tile."""
@@ -67,7 +69,7 @@ class KVarN(Codec):
     """Full tiles in bytes of their own; open tiles and sinks in a sidecar."""
 
     arrangements: ClassVar[tuple[Arrangement, ...]] = ("aligned",)
-    decode_form: ClassVar[str] = "kvarn"
+    decode_form: ClassVar[DecodeForm | None] = DECODE
 
     @property
     def tile_tokens(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from realkernels.codecs import on_device as dev
 from realkernels.codecs.codec import Planes
 from realkernels.codecs.kvarn import SIZES, KVarN
-from realkernels.jit import INTERPRETED, libdevice, settle, tl, triton
+from realkernels.jit import INTERPRETED, libdevice, stable_keys, tl, triton
 
 QUANTISED = tl.constexpr(-1)
 EMPTY = tl.constexpr(-2)
@@ -392,4 +392,4 @@ def append_tokens(codec: KVarN, planes: Planes, index: torch.Tensor, keys: torch
         _move_aside[grid](*new, index, slot_of_token, last, *pools, count, TILE=tile, **options)
 
 
-settle(globals())
+stable_keys(globals())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from realkernels.jit import INTERPRETED, settle, tl, triton
+from realkernels.jit import INTERPRETED, stable_keys, tl, triton
 
 NAN_32 = tl.constexpr(0x7FC00000)
 INFINITE_32 = tl.constexpr(0x7F800000)
@@ -38,6 +38,45 @@ class RowKernels(NamedTuple):
     bits: int = 8
     most_tokens: int = 32
     """That a thread block dequantises of a page."""
+
+
+@triton.jit
+def stored_factor(scale):
+    """What a stored scale multiplies by, float32."""
+    return scale.to(tl.float32)
+
+
+@triton.jit
+def byte_numbers(codes, scale, part):
+    """int8 codes as float32."""
+    return codes.to(tl.int8, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def neighbours(byte, part, PARTS: tl.constexpr):
+    """Element of the head that part `part` of byte `byte` is: the parts of a byte are neighbours."""
+    return PARTS * byte + part
+
+
+@triton.jit
+def halves_of_32(byte, part, PARTS: tl.constexpr):
+    """As `neighbours`: of 32 elements the first half lies in the low bits of 16 bytes, the second in the high bits."""
+    return byte // 16 * 32 + byte % 16 + 16 * part
+
+
+class InterleavedKernels(NamedTuple):
+    """The Triton functions by which a gather dequantises a codec's interleaved blocks in registers.
+
+    A byte of codes holds head_dim / bytes of a head's codes elements, its parts, from the low bits on.
+    """
+
+    numbers: Any
+    """(codes uint8 [TILE, WIDTH], scale as stored [TILE] or [TILE, groups], part) -> float32 [TILE, WIDTH] in units of
+    the scale. Of a codec with minima and fifth bits the scale is the fifth bits' word of each byte's group."""
+    factor: Any = stored_factor
+    """(scale as stored) -> what it multiplies by, float32."""
+    element: Any = neighbours
+    """(byte, part, parts) -> element of the head."""
 
 
 def strided(view: torch.Tensor, axes: int) -> tuple[torch.Tensor | int, ...]:
@@ -302,4 +341,4 @@ def store_codes(at, codes, keep, ROWS: tl.constexpr, SIZE: tl.constexpr, BITS: t
             tl.store(at + (tl.arange(0, RUNS) * BYTES + byte)[None, :], part.to(tl.uint8), mask=kept)
 
 
-settle(globals())
+stable_keys(globals())

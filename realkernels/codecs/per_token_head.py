@@ -42,7 +42,19 @@ from realkernels.codecs.codec import (
     check_multiple,
     check_power_of_two,
 )  # fmt: skip
-from realkernels.jit import settle, tl, triton
+from realkernels.jit import stable_keys, tl, triton
+from realkernels.kernels.arithmetic import centred_code, int8_halves, tiny_code
+from realkernels.kernels.decode_form import (
+    DecodeForm,
+    plan_bytes,
+    plan_columns,
+    plan_small,
+    plan_wide,
+    wide_is_less,
+)  # fmt: skip
+from realkernels.kernels.decode_scaled import ScaledCodec, attend_scaled
+from realkernels.kernels.decode_words import Codes, WordCodec, attend_words
+from realkernels.kernels.split_kv import PlanCase, TilePlan
 
 LEAST_SCALE = 1e-6
 """Keeps a row of zeros from dividing by zero."""
@@ -109,12 +121,33 @@ def dequantise_int8(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.conste
     dev.store_row(out, codes.to(tl.int8, bitcast=True).to(tl.float32) * scale, live, WIDTH)
 
 
+# Decode attention takes numbers as they are, in products of fp16 with fp32 sums; those of K may enter as (code + 128) /
+# 2^24, whose constant part leaves the scores through the query's sum.
+
+
+@triton.jit
+def _key_halves(w, ASM: tl.constexpr):
+    return int8_halves(w, False, ASM)
+
+
+@triton.jit
+def _halves(w, ASM: tl.constexpr):
+    return int8_halves(w, True, ASM)
+
+
+_DECODE_INT8 = DecodeForm(
+    loop=attend_scaled, plan=plan_bytes,
+    options={"codec": ScaledCodec(numbers=_halves, key_numbers=_key_halves, key_unit=2.0**24, key_shift=128.0)},
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Int8PerTokenHead(PerTokenHead):
     """Symmetric codes of -127 to 127."""
 
     bits: ClassVar[int] = 8
-    decode_form: ClassVar[str] = "scaled"
+    decode_form: ClassVar[DecodeForm | None] = _DECODE_INT8
+    interleaved: ClassVar[dev.InterleavedKernels | None] = dev.InterleavedKernels(dev.byte_numbers)
     kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode_int8, dequantise_int8)
 
     def check(self, head_dim: int) -> None:
@@ -163,12 +196,75 @@ def _dequantise_int4(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.const
     dev.store_pairs(out, low, high, live, WIDTH)
 
 
+# Decode attention: k = (code - zero) scale, so that s = scale (q . code - zero sum(q)). Values: codes less 7.5, since a
+# large sum would drown a small output, and sum(p v_scale (zero - 7.5)) is taken off at the end. No element is
+# multiplied: a code costs a mask, half a shift, of V a subtraction.
+
+CENTRE: tl.constexpr = tl.constexpr(7.5)
+"""Taken off every code of V before its product."""
+
+
+@triton.jit
+def _tiny(w, _scale, number: tl.constexpr, ASM: tl.constexpr):
+    return tiny_code(w, number, 4, ASM)
+
+
+@triton.jit
+def centred(w, _scale, number: tl.constexpr, ASM: tl.constexpr):
+    """Code `number` of words of V less CENTRE; a zero point per token comes after."""
+    return centred_code(w, number, ASM)
+
+
+@triton.jit
+def _zero_point(scale):
+    """The low four bits of fp32 scales, as fp32."""
+    return (scale.to(tl.int32, bitcast=True) & 15).to(tl.float32)
+
+
+@triton.jit
+def _zeros(k_scale, v_scale, _least, _v_zero):
+    return _zero_point(k_scale), _zero_point(v_scale) - CENTRE
+
+
+def _plan(case: PlanCase) -> TilePlan:
+    """The fastest plan measured on an H200 (head_dim 256), and one that fits where shared memory is 100 KiB.
+
+    More than 24 query rows are several blocks, of 24 or of 32.
+    """
+    if not case.large:
+        return plan_small(case)
+    if wide_is_less(case.q_rows, sets=3):
+        return plan_wide(case)
+    return plan_columns(case, tile=case.tile(of_256=128), num_warps=4, per_multiprocessor=2)
+
+
+_DECODE_INT4 = DecodeForm(
+    loop=attend_words, plan=_plan,
+    options={"codec": WordCodec(key=Codes(number=_tiny), value=Codes(number=centred), zeros=_zeros, zero="code")},
+)  # fmt: skip
+
+
+@triton.jit
+def _numbers(codes, scale, part):
+    """Of interleaved blocks, less the zero point in the low bits of the scale."""
+    x = ((codes >> (4 * part)) & 15).to(tl.float32)
+    x -= (scale.to(tl.int32, bitcast=True) & 15).to(tl.float32)[:, None]
+    return x
+
+
+@triton.jit
+def _factor(scale):
+    """The scale without the zero point."""
+    return (scale.to(tl.int32, bitcast=True) & -16).to(tl.float32, bitcast=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Int4PerTokenHead(PerTokenHead):
     """Rotated, then asymmetric codes of 0 to 15."""
 
     bits: ClassVar[int] = 4
-    decode_form: ClassVar[str] = "nibble"
+    decode_form: ClassVar[DecodeForm | None] = _DECODE_INT4
+    interleaved: ClassVar[dev.InterleavedKernels | None] = dev.InterleavedKernels(_numbers, factor=_factor)
     kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode_int4, _dequantise_int4)
 
     def check(self, head_dim: int) -> None:
@@ -211,4 +307,4 @@ class Int4PerTokenHead(PerTokenHead):
 
 CODECS = {"int8_per_token_head": Int8PerTokenHead, "int4_per_token_head": Int4PerTokenHead}
 
-settle(globals())
+stable_keys(globals())

@@ -10,8 +10,7 @@ Triton moves a change of layout from an operand back to its load only across ope
 operands are loads or constants: hence one call a code, and all constants within the assembly.
 """
 
-import triton
-import triton.language as tl
+from realkernels.jit import tl, triton
 
 
 @triton.jit

@@ -5,9 +5,8 @@ neighbours are stored together, and put in their places here, where they are few
 """
 
 import torch
-import triton
-import triton.language as tl
 
+from realkernels.jit import tl, triton
 from realkernels.kernels.split_kv import Workspace
 
 MANY_ROWS = 1024

@@ -11,16 +11,20 @@ from triton.errors import TritonError
 
 from realkernels.bounds import check_pages
 from realkernels.caches.paged import PAGE_TOKENS, NoKernel, PagedCache
-from realkernels.codecs import Codec
-from realkernels.codecs.decode import FORMS
+from realkernels.codecs import Codec, codec_named, codec_names
 from realkernels.kernels.split_kv import PlanCase, TilePlan, alignment
+
+
+def attended() -> list[str]:
+    """Names of the codecs that decode attention reads."""
+    return [name for name in codec_names() if codec_named(name).decode_form is not None]
 
 
 def missing(codec: Codec, device: torch.device) -> str:
     """Empty, or in one line why no kernel reads this codec on `device`."""
-    form = FORMS.get(codec.name)
+    form = codec.decode_form
     if form is None:
-        return f"no fused kernel reads {codec.name}: there are {', '.join(FORMS)}"
+        return f"no fused kernel reads {codec.name}: there are {', '.join(attended())}"
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else form.least_capability
     if capability < form.least_capability:
         needs, has = (".".join(str(part) for part in each) for each in (form.least_capability, capability))
@@ -36,7 +40,7 @@ def plan_for(cache: PagedCache, q_rows: int) -> TilePlan:
         aligned=alignment(views["key_data"], views["value_data"]),
         per_token="key_scale" in views and views["key_scale"].dim() > 1,
     )  # fmt: skip
-    return FORMS[cache.codec.name].plan(case)
+    return cache.codec.decode_form.plan(case)
 
 
 def attentions(
@@ -46,7 +50,7 @@ def attentions(
 
     IndexError, before anything is launched, for a page table that leaves the planes.
     """
-    form, shape, device = FORMS[cache.codec.name], cache.shape, cache.table.device
+    form, shape, device = cache.codec.decode_form, cache.shape, cache.table.device
     plan, batch = plan_for(cache, shape.group * q_tokens), len(parts[0])
     workspace = plan.workspace(
         batch=batch, q_tokens=q_tokens, **vars(shape), tokens=cache.tokens, other_splits=form.other_splits,

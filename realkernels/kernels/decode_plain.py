@@ -7,9 +7,8 @@ the weights p are rounded to the cache's type for their product.
 from collections.abc import Mapping
 
 import torch
-import triton
-import triton.language as tl
 
+from realkernels.jit import tl, triton
 from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import softmax_set
 from realkernels.kernels.split_kv import (

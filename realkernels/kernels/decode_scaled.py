@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
+from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import exp2, log2, power_below
 from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import set_count, set_rows, set_width, softmax_set

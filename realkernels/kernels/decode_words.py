@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import triton
-import triton.language as tl
 
+from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import largest, power_below, tiny_unit
 from realkernels.kernels.combine_splits import combine_splits, element
 from realkernels.kernels.query_sets import by_rows, per_row, query_part, set_count, set_rows, set_width, store_set

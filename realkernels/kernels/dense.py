@@ -5,8 +5,8 @@ in a third and gates in a fourth. Each reads its operands once; `DenseShape` cou
 """
 
 import torch
-import triton
-import triton.language as tl
+
+from realkernels.jit import tl, triton
 
 GATE_TILE = 1024
 

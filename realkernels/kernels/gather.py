@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from realkernels.bounds import check_blocks, check_selected
 from realkernels.codecs.codec import Codec, Planes
-from realkernels.codecs.interleaved import block_layout, row_bytes, row_shape
-from realkernels.kernels.interleaved_codecs import INTERLEAVED
+from realkernels.codecs.interleaved import block_layout, code_bytes, scales_shape
+from realkernels.jit import tl, triton
 from realkernels.kernels.pdl import has_pdl, launch_options, let_next_begin, wait_for_last
 from realkernels.kernels.rotate import SignRotation
 from realkernels.shape import QsaShape
@@ -78,39 +76,75 @@ def _attend_planes(
 
 
 @triton.jit
+def _of_planes(
+    x, live, TILE: tl.constexpr, RATIO: tl.constexpr, GROUPS: tl.constexpr, FLAT: tl.constexpr, NONE: tl.constexpr
+):
+    """Numbers x as stored, for K and for V: FLAT [TILE], or [TILE, GROUPS]; NONE for tokens that are not live."""
+    pair = tl.reshape(x, [TILE // RATIO, 2, RATIO * GROUPS])
+    keys, values = tl.split(tl.permute(pair, (0, 2, 1)))
+    if FLAT:
+        keys = tl.where(live, tl.reshape(keys, [TILE]), NONE)
+        values = tl.where(live, tl.reshape(values, [TILE]), NONE)
+    else:
+        keys = tl.where(live[:, None], tl.reshape(keys, [TILE, GROUPS]), NONE)
+        values = tl.where(live[:, None], tl.reshape(values, [TILE, GROUPS]), NONE)
+    return keys, values
+
+
+@triton.jit
+def _whole_words(low, high):
+    """int32 of its halves, int16."""
+    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
+
+
+@triton.jit
 def _scales_of(
     halves, live, TILE: tl.constexpr, RATIO: tl.constexpr, GROUPS: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """Scales of K and of V, [TILE] or [TILE, GROUPS] where groups have their own; 0 for tokens that are not live.
 
-    halves int16 [blocks, 2 x RATIO x GROUPS x HALVES]: float16 (HALVES 1) or float32 (2) as they are stored.
+    halves int16 [blocks, 2 x RATIO x GROUPS x HALVES]: float16 (HALVES 1) or float32 (2) as they are stored; or
+    (scale, minimum, fifth bits) of groups, float16 and int32 (4): then K and V have three [TILE, GROUPS].
     """
-    if HALVES == 1:
-        scales = halves.to(tl.float16, bitcast=True)
+    if HALVES == 4:
+        even, odd = tl.split(tl.reshape(halves, [TILE // RATIO, 2 * RATIO * GROUPS, 2, 2]))
+        scale, low = tl.split(even)
+        least, high = tl.split(odd)
+        ks, vs = _of_planes(scale.to(tl.float16, bitcast=True), live, TILE, RATIO, GROUPS, False, 0.0)
+        km, vm = _of_planes(least.to(tl.float16, bitcast=True), live, TILE, RATIO, GROUPS, False, 0.0)
+        kf, vf = _of_planes(_whole_words(low, high), live, TILE, RATIO, GROUPS, False, 0)
+        keys, values = (ks, km, kf), (vs, vm, vf)
     else:
-        low, high = tl.split(tl.reshape(halves, [TILE // RATIO, 2 * RATIO * GROUPS, 2]))
-        scales = ((high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)).to(tl.float32, bitcast=True)
-    pair = tl.reshape(scales, [TILE // RATIO, 2, RATIO * GROUPS])
-    keys, values = tl.split(tl.permute(pair, (0, 2, 1)))
-    if GROUPS == 1:
-        keys = tl.where(live, tl.reshape(keys, [TILE]), 0.0)
-        values = tl.where(live, tl.reshape(values, [TILE]), 0.0)
-    else:
-        keys = tl.where(live[:, None], tl.reshape(keys, [TILE, GROUPS]), 0.0)
-        values = tl.where(live[:, None], tl.reshape(values, [TILE, GROUPS]), 0.0)
+        if HALVES == 1:
+            scales = halves.to(tl.float16, bitcast=True)
+        else:
+            low, high = tl.split(tl.reshape(halves, [TILE // RATIO, 2 * RATIO * GROUPS, 2]))
+            scales = _whole_words(low, high).to(tl.float32, bitcast=True)
+        keys, values = _of_planes(scales, live, TILE, RATIO, GROUPS, GROUPS == 1, 0.0)
     return keys, values
+
+
+@triton.jit
+def _each(x, TILE: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
+    """Numbers [TILE, GROUPS] for every byte of their group's codes."""
+    each = tl.broadcast_to(x[:, :, None], [TILE, GROUPS, WIDTH // GROUPS])
+    return tl.reshape(each, [TILE, WIDTH])
 
 
 @triton.jit
 def _dequantised(
     codes, scale, part, NUMBERS: tl.constexpr, FACTOR: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
-    GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr, MINIMA: tl.constexpr,
 ):  # fmt: skip
     """Part `part` of bytes codes [TILE, WIDTH], float32; in units of the token's scale where it has only one."""
-    x = NUMBERS(codes, scale, part)
-    if GROUPS > 1:
-        each = tl.broadcast_to(FACTOR(scale)[:, :, None], [TILE, GROUPS, WIDTH // GROUPS])
-        x *= tl.reshape(each, [TILE, WIDTH])
+    if MINIMA:
+        of_group, least, fifth = scale
+        x = NUMBERS(codes, _each(fifth, TILE, WIDTH, GROUPS), part) * _each(FACTOR(of_group), TILE, WIDTH, GROUPS)
+        x += _each(least.to(tl.float32), TILE, WIDTH, GROUPS)
+    else:
+        x = NUMBERS(codes, scale, part)
+        if GROUPS > 1:
+            x *= _each(FACTOR(scale), TILE, WIDTH, GROUPS)
     return x
 
 
@@ -149,21 +183,22 @@ def _attend_interleaved(
     own = rows < GROUP
     head = kv_head * GROUP + rows
     PARTS: tl.constexpr = DIM // WIDTH
+    MINIMA: tl.constexpr = HALVES == 4
     s = tl.zeros([PAD, TILE], tl.float32)
     for part in tl.static_range(PARTS):
         element = part * WIDTH + byte if ROTATED else ELEMENT(byte, part, PARTS)
         q = tl.load(query + head[:, None] * DIM + element[None, :], mask=own[:, None], other=0.0).to(tl.float32)
-        k = _dequantised(kw, ks, part, NUMBERS, FACTOR, TILE, WIDTH, GROUPS)
+        k = _dequantised(kw, ks, part, NUMBERS, FACTOR, TILE, WIDTH, GROUPS, MINIMA)
         s = tl.dot(q, tl.trans(k), s, input_precision="tf32")
-    if GROUPS == 1:
+    if GROUPS == 1 and not MINIMA:
         s *= FACTOR(ks)[None, :]
     top, p = _weights(s * scale, live)
     mass = tl.sum(p, axis=1)
-    if GROUPS == 1:
+    if GROUPS == 1 and not MINIMA:
         p *= FACTOR(vs)[None, :]
     out = split * (KV_HEADS * GROUP) + head
     for part in tl.static_range(PARTS):
-        v = _dequantised(vw, vs, part, NUMBERS, FACTOR, TILE, WIDTH, GROUPS)
+        v = _dequantised(vw, vs, part, NUMBERS, FACTOR, TILE, WIDTH, GROUPS, MINIMA)
         o = tl.dot(p, v, input_precision="tf32")
         element = ELEMENT(byte, part, PARTS)
         tl.store(partial + out[:, None] * DIM + element[None, :], o, mask=own[:, None])
@@ -276,7 +311,7 @@ class InterleavedGather(_Gather):
         block = block_layout(codec, block_tokens=shape.ratio, kv_heads=shape.kv_heads, head_dim=dim)
         if dim < GROUP_ELEMENTS or dim & (dim - 1):
             raise ValueError(f"head_dim is {dim}: this kernel takes powers of two from {GROUP_ELEMENTS} on")
-        width, scales = row_bytes(block, "key_data"), row_shape(block, "key_scale")
+        width, (groups, scale_bytes) = code_bytes(block), scales_shape(block)
         unit, places = torch.eye(dim, device=device), torch.arange(dim, device=device)
         self._queries = SignRotation.of(codec.rotate_query(unit), places.view(-1, dim // width).T.flatten())
         """Into the order of the codes' parts; None where queries are not rotated."""
@@ -285,10 +320,10 @@ class InterleavedGather(_Gather):
         """A query or an output on its way, overwritten by the next call on the stream."""
         self.pdl = has_pdl(device)
         """Whether launches after a call's first use programmatic dependent launch."""
-        functions = INTERLEAVED[codec.name]
+        functions = codec.interleaved
         self._constants |= {
             "NUMBERS": functions.numbers, "FACTOR": functions.factor, "ELEMENT": functions.element,
-            "BLOCK_BYTES": block.stride, "GROUPS": scales[0] if scales else 1, "WIDTH": width,
+            "BLOCK_BYTES": block.stride, "GROUPS": groups, "HALVES": scale_bytes // 2, "WIDTH": width,
             "ROTATED": self._queries is not None,
         }  # fmt: skip
 
@@ -316,7 +351,7 @@ class InterleavedGather(_Gather):
         _attend_interleaved[grid](
             query, parts["key_data"], parts["value_data"], scales.view(torch.int16), selected, self._partial,
             self._statistics, end, LOG2E * shape.head_dim**-0.5,
-            HALVES=scales.itemsize // 2, PDL=second, FOLLOWED=pdl, **self._constants,
+            PDL=second, FOLLOWED=pdl, **self._constants,
             **launch_options(pdl=second),
         )  # fmt: skip
         if self._outputs is None:

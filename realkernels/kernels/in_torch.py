@@ -1,4 +1,4 @@
-"""What runs where there is no GPU: sparse attention, and what lies between a dense layer's products, in plain torch.
+"""What runs where there is no GPU, in plain torch: decode and sparse attention, and what lies between dense products.
 
 Planes stay in 16 bits, what is multiplied is widened to float32 first. Loops run over tiles that fit the caches, never
 over single rows.
@@ -10,8 +10,9 @@ import torch
 
 from realkernels import reference
 from realkernels.bounds import check_blocks, check_selected
+from realkernels.caches.paged import PagedCache
 from realkernels.codecs.codec import Codec, Planes
-from realkernels.rows import bucket_bounds, whole_bounds
+from realkernels.kernels.prefill_rows import bucket_bounds, whole_bounds
 from realkernels.shape import QsaShape
 
 SCORE_ROWS = 2048
@@ -19,6 +20,9 @@ SCORE_ROWS = 2048
 
 SLAB_ROWS = 8
 """Prefill rows gathered at once."""
+
+DEQUANTISED_TOKENS = 1024
+"""Cached tokens that decode attention dequantises at once."""
 
 
 def score_blocks(index_query: torch.Tensor, pooled_keys: torch.Tensor, scores: torch.Tensor) -> None:
@@ -96,7 +100,9 @@ class InterleavedGather:
         if checked:
             check_selected(selected, blocks=shape.blocks(end))
         slots = reference.selected_tokens(selected.long(), end, shape.ratio)
-        keys, values = codec.read(planes, slots, checked=False)  # [tokens, kv_heads, head_dim] in the stored basis
+        keys, values = codec.dequantise(
+            planes, slots, checked=False
+        )  # [tokens, kv_heads, head_dim] in the stored basis
         grouped = codec.rotate_query(query.float()).view(shape.kv_heads, shape.group, shape.head_dim)
         scores = grouped @ keys.permute(1, 2, 0) * shape.head_dim**-0.5
         attended = torch.softmax(scores, dim=-1) @ values.transpose(0, 1)
@@ -229,3 +235,40 @@ def gate(gate_up: torch.Tensor, gated: torch.Tensor) -> None:
     """As `dense.gate`."""
     first, second = gate_up.chunk(2, dim=1)
     torch.mul(torch.nn.functional.silu(first), second, out=gated)
+
+
+def attend_blocks(
+    cache: PagedCache, sequences: range, query: torch.Tensor, output: torch.Tensor, *, block: int = DEQUANTISED_TOKENS
+) -> None:
+    """Decode attention of the newest tokens of `sequences` in the stored basis, into `output`.
+
+    query and output float32 [batch, q_tokens, query_heads, head_dim]; query i of q sees the first tokens - q + i +
+    1 tokens. Split over the tokens as the device kernels are: `block` tokens are dequantised once for all query heads
+    and tokens of a sequence, and the splits are combined at the end.
+    """
+    shape, tokens = cache.shape, query.shape[1]
+    for row, sequence in enumerate(sequences):
+        wanted = query[row].unflatten(1, (shape.kv_heads, shape.group)).permute(1, 0, 2, 3)  # [H, q, group, D]
+        wanted = wanted.flatten(1, 2) * shape.head_dim**-0.5
+        sees = (cache.tokens - tokens + 1 + torch.arange(tokens)).repeat_interleave(shape.group)
+        parts = [
+            _split(cache, wanted, sequence, first, sees, min(first + block, cache.tokens))
+            for first in range(0, cache.tokens, block)
+        ]
+        top, mass, total = (torch.stack(each) for each in zip(*parts, strict=True))  # [splits, H, rows, 1 or D]
+        weight = (top - top.amax(dim=0)).exp()
+        combined = (weight * total).sum(dim=0) / (weight * mass).sum(dim=0)
+        output[row] = combined.unflatten(1, (tokens, shape.group)).permute(1, 0, 2, 3).flatten(1, 2)
+
+
+def _split(
+    cache: PagedCache, wanted: torch.Tensor, sequence: int, first: int, sees: torch.Tensor, last: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(maximum, sum of weights [H, rows, 1], weighted values [H, rows, D]) of the tokens `first` to `last` - 1."""
+    keys, values = cache.codec.dequantise(cache.planes, cache.slots(sequence, first, last), checked=False)
+    scores = wanted @ keys.permute(1, 2, 0)
+    if last > int(sees[0]):
+        scores = scores.masked_fill(torch.arange(first, last) >= sees[:, None], float("-inf"))
+    top = scores.amax(dim=-1, keepdim=True).clamp(min=-1e30)  # a split that a row sees nothing of weighs nothing
+    weights = (scores - top).exp()
+    return top, weights.sum(dim=-1, keepdim=True), weights @ values.transpose(0, 1)

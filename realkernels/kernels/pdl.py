@@ -11,9 +11,8 @@ calls share: all writes come after the wait, and the next call begins with a lau
 """
 
 import torch
-import triton
-import triton.language as tl
-from triton.runtime.jit import JITFunction
+
+from realkernels.jit import JITFunction, tl, triton
 
 
 @triton.jit

@@ -8,9 +8,7 @@ WORDS]: more warps share a tile without doing anything twice. AXIS is that of th
 A thread block has ROWS query rows in sets of powers of two, at most SET of them: 48 rows are 32 and 16, or three of 16.
 """
 
-import triton
-import triton.language as tl
-
+from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import exp2
 from realkernels.kernels.split_kv import store_part
 

@@ -7,9 +7,8 @@ appends that bin's members to a list; `finish` selects among those by the remain
 """
 
 import torch
-import triton
-import triton.language as tl
 
+from realkernels.jit import tl, triton
 from realkernels.shape import QsaShape
 
 BINS = 256

@@ -6,11 +6,10 @@ runs on a second stream beside the kernel of the one before.
 """
 
 import torch
-import triton
-import triton.language as tl
 
+from realkernels.jit import tl, triton
 from realkernels.kernels.gather import LOG2E
-from realkernels.rows import bucket_bounds, whole_bounds
+from realkernels.kernels.prefill_rows import bucket_bounds, whole_bounds
 from realkernels.shape import QsaShape
 
 TILE_TOKENS, WARPS = 32, 4

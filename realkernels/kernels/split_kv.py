@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import triton
-import triton.language as tl
+
+from realkernels.jit import tl, triton
 
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 256

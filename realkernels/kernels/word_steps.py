@@ -8,9 +8,7 @@ relative to by more than a few powers of two: an exact choice, since all that a 
 number.
 """
 
-import triton
-import triton.language as tl
-
+from realkernels.jit import stable_keys, tl, triton
 from realkernels.kernels.arithmetic import exp2, halves, log2, packed
 from realkernels.kernels.query_sets import (
     by_rows,
@@ -21,7 +19,6 @@ from realkernels.kernels.query_sets import (
     softmax_set,
     token_sums,
 )
-from realkernels.kernels.stable_keys import stable_keys
 
 LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-24)
 SLACK: tl.constexpr = tl.constexpr(8.0)

@@ -11,7 +11,7 @@ import torch
 
 from realkernels.caches.paged import NoKernel, PagedCache
 from realkernels.codecs import Arrangement, Codec, codec_named, default_arrangement
-from realkernels.kernels.decode_cpu import attend_blocks
+from realkernels.kernels.in_torch import attend_blocks
 from realkernels.shape import AttentionShape
 from realkernels.timed.call import TimedCall, relative_error
 

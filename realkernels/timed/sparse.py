@@ -15,7 +15,7 @@ from realkernels.bounds import check_rows, check_selected
 from realkernels.caches.qsa import PAGE_TOKENS, QsaCache
 from realkernels.device import vram_for
 from realkernels.kernels import in_torch
-from realkernels.rows import select_rows
+from realkernels.kernels.prefill_rows import select_rows
 from realkernels.timed.call import TimedCall, relative_error
 
 SCORE_TOLERANCE = 1e-4

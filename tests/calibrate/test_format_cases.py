@@ -131,7 +131,7 @@ def test_programs_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> Non
     pool = PagedCache.fill(fmt, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
     mirrored = load_engine("twin").plan(name, "twin_inline" if inline else "twin")
     assert mirrored is not None
-    assert mirrored.other_splits == decode.FORMS[name].other_splits
+    assert mirrored.other_splits == fmt.decode_form.other_splits
     for rows in range(1, 193):
         plan = decode.plan_for(pool, rows)
         program = plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles

@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from realkernels.caches.interleaved import interleaved_cache
 from realkernels.caches.qsa import QsaCache, Tier, qsa_cache
 from realkernels.codecs import Arrangement, arrangements, codec_names
-from realkernels.codecs.decode import FORMS
 from realkernels.codecs.interleaved import BLOCK_CODECS
 from realkernels.device import Device, open_device
+from realkernels.kernels.decode import attended
 from realkernels.shape import DenseShape, QsaShape
 from realkernels.timed import library, sparse
 from realkernels.timed.append import Append
@@ -74,7 +74,7 @@ def of_codec(name: str, arrangement: Arrangement, device: torch.device) -> Named
     given: dict[str, Any] = {"arrangement": arrangement, "device": device}
     for tokens, past in APPENDED:
         yield f"append of {tokens} at {past}", Append(name, tokens=tokens, past_tokens=past, layers=1, **given), 1.0
-    if name not in FORMS:
+    if name not in attended():
         return
     for ctx, batch, q_tokens in DECODED:
         made = AttendDecode(name, ctx_tokens=ctx, batch=batch, q_tokens=q_tokens, caches=2, **given)
@@ -176,7 +176,7 @@ def main() -> int:
     pairs = [(name, arrangement) for name in names for arrangement in arrangements(name)]
     if device.name == "cuda" and "CUDA_INJECTION64_PATH" not in os.environ:  # a checker would follow the compilers, too
         tokens = sorted({q_tokens for _, _, q_tokens in DECODED})
-        ahead = [Wanted(*pair, q_tokens) for pair in pairs if pair[0] in FORMS for q_tokens in tokens]
+        ahead = [Wanted(*pair, q_tokens) for pair in pairs if pair[0] in attended() for q_tokens in tokens]
         print(*compile_ahead(ahead, device=str(device.device)), sep="\n")
     groups = {"sparse": of_sparse([tier for tier in asked.tiers.split(",") if tier], device.device)}
     groups["library"] = of_library(device.device)

@@ -20,15 +20,19 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from realkernels.codecs import arrangements, codec_named
-from realkernels.codecs.decode import FORMS
+from realkernels.kernels.decode import attended
 from realkernels.kernels.split_kv import PlanCase, alignment
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163, 86: 99, 89: 99, 90: 227}
 """KiB that a thread block may have."""
 TYPES = {
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int16: "*i16",
-}  # fmt: skip
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+}  # codec: skip
 SIZES = ((4, 256, 256, 1), (4, 256, 256, 4), (4, 256, 256, 8), (8, 128, 128, 4))
 """KV heads, head size, tokens of a page, query tokens."""
 
@@ -68,26 +72,44 @@ def resources(compiled: Any) -> str:
 def compile_one(case: tuple[str, str, int, int, int, int, int]) -> str:
     """What one codec's kernel needs of a multiprocessor."""
     name, arrangement, heads, dim, page, q_tokens, capability = case
-    fmt, form, launches = codec_named(name, arrangement=arrangement), FORMS[name], []
+    codec, launches = codec_named(name, arrangement=arrangement), []
+    form = codec.decode_form
     JITFunction.run = lambda self, *given, grid, warmup, **named: launches.append((self, given, named))  # noqa: ARG005
     more = {"side_tiles": 4, "sinks": ()} if form.paged else {}
-    views = fmt.views(fmt.allocate(2, page, heads, dim, CPU, **more))
+    views = codec.views(codec.allocate(2, page, heads, dim, CPU, **more))
     plan = form.plan(
         PlanCase(
-            q_rows=24 // heads * q_tokens, head_dim=dim, aligned=alignment(views["key_data"], views["value_data"]),
-            per_token="key_scale" in views and views["key_scale"].dim() > 1, tile_tokens=fmt.tile_tokens,
-            large=capability >= 90, warpgroups=capability // 10 == 9,
+            q_rows=24 // heads * q_tokens,
+            head_dim=dim,
+            aligned=alignment(views["key_data"], views["value_data"]),
+            per_token="key_scale" in views and views["key_scale"].dim() > 1,
+            tile_tokens=codec.tile_tokens,
+            large=capability >= 90,
+            warpgroups=capability // 10 == 9,
         )
-    )  # fmt: skip
+    )  # codec: skip
     query = torch.zeros(1, q_tokens, 24, dim, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
     workspace = plan.workspace(
-        batch=1, q_tokens=q_tokens, query_heads=24, kv_heads=heads, head_dim=dim, tokens=4096,
-        other_splits=form.other_splits, device=CPU,
-    )  # fmt: skip
+        batch=1,
+        q_tokens=q_tokens,
+        query_heads=24,
+        kv_heads=heads,
+        head_dim=dim,
+        tokens=4096,
+        other_splits=form.other_splits,
+        device=CPU,
+    )  # codec: skip
     form.attend(
-        query, views, torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32), query, workspace,
-        plan=plan, page_tokens=page, softmax_scale=1.0,
-    )  # fmt: skip
+        query,
+        views,
+        torch.zeros(1, 16, dtype=torch.int32),
+        torch.ones(1, dtype=torch.int32),
+        query,
+        workspace,
+        plan=plan,
+        page_tokens=page,
+        softmax_scale=1.0,
+    )  # codec: skip
     title = f"sm_{capability} {name:20s} {arrangement:8s} {heads} x {dim} page {page:3d} q {q_tokens:2d}"
     compiled = build(*launches[0], capability)
     fits = "" if compiled.metadata.shared <= SHARED_BYTES[capability] * 1024 else "  DOES NOT FIT"
@@ -97,8 +119,8 @@ def compile_one(case: tuple[str, str, int, int, int, int, int]) -> str:
 def cases(capabilities: list[int]) -> Iterator[tuple[str, str, int, int, int, int, int]]:
     """Kernels, without those that a capability has no instructions for."""
     for capability in capabilities:
-        for name, form in FORMS.items():
-            if divmod(capability, 10) >= form.least_capability:
+        for name in attended():
+            if divmod(capability, 10) >= codec_named(name).decode_form.least_capability:
                 yield from ((name, kept, *sizes, capability) for kept in arrangements(name) for sizes in SIZES)
 
 

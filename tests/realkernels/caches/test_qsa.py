@@ -10,8 +10,7 @@ import torch
 
 from realkernels import reference
 from realkernels.caches.qsa import QsaCache, Tier, qsa_cache
-from realkernels.pooling import pool_blocks, touched_blocks
-from realkernels.pooling_kernel import pool_blocks_on_device
+from realkernels.kernels.pooling import pool_blocks, pool_blocks_on_device, touched_blocks
 from realkernels.shape import QsaShape
 from realkernels.timed.sparse import DecodeStep, PrefillAttend
 from tests.realkernels.worlds import CPU, FORMS, HALVES, SMALL, TIERS, filled

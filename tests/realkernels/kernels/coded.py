@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from realkernels.codecs import codec_named
-from realkernels.codecs.decode import FORMS
 from realkernels.kernels.split_kv import PlanCase, TilePlan, Workspace
 from tests.realkernels.kernels.worlds import World
 
@@ -29,8 +28,8 @@ class Coded:
 
     def __post_init__(self) -> None:
         world, source = self.world, torch.Generator().manual_seed(3)
-        self.table, self.form = world.table(), FORMS[self.name]
-        self.codec = codec_named(self.name, arrangement=self.arrangement)
+        self.table, self.codec = world.table(), codec_named(self.name, arrangement=self.arrangement)
+        self.form = self.codec.decode_form
         tiled, more = self.name.startswith("kvarn"), {}
         if tiled:
             tiles = world.page_tokens // self.codec.tile_tokens

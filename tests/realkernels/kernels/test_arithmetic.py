@@ -8,9 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from realkernels.codecs.decode.per_token_head import CENTRE, centred
-from realkernels.codecs.decode.turboquant import UNIT, centroid
-from realkernels.codecs.turboquant import unit_centroids
+from realkernels.codecs.per_token_head import CENTRE, centred
+from realkernels.codecs.turboquant import UNIT, centroid, unit_centroids
 
 TOKENS, STEP = 32768, 16
 """Of a split at batch 8, and those that one matrix instruction adds up."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from realkernels.codecs.decode import FORMS
+from realkernels.codecs import codec_named
+from realkernels.kernels.decode import attended
 from realkernels.kernels.decode_kvarn import attend_kvarn
 from realkernels.kernels.decode_plain import attend_plain
 from realkernels.kernels.decode_scaled import attend_scaled
@@ -15,9 +16,9 @@ from tests.realkernels.kernels.coded import CPU, Coded, a_plan
 from tests.realkernels.kernels.worlds import World, relative_error
 
 INT8, INT4, TURBO = "int8_per_token_head", "int4_per_token_head", "turboquant_4bit_nc"
-INLINE = (INT8, "fp8_per_token_head", INT4, "q4_0", TURBO)
+INLINE = (INT8, "fp8_per_token_head", INT4, "q4_0", "q5_1", TURBO)
 CODECS = [
-    *((name, "inline" if name == "q8_0" else "aligned") for name in FORMS), *((name, "inline") for name in INLINE)
+    *((name, "inline" if name == "q8_0" else "aligned") for name in attended()), *((name, "inline") for name in INLINE)
 ]  # fmt: skip
 LOOPS = {
     attend_plain: [a_plan(rows=16), a_plan(rows=32), a_plan(rows=16, wide=False)],
@@ -34,9 +35,22 @@ LOOPS = {
 """Plans by the loop that they belong to, the usual one first."""
 PLANS = [
     (name, plan)
-    for name in ("fp16", "bf16", INT8, "fp8_per_token_head", INT4, "q4_0", "exl3_k8v4", TURBO, "kvarn_k4v2_g64")
-    for plan in LOOPS[FORMS[name].loop][:: 1 if name in {"fp16", INT8, INT4, "kvarn_k4v2_g64"} else 2]
-]
+    for name in (
+        "fp16",
+        "bf16",
+        INT8,
+        "fp8_per_token_head",
+        INT4,
+        "q4_0",
+        "q5_1",
+        "iq4_nl",
+        "exl3_k8v4",
+        TURBO,
+        "kvarn_k4v2_g64",
+    )
+    for plan in LOOPS[codec_named(name).decode_form.loop][:: 1 if name in {"fp16", INT8, INT4, "kvarn_k4v2_g64"} else 2]
+    if name != "q5_1" or plan.rows != 16
+]  # fmt: skip
 OF_LOOPS = [
     ("fp16", a_plan(rows=16)), (INT8, a_plan(rows=16)), (INT8, a_plan(rows=32, across=True)), (INT4, a_plan()),
     (INT4, a_plan(rows=32)),
@@ -45,7 +59,7 @@ OF_LOOPS = [
 
 
 def usual(name: str) -> TilePlan:
-    return LOOPS[FORMS[name].loop][0]
+    return LOOPS[codec_named(name).decode_form.loop][0]
 
 
 def tolerance(name: str) -> float:
@@ -280,3 +294,12 @@ def test_tensors_that_do_not_fit_are_refused(place: int, change: object, match: 
     given[place] = change(given[place])
     with pytest.raises(ValueError, match=match):
         attend_plain(*given, plan=usual("fp16"), softmax_scale=1.0)
+
+
+def test_minima_that_do_not_fit_are_refused() -> None:
+    cache = Coded(World(lengths=(3,), query_heads=8, head_dim=64), "q5_1")
+    with pytest.raises(ValueError, match="as columns"):
+        cache.attend(a_plan(rows=16))
+    cache.views["key_minimum"] = cache.views["key_minimum"].transpose(0, 1).contiguous().transpose(0, 1)
+    with pytest.raises(ValueError, match="same strides"):
+        cache.attend(a_plan())

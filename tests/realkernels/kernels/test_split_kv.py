@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from realkernels.codecs.decode import FORMS
+from realkernels.codecs import codec_named
 from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import set_count, set_first, set_width
 from realkernels.kernels.split_kv import PlanCase, TilePlan, Workspace, alignment, even_splits
@@ -42,6 +42,9 @@ def test_rows_beyond_a_thread_block_are_more_blocks_and_fewer_splits() -> None:
         ("fp8", {"q_rows": 48, "per_token": False}, {"rows": 48, "sets": 1, "across": True}),
         ("int4_per_token_head", {"q_rows": 48, "large": False}, {"rows": 8, "sets": 3, "tile": 64}),
         ("q4_0", {"q_rows": 48, "aligned": 2}, {"rows": 16, "num_warps": 8}),
+        ("q5_1", {"q_rows": 16}, {"rows": 8, "sets": 2}),
+        ("q5_1", {"q_rows": 24}, {"rows": 32, "sets": 1}),
+        ("iq4_nl", {"q_rows": 24, "large": False}, {"rows": 8, "sets": 3, "per_multiprocessor": 1}),
         ("q8_0", {"q_rows": 6, "large": False}, {"stages": 2, "per_multiprocessor": 1}),
         ("turboquant_4bit_nc", {"q_rows": 30, "aligned": 2}, {"rows": 16}),
         ("turboquant_4bit_nc", {"q_rows": 30, "large": False}, {"rows": 8, "sets": 2}),
@@ -52,7 +55,7 @@ def test_plans_know_small_devices_and_how_rows_are_aligned(
     name: str, sizes: dict[str, int], expected: dict[str, object]
 ) -> None:
     """Plans of large devices for all numbers of rows are held equal to the twin's copy of them elsewhere."""
-    plan = FORMS[name].plan(PlanCase(**{"head_dim": 256, **sizes}))
+    plan = codec_named(name).decode_form.plan(PlanCase(**{"head_dim": 256, **sizes}))
     assert {key: getattr(plan, key) for key in expected} == expected
 
 

@@ -14,8 +14,8 @@ from realkernels.timed.attend_decode import AttendDecode, caches_beyond
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=64)
 FORMATS = (
-    "bf16", "fp16", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "q8_0", "q4_0",
-    "exl3_k4v4", "exl3_k8v8", "kvarn_k4v2_g128", "turboquant_4bit_nc",
+    "bf16", "fp16", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "q5_1",
+    "iq4_nl", "exl3_k4v4", "exl3_k8v8", "kvarn_k4v2_g128", "turboquant_4bit_nc",
 )  # fmt: skip
 RIGHT = 1e-5
 """Largest relative error of float32 attention against float64."""
@@ -148,9 +148,8 @@ def test_fused_kernels_agree(name: str, tokens: int) -> None:
 
 def test_a_format_without_a_kernel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no fused kernel reads exl3_k2v2" in kernels.missing(codec_named("exl3_k2v2"), CPU)
-    monkeypatch.delitem(kernels.FORMS, "bf16")
-    with pytest.raises(NoKernel, match="no fused kernel reads bf16"):
-        attend_decode._refuse(codec_named("bf16"), torch.device("meta"))
+    with pytest.raises(NoKernel, match="no fused kernel reads fp32"):
+        attend_decode._refuse(codec_named("fp32"), torch.device("meta"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 6))
     assert kernels.missing(codec_named("fp8"), torch.device("cuda")).endswith("8.9, this device has 8.6")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from realkernels.codecs.decode import FORMS
+from realkernels.kernels.decode import attended
 from realkernels.kernels.dequantise import dequantiser
 from realkernels.shape import AttentionShape
 from realkernels.timed.prefill import AttendChunk, Dequantise
@@ -22,7 +22,7 @@ def dequantise(name: str, tokens: int, **given: object) -> Dequantise:
     return Dequantise(name, shape=SHAPE, tokens=tokens, kv_chunk_tokens=256, device=CPU, **given)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", attended())
 @pytest.mark.parametrize(("q_tokens", "ctx_tokens"), [(5, 300), (200, 620)])
 def test_attention_is_that_over_the_dequantised_cache(name: str, q_tokens: int, ctx_tokens: int) -> None:
     assert chunk(name, q_tokens, ctx_tokens, caches=2 if q_tokens == 5 else 1).verify() < RIGHT

@@ -7,7 +7,7 @@ import torch
 
 from realkernels import reference
 from realkernels.caches.qsa import Tier
-from realkernels.rows import NO_BLOCK, select_rows
+from realkernels.kernels.prefill_rows import NO_BLOCK, select_rows
 from realkernels.timed.sparse import (
     Copies,
     DecodeGather,
