@@ -1,7 +1,8 @@
 """In how many bits K and V really lie: one file a family of formats, with all that is known of it.
 
-A family's file has its bytes, its reference in torch, and its Triton functions that encode and dequantise. To add one:
-write it, and name it in `_FAMILIES`.
+A family's file has its bytes, its reference in torch, its Triton functions (they encode rows, dequantise them, and take
+codes to numbers in the loops of decode attention and in a gather) and its plans. To add one: write it, and name it in
+`_FAMILIES`.
 """
 
 from realkernels.codecs import exl3, fp8, ggml, kvarn, per_token_head, plain, turboquant

@@ -257,14 +257,14 @@ def attend_kvarn(
 ) -> torch.Tensor:  # fmt: skip
     """Attention of the newest q_tokens tokens of each sequence over KVarN tiles, into `out`, in the stored basis.
 
-    query and out [batch, q_tokens, query_heads, head_dim]; views of the format: key_data uint8 [tiles, kv_heads,
+    query and out [batch, q_tokens, query_heads, head_dim]; views of the codec: key_data uint8 [tiles, kv_heads,
     head_dim, G / 2], key_scale, key_zero and value_channel_scale fp16 [tiles, kv_heads, head_dim], key_token_scale,
     value_scale and value_zero fp16 [tiles, kv_heads, G], value_data uint8 [tiles, kv_heads, G, head_dim / 4 or / 2],
     all with the same strides in bytes from tile to tile and head to head; side_of_tile int32 [tiles] (a side slot, or
     negative), side_keys and side_values fp16 [side slots, kv_heads, G, head_dim]. A page holds page_tokens / G tiles.
     page_table int32 [batch, max_pages], lengths int32 [batch], new tokens included. Query i of q sees the first
-    lengths - q + i + 1 tokens; one that sees none gets zeros. `workspace`, of at least two splits, comes from the plan
-    (`plan_words` where none is given). Records of tiles that lie beside must hold finite channel scales and zeros. Two
+    lengths - q + i + 1 tokens; one that sees none gets zeros. `workspace`, of at least two splits, comes from the
+    plan. Bytes of tiles that lie in the sidecar must hold finite channel scales and zeros. Two
     launches, no host synchronisation; page numbers, places and lengths are trusted.
     """
     keys, values = views["key_data"].view(torch.int16), views["value_data"].view(torch.int16)
@@ -302,7 +302,7 @@ def attend_kvarn(
 
 
 def _plan(case: PlanCase) -> TilePlan:
-    """The fastest plan measured on an H200, and one that fits where shared memory is 100 KiB; tiles are the format's.
+    """The fastest plan measured on an H200, and one that fits where shared memory is 100 KiB; tiles are the codec's.
 
     More than 8 query rows are several blocks that read and dequantise a tile each: registers hold no second set.
     """

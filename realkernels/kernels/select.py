@@ -24,7 +24,7 @@ SCORE_TILE = 128
 PICK_TILE = 1024
 """Scores that a thread block of `_pick` looks at in one go; enough of them run for one go each."""
 
-PROGRAMS_PER_SM, INTERPRETED_PROGRAMS = 2, 4
+BLOCKS_PER_SM, INTERPRETED_BLOCKS = 2, 4
 """Thread blocks that score; what was fastest on an H200, and what a test needs."""
 
 STATE = BINS + 2
@@ -179,15 +179,17 @@ def _finish(
 class Selection:
     """Exact selection for contexts of up to `most_blocks` blocks; its scratch belongs to one stream.
 
-    `programs`: thread blocks that score, by default as many as were fastest on an H200.
+    `thread_blocks`: those that score, by default as many as were fastest on an H200.
     """
 
-    def __init__(self, shape: QsaShape, *, most_blocks: int, device: torch.device, programs: int | None = None) -> None:
-        if programs is None:
-            programs = INTERPRETED_PROGRAMS
+    def __init__(
+        self, shape: QsaShape, *, most_blocks: int, device: torch.device, thread_blocks: int | None = None
+    ) -> None:
+        if thread_blocks is None:
+            thread_blocks = INTERPRETED_BLOCKS
             if device.type == "cuda":
-                programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
-        self.shape, self._programs = shape, min(programs, triton.cdiv(most_blocks, SCORE_TILE))
+                thread_blocks = BLOCKS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+        self.shape, self._thread_blocks = shape, min(thread_blocks, triton.cdiv(most_blocks, SCORE_TILE))
         self._scores = torch.empty(most_blocks, dtype=torch.float32, device=device)
         self._candidates = torch.empty(most_blocks, dtype=torch.int32, device=device)
         self._state = torch.zeros(STATE, dtype=torch.int32, device=device)
@@ -206,12 +208,12 @@ class Selection:
             raise ValueError(f"{blocks} blocks are fewer than the {shape.topk} to select: such a context is read whole")
         if blocks > self._scores.shape[0]:
             raise ValueError(f"{blocks} blocks do not fit buffers for {self._scores.shape[0]}")
-        _score[(self._programs,)](
+        _score[(self._thread_blocks,)](
             index_query, pooled_keys, self._scores, self._state, blocks, dim**-0.5,
             HEADS=shape.index_heads, PAD=max(16, triton.next_power_of_2(shape.index_heads)), DIM=dim, TILE=SCORE_TILE,
             BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, UPCAST=index_query.device.type == "cpu", num_warps=4, num_stages=3,
         )  # fmt: skip
-        _pick[(min(triton.cdiv(blocks, PICK_TILE), 4 * self._programs),)](
+        _pick[(min(triton.cdiv(blocks, PICK_TILE), 4 * self._thread_blocks),)](
             self._scores, self._state, selected, self._candidates, blocks, shape.topk,
             TILE=PICK_TILE, BINS=BINS, SHIFT=SHIFT, BASE=BIN_BASE, num_warps=4,
         )  # fmt: skip

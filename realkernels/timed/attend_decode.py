@@ -70,7 +70,8 @@ class AttendDecode(TimedCall):
         self.token_bytes = self.codec.token_bytes(self.shape.kv_heads, self.shape.head_dim)
         self.calls = caches or caches_beyond(self.cache_bytes, device)
         self.moved_bytes = float(self.cache_bytes)
-        self.flops = 4.0 * self.shape.query_heads * self.shape.head_dim * batch * q_tokens * ctx_tokens
+        self.flops = 4.0 * self.shape.query_heads * self.shape.head_dim * batch
+        self.flops *= q_tokens * ctx_tokens - q_tokens * (q_tokens - 1) / 2
         dtype = query_dtype(codec_name, device)
         size = (batch, q_tokens, self.shape.query_heads, self.shape.head_dim)
         self.query = torch.randn(size, dtype=dtype, device=device)

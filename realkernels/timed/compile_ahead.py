@@ -1,7 +1,7 @@
-"""Compiling the kernels of many formats at once, in processes of their own: one after the other they take minutes.
+"""Compiling the kernels of many codecs at once, in processes of their own: one after the other they take minutes.
 
 Triton keeps what it has compiled in a folder, where the process that times it finds it. As a program it compiles what
-the lines of its standard input name: a format, an arrangement, a number and a kind of kernel.
+the lines of its standard input name: a codec, an arrangement, a number and a kind of kernel.
 """
 
 import os
@@ -26,16 +26,16 @@ COMBINED_ORDERS = ((1, False), (2, False), (4, False), (4, True))
 """And for each order of the elements of partial results: codes a word, those of GGML or not."""
 
 Kind = Literal["decode", "append", "dequantise", "combine"]
-"""Attention, new tokens into a cache, a piece of it dequantised, partial results combined."""
+"""Attention, new tokens into a cache, a kv chunk of it dequantised, partial results combined."""
 
 
 class Wanted(NamedTuple):
-    """One kernel of a format; one that combines has none, and is named by `bf16` or `fp16`, as the queries are."""
+    """One kernel of a codec; one that combines has none, and is named by `bf16` or `fp16`, as the queries are."""
 
-    format: str
+    codec_name: str
     arrangement: str
     number: int
-    """Query tokens of a decode, new tokens of an append, splits of a combine, tokens of a piece."""
+    """Query tokens of a decode, new tokens of an append, splits of a combine, tokens of a kv chunk."""
     kind: Kind = "decode"
 
 
@@ -45,7 +45,7 @@ def compile_ahead(wanted: Iterable[Wanted], *, device: str) -> list[str]:
     A kernel that cannot be compiled here is met again, with its error, by whoever wants to run it.
     """
     kernels = list(dict.fromkeys(wanted))
-    dtypes = {"fp16" if kernel.format == "fp16" else "bf16" for kernel in kernels if kernel.kind == "decode"}
+    dtypes = {"fp16" if kernel.codec_name == "fp16" else "bf16" for kernel in kernels if kernel.kind == "decode"}
     kernels += [Wanted(dtype, "aligned", splits, "combine") for dtype in sorted(dtypes) for splits in COMBINED_SPLITS]
     count = max(1, min(MOST_PROCESSES, (os.cpu_count() or 2) - 1, len(kernels)))
     shares = [kernels[first::count] for first in range(count)]
@@ -105,13 +105,13 @@ def _compile(wanted: Wanted, device: "torch.device") -> None:
     number: int = wanted.number
     given: dict[str, Any] = {"arrangement": wanted.arrangement, "device": device}
     if wanted.kind == "decode":
-        AttendDecode(wanted.format, ctx_tokens=CTX_TOKENS, q_tokens=number, caches=1, **given).run()
+        AttendDecode(wanted.codec_name, ctx_tokens=CTX_TOKENS, q_tokens=number, caches=1, **given).run()
     elif wanted.kind == "append":
-        Append(wanted.format, tokens=number, layers=1, **given).run()
+        Append(wanted.codec_name, tokens=number, layers=1, **given).run()
     elif wanted.kind == "dequantise":
-        Dequantise(wanted.format, tokens=number, **given).run()
+        Dequantise(wanted.codec_name, tokens=number, **given).run()
     else:
-        _combine(wanted.format, number, device)
+        _combine(wanted.codec_name, number, device)
     torch.cuda.synchronize(device)
 
 

@@ -21,7 +21,7 @@ QUANTISED = (
     "kvarn_k4v2_g128",
     "turboquant_4bit_nc",
 )
-"""Formats with a form in `realkernels/codecs/decode/`."""
+"""Formats whose codec in `realkernels/codecs/` has a form for decode attention."""
 
 RECORDS = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4")
 """Formats whose interleaved blocks (`realkernels/codecs/interleaved.py`) a decode step gathers from the host."""

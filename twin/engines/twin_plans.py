@@ -1,6 +1,6 @@
 """How this project's decode kernels are cut into programs, format by format: mirrored from their own plans.
 
-`realkernels/codecs/decode/` has the plans themselves; a test holds the two equal for all query rows. They are those of
+The codecs in `realkernels/` have the plans themselves; a test holds the two equal for all query rows. They are those of
 multiprocessors with 228 KiB of shared memory, taken over to smaller ones, which hold fewer programs or sets.
 """
 

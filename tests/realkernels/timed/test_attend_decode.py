@@ -157,4 +157,4 @@ def test_a_format_without_a_kernel_is_refused_in_one_line(monkeypatch: pytest.Mo
 def test_what_one_call_moves_and_computes() -> None:
     timed = decode("q8_0", 300, batch=3, tokens=2, caches=2)
     assert (timed.calls, timed.moved_bytes) == (2, 300 * 3 * 2 * 2 * 68)
-    assert timed.flops == 4 * 4 * 64 * 3 * 2 * 300
+    assert timed.flops == 4 * 4 * 64 * 3 * (300 + 299)
