@@ -14,7 +14,7 @@ from twin.layouts import layout_names, load_layout
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("hwprofiles", "twin", "realkernels", "calibrate")
-MOST_LINES = 300
+MOST_LINES = 500
 
 MAY_IMPORT = {
     "hwprofiles": set(),
