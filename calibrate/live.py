@@ -20,7 +20,7 @@ from calibrate.measurements import (
     read_measurements,
     to_text,
 )
-from calibrate.operations.operation import Tolerance
+from calibrate.operations.operation import KV_DTYPE, Tolerance
 from calibrate.operations.points import CPU, LONG_CURVE
 from calibrate.operations.table import GROUPS, Case, held_out_cases
 from calibrate.probes.probe import WrongData
@@ -34,12 +34,10 @@ from twin.errors import Impossible
 from twin.prediction import Z90
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
 
 Progress = Callable[[int, int, str], None]
 """Called with (cases done, cases in all, id of the next)."""
-
-DTYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 
 
 def predict_case(case: Case, profile: HardwareProfile, *, kv_dtype: str) -> tuple[Breakdown, float, float, float]:
@@ -111,8 +109,7 @@ def validate_live(
     """
     profile = load_profile(hw)
     backend = open_checked(device)
-    kv_dtype = DTYPES[str(backend.dtype)]
-    machine = describe("cpu" if device == "cpu" else str(backend.device), dtype=kv_dtype)
+    machine = describe("cpu" if device == "cpu" else str(backend.device), dtype=KV_DTYPE)
     check_same_machine(profile, machine)
     cases = {
         group: list(held_out_cases(group, cuda=machine.is_cuda, quick=quick)) for group in GROUPS if group in groups
@@ -139,11 +136,11 @@ def validate_live(
     if not rows:
         raise Impossible(f"nothing could be measured: {left[0].reason if left else 'there are no such cases'}")
     made = Measurements(
-        schema=SCHEMA, machine=profile.name, kv_dtype=kv_dtype, rows=tuple(rows), left_out=tuple(left),
+        schema=SCHEMA, machine=profile.name, kv_dtype=KV_DTYPE, rows=tuple(rows), left_out=tuple(left),
         made={group: provenance(machine, f"{command} --group {group} --record") for group in cases},
     )  # fmt: skip
     skipped = [_skipped(profile.name, row) for row in left]
-    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=kv_dtype), skipped), made
+    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=KV_DTYPE), skipped), made
 
 
 def _unable(case: Case, profile: HardwareProfile, machine: Machine) -> str:
@@ -178,16 +175,16 @@ def record(measurements: Measurements, hw: str) -> Path:
     return path
 
 
-def open_checked(device: str) -> "Backend":
+def open_checked(device: str) -> "Device":
     """The device and its kernels; Impossible in one line where there are none."""
     check_device(device)
     try:
-        from realkernels.backend import open_backend  # noqa: PLC0415
+        from realkernels.device import open_device  # noqa: PLC0415
     except ImportError as missing:
         what = missing.name or str(missing).splitlines()[0]
         raise Impossible(f"{what} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     try:
-        return open_backend(device)
+        return open_device(device)
     except RuntimeError as refused:
         raise Impossible(str(refused).splitlines()[0]) from None
 

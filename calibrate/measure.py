@@ -18,7 +18,7 @@ from calibrate.operations.timing import Pair, compiled, measured, release, share
 from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
 
 PACE = Pace(0.25, 30, 5, once=False)
 UNSTEADY = 1.25
@@ -28,7 +28,7 @@ Outcome = MeasuredRow | LeftOutRow
 
 
 def measure(
-    cases: Iterable[Case], backend: "Backend", machine: Machine, *, group: Group,
+    cases: Iterable[Case], backend: "Device", machine: Machine, *, group: Group,
     progress: Callable[[Case], object] = lambda _case: None,
 ) -> Iterator[Outcome]:  # fmt: skip
     """Measure the cases of one group, once. WrongData where a kernel computes something else than it should."""

@@ -15,6 +15,7 @@ from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
 from calibrate.machine.description import check_device, describe
+from calibrate.operations.operation import KV_DTYPE
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.rounds import in_order, joined_rounds, round_name
 from twin.cli.outputs import check_outputs, write_atomic
@@ -22,7 +23,7 @@ from twin.errors import CannotWrite
 from twin.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
 
 Progress = Callable[[str, float, float], None]
 """(probe that begins or "", seconds of work done, seconds of work in all), by the probes' own estimates."""
@@ -37,7 +38,6 @@ END = -1
 """The number of the round that looks once more at the first probe."""
 
 LEAST_FREE_BYTES = 2 * GIB
-DTYPES = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 KEPT = "the finished probes are kept: the same command continues"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -68,9 +68,9 @@ def run_calibration(
     """
     check_device(device)
     check_outputs(output)
-    backend = _open(device, output.parent)
+    backend = _open(device)
     placed = "cpu" if backend.device.type == "cpu" else str(backend.device)
-    machine = describe(placed, dtype=DTYPES[str(backend.dtype)])
+    machine = describe(placed, dtype=KV_DTYPE)
     check_room(machine)
     run = Run(
         probes=all_probes(),
@@ -84,11 +84,11 @@ def run_calibration(
     return run.finish(progress or (lambda _probe, _done_s, _total_s: None))
 
 
-def _open(device: str, folder: Path) -> "Backend":
+def _open(device: str) -> "Device":
     try:
-        from realkernels.backend import open_backend  # noqa: PLC0415
+        from realkernels.device import open_device  # noqa: PLC0415
 
-        return open_backend(device, folder=str(folder))
+        return open_device(device)
     except ModuleNotFoundError as absent:
         raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     except RuntimeError as refused:

@@ -5,7 +5,8 @@ None of this belongs into a timed path: each check waits for the device.
 
 import torch
 
-from realkernels.rows import NO_BLOCK
+from realkernels.codecs.codec import Planes
+from realkernels.kernels.prefill_rows import NO_BLOCK
 from realkernels.shape import QsaShape
 
 
@@ -32,6 +33,15 @@ def check_rows(selection: torch.Tensor, *, past: int, shape: QsaShape) -> None:
         raise IndexError(f"a row selects a block before 0 or beyond its own, for rows at {past} to {past + rows - 1}")
     if bool(((selection[:, 1:] <= selection[:, :-1]) & ~fill[:, 1:]).any()):
         raise IndexError("a row's selection does not ascend, or holds a block twice")
+
+
+def check_blocks(planes: Planes, *, end: int, shape: QsaShape) -> None:
+    """ValueError for a context of `end` tokens that does not fit the interleaved blocks of these planes."""
+    if end > planes.slots or planes.page_tokens != shape.ratio:
+        raise ValueError(
+            f"a context of {end} tokens in blocks of {shape.ratio} does not fit {planes.pages} blocks of "
+            f"{planes.page_tokens}"
+        )
 
 
 def check_pages(page_table: torch.Tensor, lengths: torch.Tensor, *, pages: int, page_tokens: int) -> None:

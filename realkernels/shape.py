@@ -105,9 +105,9 @@ class DenseShape:
         """Elements a token read and written when its K and V go to the cache."""
         return 2 * 2 * self.kv_width
 
-    def attend_flops(self, *, batch: int, rows: int, past: int, causal: bool = True) -> float:
+    def attend_flops(self, *, batch: int, q_tokens: int, past_tokens: int, causal: bool = True) -> float:
         """Operations of q k and p v, 2 each per pair of tokens and element; `causal` leaves the future out."""
-        pairs = rows * past + (rows * (rows + 1) // 2 if causal else rows * rows)
+        pairs = q_tokens * past_tokens + (q_tokens * (q_tokens + 1) // 2 if causal else q_tokens**2)
         return 4.0 * batch * self.query_width * pairs
 
 

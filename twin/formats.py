@@ -124,9 +124,9 @@ def _turboquant(name: str, key_bits: int, value_bits: int) -> KVFormat:
     )
 
 
-def _grouped(name: str, key_bits: int, value_bits: int, summary: str, *, kind: Kind) -> KVFormat:
-    """Groups of 32 elements along the heads, each with an fp16 scale."""
-    key, value = (Plane(bits=bits, group_elements=32, group_bytes=2) for bits in (key_bits, value_bits))
+def _grouped(name: str, key_bits: int, value_bits: int, summary: str, *, kind: Kind, group_bytes: int = 2) -> KVFormat:
+    """Groups of 32 elements along the heads, each with an fp16 scale and what else `group_bytes` counts."""
+    key, value = (Plane(bits=bits, group_elements=32, group_bytes=group_bytes) for bits in (key_bits, value_bits))
     return KVFormat(name=name, summary=summary, key=key, value=value, kind=kind)
 
 
@@ -158,6 +158,17 @@ _FORMATS = {
         _turboquant("3bit_nc", 3, 3),
         _grouped("q8_0", 8, 8, "llama.cpp: int8 in groups of 32 with an fp16 scale", kind="scaled"),
         _grouped("q4_0", 4, 4, "llama.cpp: int4 in groups of 32 with an fp16 scale", kind="scaled"),
+        _grouped(
+            "q5_1",
+            5,
+            5,
+            "llama.cpp: 5 bits in groups of 32 with an fp16 scale and minimum",
+            kind="scaled",
+            group_bytes=4,
+        ),
+        _grouped(
+            "iq4_nl", 4, 4, "llama.cpp: 4 bits of an uneven table in groups of 32 with an fp16 scale", kind="scaled"
+        ),
         *(_exl3(key_bits, value_bits) for key_bits in EXL3_BITS for value_bits in EXL3_BITS),
     )
 }

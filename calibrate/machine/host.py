@@ -10,7 +10,7 @@ import torch
 
 from calibrate.machine.timed import scratch_file, timed
 from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
-from realkernels.timing import clock_seconds
+from realkernels.device import host_seconds
 from twin.units import GIB, KIB, MIB
 
 DISK_THREADS = 16
@@ -25,7 +25,8 @@ def host_read(context: Context) -> list[Sample]:
     total = torch.empty(())
 
     def clocked(work: Callable[[], object]) -> tuple[float, ...]:
-        return tuple(clock_seconds(work, repeats=context.pick(5, 11), warm_up=1))
+        work()
+        return tuple(host_seconds(work) for _ in range(context.pick(5, 11)))
 
     def runs(run: int, count: int, **alone: int) -> Sample:
         table, target = data.view(-1, run // 4), torch.empty(count, run // 4)
@@ -117,7 +118,7 @@ def _write(handle: int, size: int, block: bytes) -> None:
 
 def host_register(context: Context) -> list[Sample]:
     """Mapping, registering and releasing host memory, by page size."""
-    from realkernels.host_slab import host_slab  # noqa: PLC0415 - needs CUDA
+    from realkernels.caches.host_memory import registered  # noqa: PLC0415 - needs CUDA
 
     samples = []
     size = min(context.pick(1 * GIB, 4 * GIB), context.machine.host_free_bytes // 4)
@@ -125,7 +126,7 @@ def host_register(context: Context) -> list[Sample]:
         seconds = []
         for _ in range(2 if context.quick else 3):
             begin = time.perf_counter()
-            with host_slab(size, device=context.backend.device, huge_pages=pages == "huge") as slab:
+            with registered(size, device=context.backend.device, huge_pages=pages == "huge") as slab:
                 seconds.append(time.perf_counter() - begin)
                 slab.device[-1:].fill_(7)
                 torch.cuda.synchronize(context.backend.device)

@@ -51,9 +51,9 @@ def host_region(context: Context, nbytes: int, *, huge_pages: bool = True) -> It
     A registered slab that a GPU reads in place, or a mapped file where the device is the CPU.
     """
     if context.cuda:
-        from realkernels.host_slab import host_slab  # noqa: PLC0415
+        from realkernels.caches.host_memory import registered  # noqa: PLC0415
 
-        with host_slab(nbytes, device=context.backend.device, huge_pages=huge_pages) as slab:
+        with registered(nbytes, device=context.backend.device, huge_pages=huge_pages) as slab:
             region = Region(slab.host[:nbytes], slab.device[:nbytes])
             fill(region.device)
             torch.cuda.synchronize(context.backend.device)

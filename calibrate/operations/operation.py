@@ -58,6 +58,9 @@ class Points(NamedTuple):
         return tuple(found.values())
 
 
+KV_DTYPE = "fp16"
+"""Of planes of sparse attention that are measured here, as `realkernels.caches.qsa.DTYPE` has it."""
+
 NO_POINTS = Points()
 
 

@@ -12,11 +12,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.operations.lowering import ELEMENT_BYTES, PAGE_TOKENS, numbers
-from calibrate.operations.operation import Operation, Point, Value
+from calibrate.operations.operation import Operation, Point, Timed, Value
 from calibrate.probes.probe import CannotRun, Context, Sample, check
+
+if TYPE_CHECKING:
+    from realkernels.timed.call import TimedCall
 
 MIB = 2**20
 LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
@@ -31,33 +34,6 @@ GPU_SHARE, CPU_SHARE = 0.5, 0.2
 """Of the free memory that what a point needs may take: on a processor both tiers share one, with others."""
 
 
-class TimedCall(Protocol):
-    """What can be checked and timed: one operation at one size. `run` is `calls` equal calls."""
-
-    calls: int
-    capturable: bool
-    """Whether it is work of the device, that a graph can hold; else the host does it, and is timed by its own clock."""
-    moved_bytes: float
-    flops: float
-    link_bytes: float
-
-    def run(self) -> None:
-        """All calls."""
-        ...
-
-    def poison(self) -> None:
-        """Fresh inputs, NaN in the outputs."""
-        ...
-
-    def error(self) -> float:
-        """Relative error of the outputs as they are; infinite where they are not finite."""
-        ...
-
-    def verify(self) -> float:
-        """Poison, run, and the error that this leaves."""
-        ...
-
-
 class Measured(NamedTuple):
     """A timed point."""
 
@@ -66,20 +42,15 @@ class Measured(NamedTuple):
     link_bytes: int
 
 
-PLACES = {
-    "qsa": "realkernels.caches.qsa",
-    "interleaved": "realkernels.caches.interleaved",
-    "device": "realkernels.device",
-}
-"""Where what is no timed call is found."""
-
-
 def loaded(module: str, name: str) -> Any:
-    """A class or a function of the kernels' room, most of them of `realkernels/timed/`."""
-    try:
-        return getattr(import_module(PLACES.get(module, f"realkernels.timed.{module}")), name)
-    except ModuleNotFoundError:  # not there yet
-        return getattr(import_module("calibrate.operations.stand_ins"), name)
+    """A class or a function of the kernels' room."""
+    return getattr(import_module(f"realkernels.{module}"), name)
+
+
+def _made(timed: Timed, *given: Any, **sizes: Any) -> "TimedCall":
+    """The call that an operation times."""
+    call: TimedCall = loaded(f"timed.{timed.module}", timed.name)(*given, **sizes)
+    return call
 
 
 Pair = tuple[Operation, Point]
@@ -97,7 +68,7 @@ def measured(context: Context, pairs: Sequence[Pair], *, whole: bool) -> Iterato
                 yield _timed(context, operation, point, _call(context, operation, point, shared), whole=whole)
 
 
-def _timed(context: Context, operation: Operation, point: Point, call: TimedCall, *, whole: bool) -> Measured:
+def _timed(context: Context, operation: Operation, point: Point, call: "TimedCall", *, whole: bool) -> Measured:
     where, worst = operation.id(point), operation.worst_error(point)
     error = call.verify()
     check(where, error <= worst, f"relative error {error:.1e}")
@@ -150,13 +121,13 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
     shape = QsaShape(budget=int(first["budget"])) if "budget" in first else QsaShape()
     given = {"layers": int(first.get("layers", 1)), "device": context.backend.device, "folder": str(context.folder)}
     if "format" in first:
-        opened = loaded("interleaved", "interleaved_cache")
+        opened = loaded("caches.interleaved", "interleaved_cache")
         with opened(str(first["format"]), shape=shape, tokens=tokens, **given) as cache:
             yield cache
         return
     given |= {"tier": "vram" if first["tier"] == "vram" else "host", "huge_pages": first["tier"] != "host4k"}
     whole_pages = -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-    with loaded("qsa", "qsa_cache")(shape, tokens=whole_pages, **given) as cache:
+    with loaded("caches.qsa", "qsa_cache")(shape, tokens=whole_pages, **given) as cache:
         cache.fill_random(seed=tokens)
         yield cache
 
@@ -169,8 +140,8 @@ def _table(context: Context, source: str) -> Iterator[Any]:
         with path.open("wb") as made:
             made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
             os.fsync(made.fileno())  # the system drops no page that is still to be written
-        file = loaded("disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
-        with loaded("disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
+        file = loaded("timed.disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
+        with loaded("timed.disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table
 
 
@@ -178,14 +149,14 @@ def _weights(context: Context, point: Point) -> list[Any]:
     """Of as many layers as fit, four at most."""
     layer_bytes = _shape(point).parameters * ELEMENT_BYTES[str(point["dtype"])]
     count = max(1, min(LAYERS, int(_room(context, "vram") / layer_bytes)))
-    made = loaded("library", "random_weights")
+    made = loaded("timed.library", "random_weights")
     return [made(_shape(point), dtype=_dtype(point), device=context.backend.device) for _ in range(count)]
 
 
 # One call
 
 
-def _call(context: Context, operation: Operation, point: Point, shared: Any) -> TimedCall:
+def _call(context: Context, operation: Operation, point: Point, shared: Any) -> "TimedCall":
     timed, device = operation.timed, context.backend.device
     given: dict[str, Any] = {name: point[name] for name in timed.sizes if name in point}
     made: TimedCall
@@ -194,25 +165,23 @@ def _call(context: Context, operation: Operation, point: Point, shared: Any) -> 
             given["backbone_bytes"] = int(point["backbone_mib"]) * MIB
         if timed.module == "page_images":
             given["pages"] = IMAGES
-        cls = loaded("gather_blocks", "GatherBlocks") if "format" in point else loaded(timed.module, timed.name)
-        made = cls(shared, **given)
+        over = timed._replace(module="gather_blocks", name="GatherBlocks") if "format" in point else timed
+        made = _made(over, shared, **given)
     elif timed.over == "format":
         made = _format_call(context, operation, point, given)
     elif timed.over == "table":
-        made = loaded(timed.module, timed.name)(shared, reads=16 * int(point["tokens"]))
+        made = _made(timed, shared, reads=16 * int(point["tokens"]))
     elif timed.over == "rows":
-        made = loaded(timed.module, timed.name)(vocab=VOCABULARY, device=device, **given)
+        made = _made(timed, vocab=VOCABULARY, device=device, **given)
     elif timed.over == "products":
-        from calibrate.operations.products import Product  # noqa: PLC0415
-
         beyond = (512 if context.cuda else 128 if point["tokens"] == 1 else 32) * MIB
-        made = Product(dtype=_dtype(point), beyond_bytes=beyond, device=device, **given)
+        made = _made(timed, dtype=_dtype(point), beyond_bytes=beyond, device=device, **given)
     else:
         made = _layer_call(context, operation, point, given, shared)
     return made
 
 
-def _format_call(context: Context, operation: Operation, point: Point, given: dict[str, Any]) -> TimedCall:
+def _format_call(context: Context, operation: Operation, point: Point, given: dict[str, Any]) -> "TimedCall":
     """Over a cache of the point's format. CannotRun where this device has no kernel for it."""
     if "heads" in point:
         given["shape"] = _heads(point)
@@ -222,10 +191,7 @@ def _format_call(context: Context, operation: Operation, point: Point, given: di
         given["layers"] = LIGHT_LAYERS if context.cuda and int(point["tokens"]) < MANY_TOKENS else LEAST_LAYERS
     if operation.timed.name == "AttendChunk":
         given["caches"] = 1
-    made: TimedCall = loaded(operation.timed.module, operation.timed.name)(
-        str(point["format"]), device=context.backend.device, **given
-    )
-    return made
+    return _made(operation.timed, str(point["format"]), device=context.backend.device, **given)
 
 
 def _heads(point: Point) -> Any:
@@ -237,12 +203,12 @@ def _heads(point: Point) -> Any:
 
 def _layer_call(
     context: Context, operation: Operation, point: Point, given: dict[str, Any], weights: list[Any] | None
-) -> TimedCall:
+) -> "TimedCall":
     """Of a dense layer. CannotRun where flash attention cannot run here."""
     timed, device, shape = operation.timed, context.backend.device, _shape(point)
     given |= {"dtype": _dtype(point), "device": device}
     if timed.name in {"FlashAttention", "DenseLayers"}:
-        missing = loaded("library", "flash_missing")(shape, dtype=given["dtype"], device=device)
+        missing = loaded("timed.library", "flash_missing")(shape, dtype=given["dtype"], device=device)
         if missing:
             raise CannotRun(missing)
     if timed.name == "FlashAttention":
@@ -253,8 +219,7 @@ def _layer_call(
         given["weights"] = weights
     else:
         given["layers"] = LAYERS if timed.name == "DenseLayers" else LIGHT_LAYERS
-    made: TimedCall = loaded(timed.module, timed.name)(shape, **given)
-    return made
+    return _made(timed, shape, **given)
 
 
 def _shape(point: Point) -> Any:
@@ -332,10 +297,10 @@ def compiled(device: str, wanted: Iterable[Pair]) -> list[str]:
         kind, number = KINDS.get(operation.timed.name, ("", ""))
         if kind:
             name = str(point["format"])
-            arrangement = point.get("arrangement") or loaded("attend_decode", "default_arrangement")(name)
+            arrangement = point.get("arrangement") or loaded("codecs", "default_arrangement")(name)
             count = int(point.get(number, KV_CHUNK_TOKENS))
-            kernels.append(loaded("compile_ahead", "Wanted")(name, arrangement, count, kind))
-    told: list[str] = loaded("compile_ahead", "compile_ahead")(kernels, device=device) if kernels else []
+            kernels.append(loaded("timed.compile_ahead", "Wanted")(name, arrangement, count, kind))
+    told: list[str] = loaded("timed.compile_ahead", "compile_ahead")(kernels, device=device) if kernels else []
     return told
 
 

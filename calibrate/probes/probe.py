@@ -14,7 +14,7 @@ from msgspec import Struct
 from calibrate.machine.description import Machine
 
 if TYPE_CHECKING:
-    from realkernels.backend import Backend
+    from realkernels.device import Device
 
 Point = TypeVar("Point")
 
@@ -109,7 +109,7 @@ class Context:
     """What a probe may use while it runs."""
 
     machine: Machine
-    backend: "Backend"
+    backend: "Device"
     folder: Path
     """Where scratch files may lie."""
     quick: bool
@@ -152,7 +152,7 @@ class Context:
         `before` prepares each repeat, untimed; `clock` times a run in place of the device's own.
         """
         timed = partial(_runs, clock) if clock is not None else self.backend.seconds
-        timed = partial(timed, work, before=None if before is None else _alone(before))
+        timed = partial(timed, work, before=before)
         timed(repeats=1, warm_up=0)  # compiles and touches, which is not timed
         begin = time.monotonic()
         first = timed(repeats=1, warm_up=0)
@@ -186,11 +186,6 @@ def _runs(
             before()
         seconds.append(clock(work))
     return seconds[warm_up:]
-
-
-def _alone(before: Callable[[], object]) -> Callable[..., object]:
-    """Called with nothing, whatever a clock tells of its repeat."""
-    return lambda *_index: before()
 
 
 def everywhere(machine: Machine) -> str:

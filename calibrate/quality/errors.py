@@ -146,9 +146,9 @@ def absmax_int4(rows: "torch.Tensor") -> "torch.Tensor":
 def _through_planes(name: str, truth: Truth) -> tuple["torch.Tensor", "torch.Tensor", int]:
     import torch  # noqa: PLC0415
 
-    from realkernels.formats import format_named  # noqa: PLC0415
+    from realkernels.codecs import codec_named  # noqa: PLC0415
 
-    fmt = format_named(name)
+    fmt = codec_named(name)
     tokens, kv_heads, head_dim = truth.keys.shape
     page_tokens = max(16, fmt.tile_tokens)
     try:
@@ -159,7 +159,7 @@ def _through_planes(name: str, truth: Truth) -> tuple["torch.Tensor", "torch.Ten
     for run in runs:
         part = slice(run.start, run.stop)
         fmt.append(planes, run, truth.keys[part], truth.values[part])
-    back = [fmt.unpack(planes, run) for run in runs]
+    back = [fmt.restore(planes, run) for run in runs]
     keys, values = (torch.cat(rows) for rows in zip(*back, strict=True))
     waiting = planes.sidecar.get("present")
     return keys, values, 0 if waiting is None else int(waiting.sum())

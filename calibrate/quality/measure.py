@@ -185,10 +185,10 @@ def _opened(device: str) -> tuple[str, str]:
 
 def _names(asked: Sequence[str] | None, source: Source) -> list[str]:
     """References, then what was asked for, or everything there is from the largest to the smallest."""
-    from realkernels.formats import format_names  # noqa: PLC0415
+    from realkernels.codecs import codec_names  # noqa: PLC0415
 
     if asked is None:
-        shown = [name for name in format_names() if not is_exl3(name) or name in SHOWN_EXL3]
+        shown = [name for name in codec_names() if not is_exl3(name) or name in SHOWN_EXL3]
         sizes = {
             name: kv_format(name).plane_bytes(kv_heads=source.kv_heads, head_dim=source.head_dim) for name in shown
         }
@@ -200,9 +200,9 @@ def _token_bytes(name: str, kv_heads: int, head_dim: int) -> int:
     """Of the planes; the reference has codes of half a byte and a float32 scale for each token, head and plane."""
     if name == ABSMAX_INT4:
         return 2 * kv_heads * (-(-head_dim // 2) + 4)
-    from realkernels.formats import format_named  # noqa: PLC0415
+    from realkernels.codecs import codec_named  # noqa: PLC0415
 
-    return format_named(name).token_bytes(kv_heads, head_dim)
+    return codec_named(name).token_bytes(kv_heads, head_dim)
 
 
 def _measure(

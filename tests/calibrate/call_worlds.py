@@ -28,7 +28,7 @@ class FakeDevice:
         """As told, after doing it."""
         for repeat in range(-warm_up, repeats):
             if before is not None:
-                before(repeat)
+                before()
             work()
         return [self.seconds_of(repeat) for repeat in range(repeats)]
 

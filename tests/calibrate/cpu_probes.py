@@ -12,8 +12,8 @@ def probe_of(name: str) -> Probe:
 
 
 def context(folder: Path, **changes: Any) -> Context:
-    from realkernels.cpu_backend import CpuBackend
+    from realkernels.device import CpuDevice
 
-    backend = CpuBackend(folder=str(folder), threads=1)
+    backend = CpuDevice(threads=1)
     fields = {"machine": describe("cpu", dtype="fp16"), "folder": folder, "quick": True, "estimate_s": 0.01}
     return Context(backend=backend, **fields | changes)

@@ -7,20 +7,20 @@ from twin.formats import kv_format
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 
-from realkernels.formats import arrangements, format_named, format_names  # noqa: E402 - after the skip
+from realkernels.codecs import arrangements, codec_named, codec_names  # noqa: E402 - after the skip
 
-CASES = [(name, arrangement) for name in format_names() for arrangement in arrangements(name)]
+CASES = [(name, arrangement) for name in codec_names() for arrangement in arrangements(name)]
 SHAPES = [(1, 128), (2, 256), (4, 256), (3, 512), (8, 128)]
 SMALL = [(1, 16), (1, 32), (2, 32), (3, 64)]
 
 
 def test_both_rooms_have_the_same_formats() -> None:
-    assert format_names() == counted_names()
+    assert codec_names() == counted_names()
 
 
 @pytest.mark.parametrize(("name", "arrangement"), CASES)
 def test_bytes_by_formula_are_the_bytes_of_the_tensors(name: str, arrangement: str) -> None:
-    fmt, row = format_named(name, arrangement=arrangement), kv_format(name)
+    fmt, row = codec_named(name, arrangement=arrangement), kv_format(name)
     assert fmt.tile_tokens == row.tile_tokens
     for kv_heads, head_dim in SHAPES:
         counted = row.plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
@@ -31,7 +31,7 @@ def test_bytes_by_formula_are_the_bytes_of_the_tensors(name: str, arrangement: s
 
 @pytest.mark.parametrize(("name", "arrangement"), CASES)
 def test_small_heads_are_counted_alike_where_both_take_them(name: str, arrangement: str) -> None:
-    fmt, row = format_named(name, arrangement=arrangement), kv_format(name)
+    fmt, row = codec_named(name, arrangement=arrangement), kv_format(name)
     for kv_heads, head_dim in SMALL:
         try:
             held = fmt.token_bytes(kv_heads, head_dim)
@@ -41,10 +41,10 @@ def test_small_heads_are_counted_alike_where_both_take_them(name: str, arrangeme
         assert held == row.plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
 
 
-@pytest.mark.parametrize("name", [name for name in format_names() if kv_format(name).sidecar_bytes])
+@pytest.mark.parametrize("name", [name for name in codec_names() if kv_format(name).sidecar_bytes])
 def test_waiting_tokens_are_counted_alike(name: str) -> None:
     """A side slot holds K and V of a tile's tokens at the row's bytes an element."""
-    fmt, row = format_named(name), kv_format(name)
+    fmt, row = codec_named(name), kv_format(name)
     one, two = (
         fmt.allocate(2, fmt.tile_tokens, 2, 64, torch.device("cpu"), side_tiles=side_tiles) for side_tiles in (1, 2)
     )
@@ -53,5 +53,5 @@ def test_waiting_tokens_are_counted_alike(name: str) -> None:
 
 
 def test_only_tiles_wait() -> None:
-    for name in format_names():
-        assert bool(kv_format(name).sidecar_bytes) == (format_named(name).tile_tokens > 1)
+    for name in codec_names():
+        assert bool(kv_format(name).sidecar_bytes) == (codec_named(name).tile_tokens > 1)

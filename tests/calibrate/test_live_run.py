@@ -113,7 +113,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.M
     def no_gpu(_device: str) -> Any:
         raise RuntimeError("no CUDA device\nand a long story")
 
-    monkeypatch.setitem(sys.modules, "realkernels.backend", SimpleNamespace(open_backend=no_gpu))
+    monkeypatch.setitem(sys.modules, "realkernels.device", SimpleNamespace(open_device=no_gpu))
     with pytest.raises(Impossible) as refused:
         validate_live("h200", "cuda", quick=True, groups=["grid"], progress=ignored)
     assert one_line(refused.value) == "no CUDA device"

@@ -166,12 +166,12 @@ def test_counted_bytes_are_those_of_the_timed_calls(name: str) -> None:
 
     given = {"shape": AttentionShape(query_heads=4, kv_heads=2, head_dim=64), "device": torch.device("cpu")}
     at = {"format": name, "ctx_tokens": 256, "q_tokens": 3, "heads": "4x2x64"}
-    decode = loaded("attend_decode", "AttendDecode")(name, ctx_tokens=256, q_tokens=3, batch=2, **given)
+    decode = loaded("timed.attend_decode", "AttendDecode")(name, ctx_tokens=256, q_tokens=3, batch=2, **given)
     assert program("decode_format", at | {"batch": 2})[0].ops[0].vram_bytes == decode.moved_bytes
-    chunk = loaded("prefill", "AttendChunk")(name, ctx_tokens=256, q_tokens=3, caches=1, **given)
+    chunk = loaded("timed.prefill", "AttendChunk")(name, ctx_tokens=256, q_tokens=3, caches=1, **given)
     attend = program("prefill_format", at)[0].ops[1]
     assert attend.flops * attend.calls == chunk.flops
-    written = loaded("append", "Append")(name, tokens=5, layers=1, **given)
+    written = loaded("timed.append", "Append")(name, tokens=5, layers=1, **given)
     append = program("append_format", {"format": name, "tokens": 5, "heads": "4x2x64"})[0].ops[0]
     assert append.vram_bytes == written.moved_bytes
 
@@ -212,7 +212,7 @@ def test_its_kernels_move_what_is_counted(shape: str) -> None:
     assert ops["append"].vram_bytes == 2 * 2 * held.appended
     assert ops["attention"].vram_bytes == 2 * 2 * 100 * held.kv_width * 2
     chunk = dense(shape, q_tokens=8, past_tokens=4)["attention"]
-    assert (chunk.grain, chunk.flops) == (8, held.attend_flops(batch=1, rows=8, past=4))
+    assert (chunk.grain, chunk.flops) == (8, held.attend_flops(batch=1, q_tokens=8, past_tokens=4))
 
 
 def test_the_default_shape_is_the_model_s_and_another_type_has_its_own_kernels_and_bytes() -> None:

@@ -47,10 +47,10 @@ def _small_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def context(folder: Path, **changes: Any) -> Context:
-    from realkernels.cpu_backend import CpuBackend
+    from realkernels.device import CpuDevice
 
     fields = {"machine": describe("cpu", dtype="fp16"), "folder": folder, "quick": True, "pace": Pace(0.0, 1, 1)}
-    return Context(backend=CpuBackend(folder=str(folder), threads=1), **fields | changes)
+    return Context(backend=CpuDevice(threads=1), **fields | changes)
 
 
 def ids(pair: Any) -> str:
@@ -113,7 +113,7 @@ def test_without_flash_attention_a_probe_is_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "calibrate.operations.stand_ins.flash_missing", lambda *_given, **_named: "no flash attention: sm75"
+        "realkernels.timed.library.flash_missing", lambda *_given, **_named: "no flash attention: sm75"
     )
     for name in ("prefill_dense", "decode_dense"):
         probe = next(probe for probe in all_probes() if probe.name == name)

@@ -1,12 +1,13 @@
 """What the twin counts is what the kernels hold and move: bytes by tier, link bytes, selected tokens; never a fit."""
 
-import os
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from calibrate.operations.table import Case as Timed
+from calibrate.operations.operation import KV_DTYPE, Value
+from calibrate.operations.table import BY_NAME
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
@@ -17,11 +18,12 @@ from twin.operations.ops import Op, Program
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 
-from realkernels import layouts, steps  # noqa: E402 - after the skip
-from realkernels.cpu_backend import CpuBackend  # noqa: E402
-from realkernels.formats import format_named  # noqa: E402
-from realkernels.formats.blocks import BLOCK_FORMATS, record_of  # noqa: E402
+
+from realkernels.caches.qsa import DTYPE, PAGE_TOKENS, TIERS, QsaCache, qsa_cache  # noqa: E402 - after the skip
+from realkernels.codecs import codec_named  # noqa: E402
+from realkernels.codecs.interleaved import BLOCK_CODECS, block_layout  # noqa: E402
 from realkernels.shape import QsaShape  # noqa: E402
+from realkernels.timed.sparse import DecodeGather, DecodeSelect, PrefillAttend  # noqa: E402
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 OFFERED = [("cpu", "fp16"), ("cpu", "bf16"), ("cpu", "fp32"), ("triton", "fp16"), ("triton", "bf16")]
@@ -30,15 +32,14 @@ OFFERED = [("cpu", "fp16"), ("cpu", "bf16"), ("cpu", "fp32"), ("triton", "fp16")
 SHAPE = QsaShape()
 
 
-def backend(name: str, fmt: str) -> Any:
-    """A backend whose planes are in `fmt`; Triton's through its interpreter, which needs no device."""
-    if name == "cpu":
-        return CpuBackend(dtype=DTYPES[fmt], threads=1)
-    if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs triton and its interpreter")
-    from realkernels.triton_backend import TritonBackend
-
-    return TritonBackend(torch.device("cpu"), dtype=DTYPES[fmt])
+@contextmanager
+def cache_of(fmt: str, *, name: str = "cpu", tier: str = "vram", layers: int = 1, tokens: int) -> Iterator[QsaCache]:
+    """A cache whose planes are in `fmt`; filled, unless it is Triton's, which needs its interpreter for that."""
+    given: Any = {"layers": layers, "tokens": tokens, "tier": tier, "dtype": DTYPES[fmt], "triton": name == "triton"}
+    with qsa_cache(SHAPE, device=torch.device("cpu"), **given) as cache:
+        if name == "cpu":
+            cache.fill_random(1)
+        yield cache
 
 
 def case_of(layout: str, fmt: str, ctx_tokens: int) -> Case:
@@ -52,10 +53,12 @@ def by_formula(layout: str, fmt: str, *, tokens: int, layers: int) -> dict[str, 
 
 
 def held(name: str, layout: str, fmt: str, *, tokens: int, layers: int) -> dict[str, int]:
-    tier = layouts.load_layout(layout).tier
-    with backend(name, fmt).cache(SHAPE, layers=layers, tokens=tokens, tier=tier) as cache:
-        assert cache.tier == tier
+    with cache_of(fmt, name=name, tier=TIERS[layout], layers=layers, tokens=tokens) as cache:
         return dict(cache.bytes_by_tier())
+
+
+def program_of(operation: str, dtype: str, **at: Value) -> Program:
+    return BY_NAME[operation].lower(at, dtype)
 
 
 def ops(program: Program) -> dict[str, Op]:
@@ -67,28 +70,27 @@ def link_bytes(program: Program) -> float:
 
 
 def test_both_rooms_have_the_same_layouts() -> None:
-    assert layouts.layout_names() == layout_names()
+    assert sorted(TIERS) == layout_names()
     assert {load_layout(name).name for name in layout_names()} == {"vram", "offload"}
 
 
 def test_every_format_of_the_rulebook_is_one_that_a_backend_keeps() -> None:
-    """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_lowering`."""
+    """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_format_cases`."""
     rules = load_engine("twin")
-    assert set(rules.own_kernels.interleaved_formats) == set(BLOCK_FORMATS)
-    assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(BLOCK_FORMATS)
+    assert set(rules.own_kernels.interleaved_formats) <= set(BLOCK_CODECS)
+    assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(rules.own_kernels.interleaved_formats)
 
 
-@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
-def test_a_record_is_the_run_that_is_counted(fmt: str) -> None:
-    at = {"tier": "host", "ctx_tokens": 98_306, "format": fmt, "layers": 3}
-    (block,) = Timed(operation="decode_gather", at=at).program("fp16")
+@pytest.mark.parametrize("fmt", load_engine("twin").own_kernels.interleaved_formats)
+def test_an_interleaved_block_is_the_run_that_is_counted(fmt: str) -> None:
+    (block,) = program_of("decode_gather", "fp16", tier="host", ctx_tokens=98_306, format=fmt, layers=3)
     (op,) = block.ops
     shape = {"block_tokens": SHAPE.ratio, "kv_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim}
-    record_bytes = record_of(format_named(fmt), **shape).stride
-    assert op.run_bytes == record_bytes
-    assert op.link_bytes == (SHAPE.topk + 2 / SHAPE.ratio) * record_bytes
+    block_bytes = block_layout(codec_named(fmt), **shape).stride
+    assert op.run_bytes == block_bytes
+    assert op.link_bytes == (SHAPE.topk + 2 / SHAPE.ratio) * block_bytes
     placed = case_of("offload", fmt, 98_306)
-    assert placed.layout.placement(placed).host_bytes == record_bytes // SHAPE.ratio + 2 * SHAPE.index_dim
+    assert placed.layout.placement(placed).host_bytes == block_bytes // SHAPE.ratio + 2 * SHAPE.index_dim
 
 
 def test_the_kernels_have_the_shape_of_the_model() -> None:
@@ -107,7 +109,8 @@ def test_the_kernels_have_the_shape_of_the_model() -> None:
 
 
 def test_the_kernels_have_the_pages_of_the_rulebook() -> None:
-    assert load_engine("twin").page_tokens == steps.PAGE_TOKENS
+    assert load_engine("twin").page_tokens == PAGE_TOKENS
+    assert DTYPES[KV_DTYPE] == DTYPE
 
 
 @pytest.mark.parametrize("layout", ["vram", "offload"])
@@ -140,40 +143,32 @@ def test_an_open_block_has_no_pooled_key_yet(layout: str, open_tokens: int) -> N
 def test_a_staged_chunk_copies_the_bytes_of_its_program(
     fmt: str, copies: str, ctx_tokens: int, bucket_tokens: int
 ) -> None:
-    sizes = {"ctx_tokens": ctx_tokens, "q_tokens": 4, "copies": copies, "bucket_tokens": bucket_tokens}
-    case = Timed(operation="prefill_attention", at={"tier": "host", **sizes})
-    made = backend("cpu", fmt)
-    whole_pages = -(-ctx_tokens // steps.PAGE_TOKENS) * steps.PAGE_TOKENS
-    with made.cache(SHAPE, layers=1, tokens=whole_pages, tier="host") as cache:
-        cache.fill_random(1)
-        chunk = made.prefill_chunk(
-            cache, layer=0, past=ctx_tokens - 4, rows=4, mode="staged", bucket_tokens=bucket_tokens, copies=copies
-        )
+    at: dict[str, Value] = {"tier": "host", "ctx_tokens": ctx_tokens, "q_tokens": 4}
+    at |= {"bucket_tokens": bucket_tokens, "copies": copies}
+    whole_pages = -(-ctx_tokens // PAGE_TOKENS) * PAGE_TOKENS
+    with cache_of(fmt, tier="host", tokens=whole_pages) as cache:
+        chunk = PrefillAttend(
+            cache, ctx_tokens=ctx_tokens, q_tokens=4, bucket_tokens=bucket_tokens, copies=copies  # type: ignore[arg-type]
+        )  # fmt: skip
         copied: list[int] = []
-        copy = chunk._copy
-        chunk._copy = lambda bucket: copied.append(bucket) or copy(bucket)
-        chunk.run()
-        program = case.program(fmt)
+        copy = chunk._attention._copy
+
+        def noted(keys: Any, values: Any, bucket: int) -> Any:
+            copied.append(bucket)
+            return copy(keys, values, bucket)
+
+        chunk._attention._copy = noted  # type: ignore[method-assign]
+        assert chunk.verify() < 2e-2
+        program = program_of("prefill_attention", fmt, **at)
         assert link_bytes(program) == pytest.approx(chunk.link_bytes, rel=1e-12)
         assert copied == list(range(program[0].iterations))
-        assert chunk.verify() < 2e-2
-
-
-def test_planes_that_are_read_in_place_copy_nothing() -> None:
-    made = backend("cpu", "fp16")
-    with made.cache(SHAPE, layers=1, tokens=2_304, tier="host") as cache:
-        cache.fill_random(1)
-        assert made.prefill_chunk(cache, layer=0, past=2_300, rows=4, mode="in_place").link_bytes == 0
 
 
 @pytest.mark.parametrize("end", [2_048, 2_049, 2_051, 2_052, 2_055, 4_097])
 def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
     model = case_of("vram", "fp16", end).model
-    made = backend("cpu", "fp16")
-    with made.cache(SHAPE, layers=1, tokens=end, tier="vram") as cache:
-        cache.fill_random(1)
-        step = made.decode_step(cache, end=end)
-        step.select()
+    with cache_of("fp16", tokens=end) as cache:
+        step = DecodeGather(cache, ctx_tokens=end)
         blocks = step.selected[0].long().unique()
         read = torch.zeros(end, dtype=torch.bool)
         read[(blocks[:, None] * SHAPE.ratio + torch.arange(SHAPE.ratio)).flatten()] = True
@@ -181,12 +176,12 @@ def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
         assert int(read.sum()) == selected_tokens(model, end)
         for plane in (cache.keys[0], cache.values[0]):
             plane[~read] = float("nan")
-        step.gather()
+        step.run()
         assert bool(step.output.isfinite().all())
         for token in (int(blocks[0]) * SHAPE.ratio, int(read.nonzero()[-1])):
             poisoned = cache.values[0][token].clone()
             cache.values[0][token] = float("nan")
-            step.gather()
+            step.run()
             assert not bool(step.output.isfinite().any())
             cache.values[0][token] = poisoned
 
@@ -196,18 +191,14 @@ def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
 def test_a_decode_step_s_bytes_are_those_of_its_program(fmt: str, end: int) -> None:
     model = case_of("vram", fmt, end).model
     assert is_sparse(model, end)
-    program = Timed(operation="decode_step", at={"tier": "vram", "ctx_tokens": end, "layers": 1}).program(fmt)
-    made = backend("cpu", fmt)
-    with made.cache(SHAPE, layers=1, tokens=end, tier="vram") as cache:
-        cache.fill_random(1)
-        step = made.decode_step(cache, end=end)
-        assert ops(program)["pooled_scan"].vram_bytes == step.pooled(0).nbytes
-        assert step.pooled(0).shape[0] == complete_blocks(model, end)
+    program = program_of("decode_step", fmt, tier="vram", ctx_tokens=end, layers=1)
+    with cache_of(fmt, tokens=end) as cache:
+        assert ops(program)["pooled_scan"].vram_bytes == DecodeSelect(cache, ctx_tokens=end).moved_bytes
+        assert SHAPE.blocks(end) == complete_blocks(model, end)
         token_bytes = cache.keys[0][0].nbytes + cache.values[0][0].nbytes
         assert ops(program)["kv_gather"].vram_bytes == selected_tokens(model, end) * token_bytes
 
 
 def test_a_context_below_the_budget_is_no_step_of_the_kernels() -> None:
-    made = backend("cpu", "fp16")
-    with made.cache(SHAPE, layers=1, tokens=2_048, tier="vram") as cache, pytest.raises(ValueError, match="read whole"):
-        made.decode_step(cache, end=2_047)
+    with cache_of("fp16", tokens=2_048) as cache, pytest.raises(ValueError, match="read whole"):
+        DecodeGather(cache, ctx_tokens=2_047)

@@ -118,10 +118,10 @@ def test_the_estimates_keep_quick_below_3_and_full_below_10_minutes() -> None:
     "name", ["host_to_device_gather", "disk_random_read", "decode_gather.host", "prefill_attention.vram"]
 )
 def test_a_probe_runs_on_the_cpu_and_checks_its_result(tmp_path: Path, name: str) -> None:
-    from realkernels.backend import open_backend
+    from realkernels.device import open_device
 
     machine = describe("cpu", dtype="fp16")
-    backend = open_backend("cpu", folder=str(tmp_path))
+    backend = open_device("cpu")
     probe = next(probe for probe in all_probes() if probe.name == name)
     samples = probe.run(
         Context(machine=machine, backend=backend, folder=tmp_path, quick=True, estimate_s=0.01)  # the first point only

@@ -177,4 +177,4 @@ def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypat
         ("q8_0", "aligned", 4, "decode"), ("fp8", "aligned", 96, "append"),
         ("int8_per_token_head", "inline", 8192, "dequantise"),
     ]  # fmt: skip
-    assert found == ["cuda:0", *(tuple(given("compile_ahead", "Wanted")(*kernel)) for kernel in kernels)]
+    assert found == ["cuda:0", *(tuple(given("timed.compile_ahead", "Wanted")(*kernel)) for kernel in kernels)]

@@ -1,4 +1,4 @@
-"""Compiles the decode attention kernels for several compute capabilities, on any machine; prints what they need.
+"""Compiles the decode attention of every codec for several compute capabilities, on any machine; prints what it needs.
 
 PYTHONPATH=. python tests/gpu/format_suite_compile.py [90 86 ...]
 """
@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,49 +17,42 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
-from realkernels.attend import decode_plain, decode_scaled, merge
-from realkernels.attend.plan import alignment
-from realkernels.formats import format_named
+from realkernels.codecs import arrangements, codec_named
+from realkernels.kernels.decode import attended
+from realkernels.kernels.split_kv import PlanCase, alignment
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163, 86: 99, 89: 99, 90: 227}
-"""KiB that a program may have."""
+"""KiB that a thread block may have."""
 TYPES = {
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int16: "*i16",
-}  # fmt: skip
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+}  # codec: skip
+SIZES = ((4, 256, 256, 1), (4, 256, 256, 4), (4, 256, 256, 8), (8, 128, 128, 4))
+"""KV heads, head size, tokens of a page, query tokens."""
 
 
-class Recorder:
-    """Stands where a kernel is launched and keeps the arguments of the launch."""
-
-    def __init__(self) -> None:
-        self.arguments: tuple[Any, ...] = ()
-        self.named: dict[str, Any] = {}
-
-    def __getitem__(self, _grid: object) -> Callable[..., None]:
-        def launch(*arguments: object, **named: object) -> None:
-            self.arguments, self.named = arguments, named
-
-        return launch
-
-
-def build(kernel: Any, recorder: Recorder, capability: int) -> Any:
-    """The compiled kernel of a recorded launch, its hardware's instructions used."""
-    named = {**recorder.named, "ASM": True} if "ASM" in kernel.arg_names else dict(recorder.named)
+def build(kernel: Any, arguments: tuple[Any, ...], named: dict[str, Any], capability: int) -> Any:
+    """The compiled kernel of a launch, its hardware's instructions used."""
+    named = {**named, "ASM": True} if "ASM" in kernel.arg_names else dict(named)
     options = {"num_warps": named.pop("num_warps")}
-    values = dict(zip(kernel.arg_names, recorder.arguments, strict=False)) | named
+    values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
     signature, constants, attributes = {}, {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        value = values[name]
-        if name in named:
-            signature[name], constants[(index,)] = "constexpr", value
+    for param in kernel.params:
+        value = values[param.name]
+        if param.is_constexpr:
+            signature[param.name], constants[(param.num,)] = "constexpr", value
             continue
         is_tensor = isinstance(value, torch.Tensor)
-        signature[name] = TYPES[value.dtype] if is_tensor else {int: "i32", float: "fp32"}[type(value)]
+        signature[param.name] = TYPES[value.dtype] if is_tensor else {int: "i32", float: "fp32"}[type(value)]
         number = value.data_ptr() if is_tensor else value
-        if name != "splits" and isinstance(number, int) and number % 16 == 0:
-            attributes[(index,)] = [["tt.divisibility", 16]]
+        if not param.do_not_specialize and isinstance(number, int) and number % 16 == 0:
+            attributes[(param.num,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -77,72 +70,58 @@ def resources(compiled: Any) -> str:
 
 
 def compile_one(case: tuple[str, str, int, int, int, int, int]) -> str:
-    """What one kernel needs of a multiprocessor."""
+    """What one codec's kernel needs of a multiprocessor."""
     name, arrangement, heads, dim, page, q_tokens, capability = case
-    large = capability >= 90
-    for module in (decode_plain, decode_scaled):
-        module.is_large = lambda _device, large=large: large
-    decode_scaled.multiplies_registers = lambda _device: capability // 10 == 9
-    query = torch.zeros(1, q_tokens, 24, dim, dtype=torch.bfloat16)
-    form = format_named(name, arrangement=arrangement)
-    views = form.views(form.allocate(2, page, heads, dim, CPU))
-    table, lengths = torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    rows = 24 // heads * q_tokens
-    recorder = Recorder()
-    kept = merge.merge
-    try:
-        if name in ("bf16", "fp16"):
-            kernel, decode_plain._attend_plain = decode_plain._attend_plain, recorder
-            decode_plain.merge = lambda *_a: None
-            plan = decode_plain.plan_plain(query_rows=rows, head_dim=dim, device=CPU)
-            workspace = plan.workspace(query, kv_heads=heads, max_tokens=4096)
-            decode_plain.attend_plain(
-                query, views["key_data"], views["value_data"], table, lengths, query, workspace, softmax_scale=1.0
-            )
-            decode_plain._attend_plain = kernel
-        else:
-            kernels = decode_scaled._attend_scaled, decode_scaled.attend_columns
-            decode_scaled._attend_scaled = decode_scaled.attend_columns = recorder
-            decode_scaled.merge = lambda *_a: None
-            aligned = alignment(views["key_data"], views["value_data"])
-            per_token = views["key_scale"].dim() > 1
-            plan = decode_scaled.plan_scaled(
-                query_rows=rows, head_dim=dim, device=CPU, aligned=aligned, per_token=per_token
-            )
-            kernel = kernels[plan.across]
-            workspace = plan.workspace(query, kv_heads=heads, max_tokens=4096)
-            decode_scaled.attend_scaled(
-                query, views["key_data"], views["value_data"], views["key_scale"], views["value_scale"], table,
-                lengths, query, workspace, kind="fp8" if name.startswith("fp8") else "int8", softmax_scale=1.0,
-            )  # fmt: skip
-            decode_scaled._attend_scaled, decode_scaled.attend_columns = kernels
-    finally:
-        decode_plain.merge = decode_scaled.merge = kept
+    codec, launches = codec_named(name, arrangement=arrangement), []
+    form = codec.decode_form
+    JITFunction.run = lambda self, *given, grid, warmup, **named: launches.append((self, given, named))  # noqa: ARG005
+    more = {"side_tiles": 4, "sinks": ()} if form.paged else {}
+    views = codec.views(codec.allocate(2, page, heads, dim, CPU, **more))
+    plan = form.plan(
+        PlanCase(
+            q_rows=24 // heads * q_tokens,
+            head_dim=dim,
+            aligned=alignment(views["key_data"], views["value_data"]),
+            per_token="key_scale" in views and views["key_scale"].dim() > 1,
+            tile_tokens=codec.tile_tokens,
+            large=capability >= 90,
+            warpgroups=capability // 10 == 9,
+        )
+    )  # codec: skip
+    query = torch.zeros(1, q_tokens, 24, dim, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
+    workspace = plan.workspace(
+        batch=1,
+        q_tokens=q_tokens,
+        query_heads=24,
+        kv_heads=heads,
+        head_dim=dim,
+        tokens=4096,
+        other_splits=form.other_splits,
+        device=CPU,
+    )  # codec: skip
+    form.attend(
+        query,
+        views,
+        torch.zeros(1, 16, dtype=torch.int32),
+        torch.ones(1, dtype=torch.int32),
+        query,
+        workspace,
+        plan=plan,
+        page_tokens=page,
+        softmax_scale=1.0,
+    )  # codec: skip
     title = f"sm_{capability} {name:20s} {arrangement:8s} {heads} x {dim} page {page:3d} q {q_tokens:2d}"
-    compiled = build(kernel, recorder, capability)
+    compiled = build(*launches[0], capability)
     fits = "" if compiled.metadata.shared <= SHARED_BYTES[capability] * 1024 else "  DOES NOT FIT"
     return f"{title}: {resources(compiled)}{fits}"
 
 
 def cases(capabilities: list[int]) -> Iterator[tuple[str, str, int, int, int, int, int]]:
     """Kernels, without those that a capability has no instructions for."""
-    formats = [
-        ("bf16", "aligned"), ("int8_per_token_head", "aligned"), ("int8_per_token_head", "inline"),
-        ("fp8_per_token_head", "aligned"), ("fp8", "aligned"),
-    ]  # fmt: skip
     for capability in capabilities:
-        for name, arrangement in formats:
-            if name.startswith("fp8") and capability < 89:
-                continue
-            for heads, dim, page, q_tokens in (
-                (4, 256, 256, 1),
-                (4, 256, 256, 4),
-                (4, 256, 256, 8),
-                (4, 256, 16, 1),
-                (4, 256, 16, 4),
-                (8, 128, 128, 4),
-            ):
-                yield name, arrangement, heads, dim, page, q_tokens, capability
+        for name in attended():
+            if divmod(capability, 10) >= codec_named(name).decode_form.least_capability:
+                yield from ((name, kept, *sizes, capability) for kept in arrangements(name) for sizes in SIZES)
 
 
 def main() -> None:

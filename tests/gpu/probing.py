@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 
 from calibrate.machine.description import describe
+from calibrate.operations.operation import KV_DTYPE
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord
 
-DTYPES = {"torch.float16": "fp16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
 PATIENCE = 4
 """Times the estimate that a probe may take before it leaves points out: nothing waits behind these."""
 
 
 def probed(probes: Iterable[Probe], device: str, *, quick: bool) -> tuple[Machine, dict[str, ProbeRecord]]:
     """(machine, a record a probe), told as it goes. A probe that fails is told and left out: the others go on."""
-    from realkernels.backend import open_backend  # needs torch
+    from realkernels.device import open_device  # needs torch
 
     records = {}
     with tempfile.TemporaryDirectory() as folder:
-        backend = open_backend(device, folder=folder)
-        machine = describe(str(backend.device), dtype=DTYPES[str(backend.dtype)])
+        backend = open_device(device)
+        machine = describe(str(backend.device), dtype=KV_DTYPE)
         for probe in probes:
             reason = probe.supported(machine)
             context = Context(

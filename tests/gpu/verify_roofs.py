@@ -18,9 +18,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.format_decode import FormatDecode
-from realkernels.format_pool import default_arrangement
-from realkernels.format_warm import Wanted, compile_ahead
+from realkernels.caches.paged import default_arrangement
+from realkernels.timed.attend_decode import AttendDecode
+from realkernels.timed.compile_ahead import Wanted, compile_ahead
 
 CTX = 131_072
 QUERY_TOKENS = (1, 4, 8)
@@ -56,7 +56,7 @@ def cases() -> list[tuple[str, int]]:
 def launch() -> None:
     """One call each."""
     for name, tokens in cases():
-        call = FormatDecode(name, ctx_tokens=CTX, query_tokens=tokens, caches=1, device=torch.device("cuda"))
+        call = AttendDecode(name, ctx_tokens=CTX, q_tokens=tokens, caches=1, device=torch.device("cuda"))
         call.run()
         torch.cuda.synchronize()
         del call

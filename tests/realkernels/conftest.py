@@ -52,9 +52,9 @@ def _interpreted() -> None:
     """Kernels that some other folder's tests have imported before would want a GPU here."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    from realkernels import gather
+    from realkernels.kernels import gather
 
-    if not isinstance(gather._merge_splits, InterpretedFunction):
+    if not isinstance(gather._combine_splits, InterpretedFunction):
         pytest.skip("the kernels were imported before TRITON_INTERPRET was set: run this folder on its own")
     if not _loops_run():
         import numpy as np
@@ -70,13 +70,12 @@ def _loops_run() -> bool:
     import torch
     from triton.runtime.errors import InterpreterError
 
-    from realkernels.selection import SelectionBuffers, select_blocks
+    from realkernels.kernels.select import Selection
     from realkernels.shape import QsaShape
 
-    shape = QsaShape(budget=4, index_heads=1, index_dim=16)
-    zeros, buffers = torch.zeros(1, 16).half(), SelectionBuffers.allocate(1, torch.device("cpu"))
+    shape, zeros = QsaShape(budget=4, index_heads=1, index_dim=16), torch.zeros(1, 16).half()
     try:
-        select_blocks(zeros, zeros, torch.zeros(1, dtype=torch.int32), buffers, shape, programs=1)
+        Selection(shape, most_blocks=1, device=zeros.device).run(zeros, zeros, torch.zeros(1, dtype=torch.int32))
     except InterpreterError:
         return False
     return True

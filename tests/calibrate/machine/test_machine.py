@@ -98,7 +98,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from calibrate.machine import copies, kernels, mapped
-    from realkernels.cpu_backend import CpuBackend
+    from realkernels.device import CpuDevice
     from tests.calibrate.cpu_probes import probe_of
 
     if not hasattr(kernels._sum, "rewrite"):
@@ -117,14 +117,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
         "stream": lambda _stream: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr("realkernels.host_slab.host_slab", slab)
+    monkeypatch.setattr("realkernels.caches.host_memory.registered", slab)
     for module, name, value in (
         (copies, "SINGLE", (2**16,)), (copies, "QUEUED", ((4, 2**14), (64, 2**12))), (copies, "LOADED_S", 0.001),
         (copies, "MIB", 2**12), (mapped, "MIB", 2**10), (copies, "_vram_sizes", lambda _context: [2**18]),
         (copies, "_buffer_bytes", lambda _context: 2**17), (mapped, "_regions", lambda _context: [2**18]),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    backend = CpuBackend(folder=str(tmp_path), threads=1)
+    backend = CpuDevice(threads=1)
     monkeypatch.setattr(backend, "capture", lambda work: work)
     context = Context(machine=worlds.machine(), backend=backend, folder=tmp_path, quick=True, estimate_s=0.0)
     return lambda name: probe_of(name).run(context)

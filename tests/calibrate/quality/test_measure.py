@@ -15,11 +15,11 @@ from calibrate.quality.errors import ABSMAX_INT4, truth_of  # noqa: E402 - what 
 from calibrate.quality.heads import KINDS, dumped  # noqa: E402
 from calibrate.quality.measure import REFERENCES, SHOWN_EXL3, measure_quality  # noqa: E402
 from calibrate.quality.report import quality_json, quality_text  # noqa: E402
-from realkernels.formats import format_names  # noqa: E402
+from realkernels.codecs import codec_names  # noqa: E402
 from tests.calibrate.quality.dumped import some, write  # noqa: E402
 from twin.formats import is_exl3, kv_format  # noqa: E402
 
-SHOWN = [name for name in format_names() if not is_exl3(name) or name in SHOWN_EXL3]
+SHOWN = [name for name in codec_names() if not is_exl3(name) or name in SHOWN_EXL3]
 
 
 @pytest.fixture(autouse=True)

@@ -248,27 +248,27 @@ def test_operations_are_those_of_every_token_and_what_it_sees() -> None:
     ("kv_tokens", "q_tokens"), [(0, 1), (0, 20_000), (100, 8_092), (8_191, 2), (8_192, 8_192), (40_000, 300)]
 )
 def test_calls_and_combinations_are_those_of_the_kernel_s_own_loop(kv_tokens: int, q_tokens: int) -> None:
-    chunk = pytest.importorskip("realkernels.chunk", exc_type=ImportError)
+    chunk = pytest.importorskip("realkernels.kernels.prefill", exc_type=ImportError)
     calls = [
         call
-        for first, last in chunk.pieces(kv_tokens + q_tokens, KV_CHUNK)
-        for call in chunk.calls_of(first, last, past=kv_tokens, rows=q_tokens)
+        for first, last in chunk.kv_chunks(kv_tokens + q_tokens, KV_CHUNK)
+        for call in chunk.calls_of(first, last, past_tokens=kv_tokens, q_tokens=q_tokens)
     ]
     of_case = format_case(INT4)
     assert attention_calls(of_case, step(kv_tokens, q_tokens)) == len(calls)
-    results = sum(call.rows_to - call.rows_from for call in calls)
+    results = sum(call.q_to - call.q_from for call in calls)
     moved = 24 * 256 * ((results + q_tokens) * 2 + 2 * (results - q_tokens) * 4)
     assert combined_bytes(of_case, step(kv_tokens, q_tokens)) == moved
-    assert KV_CHUNK == chunk.PIECE_TOKENS == of_case.rules.own_kernels.kv_chunk_tokens
+    assert KV_CHUNK == chunk.KV_CHUNK_TOKENS == of_case.rules.own_kernels.kv_chunk_tokens
 
 
 def test_the_scratch_is_that_of_the_kernel_and_has_one_size_in_every_plan() -> None:
     torch = pytest.importorskip("torch")
-    from realkernels.chunk import ChunkScratch
+    from realkernels.kernels.prefill import ChunkScratch
 
     of_case = format_case(INT4)
     made = ChunkScratch.allocate(
-        piece_tokens=KV_CHUNK, rows=64, query_heads=24, kv_heads=4, head_dim=256, dtype=torch.bfloat16,
+        kv_chunk_tokens=KV_CHUNK, q_tokens=64, query_heads=24, kv_heads=4, head_dim=256, dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )  # fmt: skip
     result = 64 * 24 * 256 * 2

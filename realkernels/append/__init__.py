@@ -1,1 +1,0 @@
-"""Fused kernels that quantise new tokens into the planes of a cache: one file a family of formats."""

@@ -1,0 +1,173 @@
+"""Where each byte lies and what it means: decoders that share no code with the formats, strides, shapes, sums."""
+
+import numpy as np
+import pytest
+import torch
+
+from realkernels.codecs import arrangements, codec_named
+from realkernels.codecs.turboquant import unit_centroids
+from tests.realkernels.codecs import slow
+from tests.realkernels.codecs.kept import ALL, CPU, KVARN, ROWS, normal, place_of, raw
+
+BOTH = [name for name, arrangement in ROWS if arrangement == "inline"]
+
+
+def decoded(name: str, arrangement: str, planes, slot: int, head: int, **more) -> tuple[np.ndarray, np.ndarray]:
+    bits = {"centroids": unit_centroids} if name.startswith("turboquant") else {}
+    return tuple(
+        np.array(row)
+        for row in slow.decode(name, arrangement, raw(planes), place_of(planes, slot, head), **bits, **more)
+    )
+
+
+@pytest.mark.parametrize(("name", "arrangement"), ROWS)
+@pytest.mark.parametrize(("heads", "dims"), [(3, 128), (1, 256)])
+def test_a_slow_decoder_reads_the_bytes_as_the_format_does(name: str, arrangement: str, heads: int, dims: int) -> None:
+    fmt = codec_named(name, arrangement=arrangement)
+    planes = fmt.allocate(3, 5, heads, dims, CPU)
+    scales = {}
+    if name == "fp8":
+        fmt.set_scales(planes, key=0.5, value=0.125)
+        scales = {"scales": (0.5, 0.125)}
+    slots = [12, 0, 7, 14, 5]
+    fmt.append(planes, slots, *normal(5, heads, dims))
+    keys, values = fmt.dequantise(planes, slots)
+    for row, slot in enumerate(slots):
+        for head in range(heads):
+            expected = decoded(name, arrangement, planes, slot, head, **scales)
+            np.testing.assert_allclose(keys[row, head], expected[0], rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(values[row, head], expected[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", KVARN)
+@pytest.mark.parametrize(("heads", "dims"), [(2, 64), (1, 16)])
+def test_a_slow_decoder_reads_a_tile_as_the_format_does(name: str, heads: int, dims: int) -> None:
+    fmt = codec_named(name)
+    tile = fmt.tile_tokens
+    planes = fmt.allocate(2, 2 * tile, heads, dims, CPU, sinks=())
+    for first in (tile, 3 * tile):
+        fmt.append(planes, range(first, first + tile), *normal(tile, heads, dims, seed=first))
+    slots = [tile, tile + 1, 2 * tile - 1, 3 * tile + 10, 3 * tile + 31]
+    keys, values = fmt.dequantise(planes, slots)
+    for row, slot in enumerate(slots):
+        for head in range(heads):
+            expected = decoded(name, "aligned", planes, slot, head)
+            np.testing.assert_allclose(keys[row, head], expected[0], rtol=2e-6, atol=1e-6)
+            np.testing.assert_allclose(values[row, head], expected[1], rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_arrangements_hold_the_same_codes_in_as_many_bytes(name: str) -> None:
+    rows, held = normal(9, 2, 128), []
+    for arrangement in arrangements(name):
+        fmt = codec_named(name, arrangement=arrangement)
+        planes = fmt.allocate(2, 8, 2, 128, CPU)
+        fmt.append(planes, range(3, 12), *rows)
+        held.append((planes.nbytes, fmt.views(planes)))
+    (inline_bytes, inline), (aligned_bytes, aligned) = held
+    assert inline_bytes == aligned_bytes
+    assert inline.keys() == aligned.keys()
+    for part, view in inline.items():
+        assert torch.equal(view, aligned[part])
+        assert aligned[part].is_contiguous()
+        assert aligned[part].data_ptr() % 16 == 0
+
+
+@pytest.mark.parametrize(("name", "arrangement"), ROWS)
+def test_views_are_pages_heads_tokens_of_the_same_memory(name: str, arrangement: str) -> None:
+    fmt = codec_named(name, arrangement=arrangement)
+    planes = fmt.allocate(3, 5, 2, 128, CPU)
+    covered = torch.zeros(planes.nbytes, dtype=torch.int64)
+    start = {part: sum(t.nbytes for t in list(planes.tensors.values())[:n]) for n, part in enumerate(planes.tensors)}
+    for part, view in planes.parts.items():
+        assert view.shape[:3] == (3, 2, 5)
+        if part.endswith("_data"):
+            assert view.stride(-1) == 1
+        if view.dtype == torch.uint8 and arrangement == "aligned":
+            assert all(stride % 16 == 0 for stride in view.stride()[:3])
+        base = next(
+            base for base, t in planes.tensors.items() if 0 <= view.data_ptr() - t.data_ptr() < max(t.nbytes, 1)
+        )
+        first = start[base] + view.data_ptr() - planes.tensors[base].data_ptr()
+        size = view.dtype.itemsize
+        index = torch.zeros(view.shape, dtype=torch.int64)
+        for axis, stride in enumerate(view.stride()):
+            shape = [-1 if at == axis else 1 for at in range(view.dim())]
+            index += (torch.arange(view.shape[axis]) * stride * size).view(shape)
+        for byte in range(size):
+            covered += torch.bincount((first + index + byte).flatten(), minlength=planes.nbytes)
+        assert part in fmt.views(planes)
+    assert bool((covered == 1).all()), "every byte belongs to one element of one view"
+
+
+@pytest.mark.parametrize("arrangement", ["inline", "aligned"])
+def test_strides_of_int8_are_the_published_ones(arrangement: str) -> None:
+    fmt = codec_named("int8_per_token_head", arrangement=arrangement)
+    views = fmt.views(fmt.allocate(2, 16, 4, 256, CPU))
+    if arrangement == "inline":
+        assert views["key_data"].stride() == views["value_data"].stride() == (4 * 16 * 520, 16 * 520, 520, 1)
+        assert views["key_scale"].stride() == (4 * 16 * 130, 16 * 130, 130)
+        begins = [
+            views[part].data_ptr() - views["key_data"].data_ptr() for part in ("key_scale", "value_data", "value_scale")
+        ]
+        assert begins == [256, 260, 516]
+    else:
+        assert views["key_data"].stride() == (4 * 16 * 256, 16 * 256, 256, 1)
+        assert views["key_scale"].stride() == (64, 16, 1)
+
+
+def test_exl3_planes_have_their_published_shapes() -> None:
+    fmt = codec_named("exl3_k3v8")
+    planes = fmt.allocate(2, 256, 2, 256, CPU)
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in planes.tensors.items()}
+    assert shapes == {
+        "qk": ((2, 256, 16 * 3), torch.int32),
+        "sk": ((2, 256, 16), torch.float16),
+        "qv": ((2, 256, 16 * 8), torch.int32),
+        "sv": ((2, 256, 16), torch.float16),
+    }
+    assert fmt.views(planes)["key_words"].shape == (2, 2, 256, 8, 3)
+    assert fmt.views(planes)["key_words"].data_ptr() == planes.tensors["qk"].data_ptr()
+
+
+def test_a_kvarn_tile_has_its_published_parts() -> None:
+    fmt = codec_named("kvarn_k4v2_g128")
+    planes = fmt.allocate(1, 128, 4, 256, CPU)
+    views = fmt.views(planes)
+    begins = {part: view.data_ptr() - planes.tensors["tiles"].data_ptr() for part, view in planes.parts.items()}
+    assert begins == {
+        "key_data": 0,
+        "key_scale": 16_384,
+        "key_zero": 16_384 + 512,
+        "key_token_scale": 16_384 + 1024,
+        "value_data": 16_384 + 1280,
+        "value_channel_scale": 16_384 + 1280 + 8192,
+        "value_scale": 16_384 + 1280 + 8192 + 512,
+        "value_zero": 16_384 + 1280 + 8192 + 768,
+    }
+    assert fmt.tile_bytes(256) == 16_384 + 1280 + 8192 + 1024 == 26_880
+    assert views["key_data"].stride() == (4 * 26_880, 26_880, 64, 1)
+    assert views["key_data"].shape == (1, 4, 256, 64)
+    assert views["value_data"].shape == (1, 4, 128, 64)
+    assert views["side_keys"].shape == (1, 4, 128, 256)
+    assert all(view.data_ptr() % 16 == 0 for view in planes.parts.values())
+
+
+@pytest.mark.parametrize(("name", "arrangement"), ALL)
+def test_sums_of_bytes(name: str, arrangement: str) -> None:
+    fmt = codec_named(name, arrangement=arrangement)
+    for pages, page_tokens, heads, dims in ((1, 1, 1, 128), (3, 5, 2, 128), (2, 16, 3, 256)):
+        planes = fmt.allocate(pages, page_tokens * fmt.tile_tokens, heads, dims, CPU)
+        assert planes.nbytes == planes.slots * fmt.token_bytes(heads, dims)
+
+
+def test_published_bytes_of_a_token() -> None:
+    """Four heads of 256, from the vendors' pages; two of exllamav3's at two heads."""
+    published = {
+        "bf16": 4096, "fp8": 2048, "int8_per_token_head": 2080, "fp8_per_token_head": 2080, "int4_per_token_head": 1056,
+        "kvarn_k4v2_g128": 840, "kvarn_k4v4_g128": 1096, "kvarn_k4v2_g64": 888, "turboquant_k8v4": 1552,
+        "turboquant_4bit_nc": 1048, "turboquant_k3v4_nc": 920, "turboquant_3bit_nc": 792, "exl3_k8v8": 2176,
+        "exl3_k4v4": 1152, "exl3_k8v4": 1664, "q8_0": 2176, "q4_0": 1152,
+    }  # fmt: skip
+    assert {name: codec_named(name).token_bytes(4, 256) for name in published} == published
+    assert codec_named("exl3_k2v2").token_bytes(2, 256) == 320

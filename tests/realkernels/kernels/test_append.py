@@ -1,0 +1,137 @@
+"""What the kernels write is, bit by bit, what torch writes: every format that quantises each token on its own."""
+
+from math import inf, nan
+
+import pytest
+import torch
+
+from realkernels.codecs import Slots, arrangements, codec_named, codec_names
+from realkernels.kernels.append import append
+from tests.realkernels.codecs.kept import CPU, ROWS, normal, outliers, same_bytes
+from tests.realkernels.kernels.twins import appended, hard_rows, twins
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy tells of each 0 / 0 that is meant
+UNQUANTISED = {"fp16", "bf16", "fp32"}
+
+
+@pytest.mark.parametrize(("name", "arrangement"), ROWS)
+@pytest.mark.parametrize("slots", [[20], [5, 40, 31, 0, 16, 47, 2]])
+def test_tokens_in_any_slots(name: str, arrangement: str, slots: list[int]) -> None:
+    """And every other byte is left as it is."""
+    fmt = codec_named(name, arrangement=arrangement)
+    assert same_bytes(*appended(fmt, slots, *outliers(len(slots), 2, 128)))
+
+
+@pytest.mark.parametrize(("name", "arrangement"), ROWS)
+def test_rows_that_are_hard_to_quantise(name: str, arrangement: str) -> None:
+    fmt = codec_named(name, arrangement=arrangement)
+    assert same_bytes(*appended(fmt, range(70), *hard_rows(70, 3, 128), pages=5))  # 70 tokens: two blocks
+
+
+@pytest.mark.parametrize("value", [nan, -nan, inf, -inf])
+@pytest.mark.parametrize(("name", "arrangement"), ROWS)
+def test_what_is_not_finite(name: str, arrangement: str, value: float) -> None:
+    fmt = codec_named(name, arrangement=arrangement)
+    keys, values = normal(6, 2, 128)
+    keys[2, 1, 40] = values[4, 0, 3] = value
+    one, other = appended(fmt, range(6), keys, values)
+    if name in UNQUANTISED and value != value:  # noqa: PLR0124
+        for plane in ("key_data", "value_data"):
+            for planes in (one, other):
+                planes.parts[plane].transpose(1, 2)[0, :6].nan_to_num_(nan=1.5)
+        assert float(other.parts["key_data"].transpose(1, 2)[0, 2, 1, 40]) == 1.5
+    assert same_bytes(one, other)
+
+
+@pytest.mark.parametrize("dims", [64, 256])
+@pytest.mark.parametrize("name", sorted({name for name, _ in ROWS}))
+def test_heads_of_other_sizes(name: str, dims: int) -> None:
+    fmt = codec_named(name, arrangement=arrangements(name)[0])
+    assert same_bytes(*appended(fmt, [3, 47, 12], *outliers(3, 1, dims)))
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"), [("fp16", 7), ("fp32", 65), ("fp8", 5), ("int8_per_token_head", 12), ("fp8_per_token_head", 20),
+                       ("turboquant_k8v4", 48), ("q8_0", 96), ("exl3_k3v5", 96)],
+)  # fmt: skip
+def test_heads_whose_size_is_no_power_of_two(name: str, dims: int) -> None:
+    assert same_bytes(*appended(codec_named(name), [4, 33, 8, 9, 10], *outliers(5, 3, dims), page_tokens=13))
+
+
+@pytest.mark.parametrize("name", [name for name in codec_names() if name.startswith("exl3")])
+def test_exl3_in_any_two_widths(name: str) -> None:
+    assert same_bytes(*appended(codec_named(name), [7, 1, 30], *outliers(3, 2, 64)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("name", "arrangement"), ROWS)
+def test_rows_of_any_type_and_stride(name: str, arrangement: str, dtype: torch.dtype) -> None:
+    """K and V as a model's projection leaves them: side by side in one tensor, heads after tokens."""
+    fmt = codec_named(name, arrangement=arrangement)
+    joined = torch.cat(outliers(5, 2, 128), dim=1).to(dtype).transpose(0, 1).contiguous().transpose(0, 1)
+    keys, values = joined[:, :2].requires_grad_(), joined[:, 2:]
+    assert same_bytes(*appended(fmt, [17, 0, 3, 46, 8], keys, values))
+
+
+def test_every_float16_number_as_e4m3() -> None:
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16).view(16, 32, 128)
+    fmt = codec_named("fp8")
+    pair = twins(fmt, heads=32)
+    for planes in pair:
+        fmt.set_scales(planes, key=0.5, value=3.0)
+    fmt.append(pair[0], range(16), every, every)
+    append(fmt, pair[1], range(16), every, every)
+    assert same_bytes(*pair)
+
+
+def test_slots_on_the_device_are_not_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    fmt = codec_named("q8_0")
+    one, other = (fmt.allocate(2, 16, 2, 64, CPU) for _ in range(2))
+    rows, slots = normal(3, 2, 64), torch.tensor([9, 30, 1])
+    append(fmt, one, slots, *rows)
+    monkeypatch.setattr("realkernels.codecs.codec._check_slots", lambda *_given, **_named: pytest.fail("read back"))
+    append(fmt, other, slots, *rows, checked=False)
+    assert same_bytes(one, other)
+
+
+# What does not fit is refused with its reason before a byte is written
+
+KEYS, VALUES = normal(2, 2, 64)
+WIDE = torch.zeros(2, 2, 64, 2)[..., 0]
+
+
+@pytest.mark.parametrize("name", ["bf16", "int4_per_token_head", "q4_0", "exl3_k4v4", "turboquant_4bit_nc"])
+@pytest.mark.parametrize(
+    ("slots", "keys", "values", "words"),
+    [
+        ([0, 48], KEYS, VALUES, "slot 48 does not lie in 3 pages of 16 tokens"),
+        ([-1, 4], KEYS, VALUES, "slot -1 does not lie"),
+        ([4, 4], KEYS, VALUES, "a slot is written twice"),
+        ([4], KEYS, VALUES, "keys are .2, 2, 64., 1 slots take .1, 2, 64."),
+        ([], KEYS[:0], VALUES[:0], "at least one slot"),
+        ([4, 5], KEYS, VALUES[:, :1], "values are .2, 1, 64."),
+        ([4, 5], KEYS.double(), VALUES, "keys are torch.float64"),
+        ([4, 5], KEYS, VALUES.int(), "values are torch.int32: give floating-point rows"),
+        ([4, 5], KEYS, WIDE, "elements of a row of values must be neighbours, they are 2 apart"),
+        (torch.tensor([4.0, 5.0]), KEYS, VALUES, "give integers"),
+    ],
+)
+def test_rows_and_slots(name: str, slots: Slots, keys: torch.Tensor, values: torch.Tensor, words: str) -> None:
+    fmt = codec_named(name)
+    before, after = twins(fmt, dims=64)
+    with pytest.raises(ValueError, match=words):
+        append(fmt, after, slots, keys, values)
+    assert same_bytes(before, after)
+
+
+@pytest.mark.parametrize(
+    ("slots", "words"), [([3], "tile 0 is quantised"), ([70, 130, 200], "tile 3 needs a side slot, all 2 hold")]
+)
+def test_places_that_a_kvarn_cache_does_not_have(slots: list[int], words: str) -> None:
+    fmt = codec_named("kvarn_k4v2_g64")
+    pair = [fmt.allocate(4, 64, 2, 16, CPU, side_tiles=2, sinks=()) for _ in range(2)]
+    for planes in pair:
+        fmt.append(planes, range(64), *normal(64, 2, 16))
+    with pytest.raises(ValueError, match=words):
+        append(fmt, pair[1], slots, *normal(len(slots), 2, 16))
+    assert same_bytes(*pair)

@@ -1,0 +1,160 @@
+"""Attention over quantised caches as it is timed: right for every format and processor; wrong results are noticed."""
+
+import pytest
+import torch
+
+from realkernels.caches import paged
+from realkernels.caches.paged import NoKernel, PagedCache
+from realkernels.codecs import KVarN, arrangements, codec_named, default_arrangement
+from realkernels.kernels import decode as kernels
+from realkernels.shape import AttentionShape
+from realkernels.timed import attend_decode
+from realkernels.timed.attend_decode import AttendDecode, caches_beyond
+
+CPU = torch.device("cpu")
+SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=64)
+FORMATS = (
+    "bf16", "fp16", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "q5_1",
+    "iq4_nl", "exl3_k4v4", "exl3_k8v8", "kvarn_k4v2_g128", "turboquant_4bit_nc",
+)  # fmt: skip
+RIGHT = 1e-5
+"""Largest relative error of float32 attention against float64."""
+
+INTERPRETED = 2e-2
+
+
+def decode(name: str, ctx: int, *, batch: int = 1, tokens: int = 1, caches: int = 1, **given: object) -> AttendDecode:
+    return AttendDecode(
+        name, shape=SHAPE, batch=batch, ctx_tokens=ctx, q_tokens=tokens, caches=caches, device=CPU, **given
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("ctx", "batch", "tokens"), [(1, 1, 1), (127, 1, 2), (128, 2, 1), (257, 1, 5), (300, 3, 1)])
+def test_attention_is_that_over_the_dequantised_cache(name: str, ctx: int, batch: int, tokens: int) -> None:
+    assert decode(name, ctx, batch=batch, tokens=tokens, caches=2).verify() < RIGHT
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if len(arrangements(name)) > 1])
+def test_both_arrangements_give_the_same(name: str) -> None:
+    outputs = []
+    for arrangement in arrangements(name):
+        timed = decode(name, 270, tokens=2, arrangement=arrangement)
+        timed.query.copy_(torch.linspace(-1, 1, timed.query.numel()).view_as(timed.query))
+        timed.run()
+        outputs.append(timed.output.clone())
+    assert torch.equal(outputs[0], outputs[1])
+
+
+def test_rotations_are_part_of_a_call_and_of_no_other_format() -> None:
+    rotated = {name: decode(name, 16).rotates for name in FORMATS}
+    both = {"int4_per_token_head", "exl3_k4v4", "exl3_k8v8", "kvarn_k4v2_g128"}
+    assert {name for name, sides in rotated.items() if sides == "queries and outputs"} == both
+    assert {name for name, sides in rotated.items() if sides == "queries"} == {"turboquant_4bit_nc"}
+
+
+def test_own_kernels_read_the_aligned_arrangement_where_there_is_one() -> None:
+    assert default_arrangement("int8_per_token_head") == "aligned"
+    assert decode("int8_per_token_head", 16).codec.arrangement == "aligned"
+
+
+def test_a_stale_output_is_wrong() -> None:
+    timed = decode("q8_0", 130)
+    assert timed.verify() < RIGHT
+    timed.query.normal_()
+    assert timed.error() > INTERPRETED
+    timed.poison()
+    assert timed.error() == float("inf")
+    assert not timed.finite()
+
+
+def test_a_call_that_reads_other_pages_is_wrong() -> None:
+    timed = decode("bf16", 3 * paged.PAGE_TOKENS)
+    timed.poison()
+    timed.run()
+    timed.cache.table.copy_(timed.cache.table.roll(1, dims=1))
+    assert timed.error() > INTERPRETED
+
+
+def test_a_run_reads_every_cache_and_is_checked_on_the_last() -> None:
+    timed = decode("bf16", 40, batch=2, caches=3)
+    assert timed.cache.table.shape[0] == 6
+    last = timed.cache.slots(5, 0, 40)
+    timed.poison()
+    timed.run()
+    assert timed.error() < RIGHT
+    page, offset = last // paged.PAGE_TOKENS, last % paged.PAGE_TOKENS
+    timed.cache.planes.parts["value_data"].transpose(1, 2)[page, offset] = 7.0
+    timed.run()
+    assert torch.allclose(timed.output[1], torch.full_like(timed.output[1], 7.0))
+
+
+def test_caches_go_beyond_what_a_device_keeps() -> None:
+    cuda = torch.device("cuda")
+    assert caches_beyond(2**30, cuda) == 1
+    assert caches_beyond(2**26, cuda) == 8
+    assert caches_beyond(2**20, cuda) == attend_decode.MOST_CACHES["cuda"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_slot_of_a_pool_holds_finite_tokens_on_shuffled_pages(name: str) -> None:
+    pool = PagedCache.fill(codec_named(name), SHAPE, sequences=3, tokens=600, device=CPU)
+    used = pool.table[:, : -(-600 // paged.PAGE_TOKENS)].flatten()
+    assert sorted(used.tolist()) == list(range(used.numel()))
+    assert used.tolist() != list(range(used.numel()))
+    for sequence in range(3):
+        for part in pool.codec.restore(pool.planes, pool.slots(sequence, 0, 600)):
+            assert bool(part.isfinite().all())
+
+
+def test_rows_of_a_page_table_are_padded_so_that_kernels_are_compiled_once() -> None:
+    for tokens in (1, 6_000):
+        pool = PagedCache.fill(codec_named("bf16"), SHAPE, sequences=2, tokens=tokens, device=CPU)
+        assert pool.table.shape[1] % paged.TABLE_PAGES == 0
+
+
+def test_some_channels_of_k_are_much_larger() -> None:
+    pool = PagedCache.fill(codec_named("bf16"), SHAPE, sequences=1, tokens=256, device=CPU)
+    keys, values = pool.codec.restore(pool.planes, pool.slots(0, 0, 256))
+    large = keys.std(dim=(0, 1)) > 4
+    assert int(large.sum()) == len(paged.OUTLIERS)
+    assert float(values.std(dim=(0, 1)).max()) < 2
+
+
+def test_a_kvarn_pool_keeps_first_and_open_tiles_aside() -> None:
+    fmt = codec_named("kvarn_k4v2_g128")
+    assert isinstance(fmt, KVarN)
+    pool = PagedCache.fill(fmt, SHAPE, sequences=2, tokens=300, device=CPU)
+    for sequence in range(2):
+        tiles = pool.slots(sequence, 0, 300)[::128] // 128
+        held = pool.planes.sidecar["side_of_tile"][tiles]
+        assert [bool(side >= 0) for side in held.tolist()] == [True, False, True]
+
+
+def test_query_tokens_end_the_context() -> None:
+    with pytest.raises(ValueError, match="9 query tokens do not end a context of 8"):
+        decode("bf16", 8, tokens=9)
+
+
+# The fused kernels, through Triton's interpreter
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("bf16", 2), ("int4_per_token_head", 9), ("kvarn_k4v2_g128", 2)])
+def test_fused_kernels_agree(name: str, tokens: int) -> None:
+    timed = decode(name, 150, batch=2, tokens=tokens, caches=2)
+    timed._attend = kernels.attentions(timed.cache, [range(2), range(2, 4)], q_tokens=tokens)
+    assert timed.verify() < INTERPRETED
+
+
+def test_a_format_without_a_kernel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no fused kernel reads exl3_k2v2" in kernels.missing(codec_named("exl3_k2v2"), CPU)
+    with pytest.raises(NoKernel, match="no fused kernel reads fp32"):
+        attend_decode._refuse(codec_named("fp32"), torch.device("meta"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 6))
+    assert kernels.missing(codec_named("fp8"), torch.device("cuda")).endswith("8.9, this device has 8.6")
+
+
+def test_what_one_call_moves_and_computes() -> None:
+    timed = decode("q8_0", 300, batch=3, tokens=2, caches=2)
+    assert (timed.calls, timed.moved_bytes) == (2, 300 * 3 * 2 * 2 * 68)
+    assert timed.flops == 4 * 4 * 64 * 3 * (300 + 299)
