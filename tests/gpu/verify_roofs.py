@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.caches.paged import default_arrangement
+from realkernels.codecs import default_arrangement
 from realkernels.timed.attend_decode import AttendDecode
 from realkernels.timed.compile_ahead import Wanted, compile_ahead
 
