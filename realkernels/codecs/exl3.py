@@ -80,8 +80,8 @@ def _levels(codes, scale, BITS: tl.constexpr):
 
 @triton.jit
 def _dequantise(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    scale = dev.load_scale(parts[1], WAYS[1], place, live)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH * BITS // 8)
+    scale = dev.load_scale(parts, WAYS, 1, place, live)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH * BITS // 8)
     if BITS == 4:
         dev.store_pairs(out, _levels(codes & 15, scale, 4), _levels(codes >> 4, scale, 4), live, WIDTH)
     else:

@@ -46,7 +46,7 @@ def _encode(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def _dequantise(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH)
     dev.store_row(out, dev.e4m3_numbers(codes) * tl.load(parts[1]), live, WIDTH)
 
 
@@ -60,8 +60,8 @@ def _encode_rows(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.cons
 
 @triton.jit
 def _dequantise_rows(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    scale = dev.load_scale(parts[1], WAYS[1], place, live)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH)
+    scale = dev.load_scale(parts, WAYS, 1, place, live)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH)
     dev.store_row(out, dev.e4m3_numbers(codes) * scale, live, WIDTH)
 
 

@@ -202,8 +202,8 @@ def _encode_q4_0(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.cons
 
 @triton.jit
 def _dequantise_q4_0(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    scale = dev.load_scale(parts[1], WAYS[1], place, live)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH // 2)
+    scale = dev.load_scale(parts, WAYS, 1, place, live)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH // 2)
     low, high = ((codes & 15).to(tl.float32) - 8.0) * scale, ((codes >> 4).to(tl.float32) - 8.0) * scale
     dev.store_halves(out, low, high, live, WIDTH)
 
@@ -259,9 +259,9 @@ def _encode_q5_1(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.cons
 
 @triton.jit
 def _dequantise_q5_1(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    scale, low = dev.load_scale(parts[1], WAYS[1], place, live), dev.load_scale(parts[2], WAYS[2], place, live)
-    fifth = dev.load_codes(parts[3], WAYS[3], place, live, 1)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH // 2)
+    scale, low = dev.load_scale(parts, WAYS, 1, place, live), dev.load_scale(parts, WAYS, 2, place, live)
+    fifth = dev.load_codes(parts, WAYS, 3, place, live, 1)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH // 2)
     bit = tl.arange(0, WIDTH // 2)[None, :]
     first = (codes & 15).to(tl.int32) | (((fifth >> bit) & 1) << 4)
     second = (codes >> 4).to(tl.int32) | (((fifth >> (bit + WIDTH // 2)) & 1) << 4)
@@ -357,8 +357,8 @@ def _encode_iq4_nl(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.co
 
 @triton.jit
 def _dequantise_iq4_nl(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    scale = dev.load_scale(parts[1], WAYS[1], place, live)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH // 2)
+    scale = dev.load_scale(parts, WAYS, 1, place, live)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH // 2)
     low, high = tl.load(parts[2] + (codes & 15).to(tl.int32)), tl.load(parts[2] + (codes >> 4).to(tl.int32))
     dev.store_halves(out, low * scale, high * scale, live, WIDTH)
 

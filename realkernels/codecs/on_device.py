@@ -140,21 +140,23 @@ def load_rows(x, token, head, keep, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_codes(part, WAY: tl.constexpr, place, live, SIZE: tl.constexpr):
-    """[ROWS, SIZE] elements of each place of a part (storage, offset and strides)."""
+def load_codes(parts, WAYS: tl.constexpr, AT: tl.constexpr, place, live, SIZE: tl.constexpr):
+    """[ROWS, SIZE] elements of each place of part number AT (storage, and in WAYS its offset and strides)."""
+    WAY: tl.constexpr = WAYS[AT]
     at = WAY[0] + place[0] * WAY[1] + place[1] * WAY[2] + place[2] * WAY[3]
     if len(WAY) > 4:
         at += place[3] * WAY[4]
-    return tl.load(part + at[:, None] + tl.arange(0, SIZE)[None, :], mask=live[:, None], other=0)
+    return tl.load(parts[AT] + at[:, None] + tl.arange(0, SIZE)[None, :], mask=live[:, None], other=0)
 
 
 @triton.jit
-def load_scale(part, WAY: tl.constexpr, place, live):
-    """[ROWS, 1]: one element of each place of a part, float16 as float32."""
+def load_scale(parts, WAYS: tl.constexpr, AT: tl.constexpr, place, live):
+    """[ROWS, 1]: one element of each place of part number AT, float16 as float32."""
+    WAY: tl.constexpr = WAYS[AT]
     at = WAY[0] + place[0] * WAY[1] + place[1] * WAY[2] + place[2] * WAY[3]
     if len(WAY) > 4:
         at += place[3] * WAY[4]
-    scale = tl.load(part + at, mask=live, other=0.0)[:, None]
+    scale = tl.load(parts[AT] + at, mask=live, other=0.0)[:, None]
     if scale.dtype == tl.float16:
         scale = scale.to(tl.float32)
     return scale

@@ -116,8 +116,8 @@ def _encode_int8(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.cons
 @triton.jit
 def dequantise_int8(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
     """Codes times scales, of rows or of groups."""
-    scale = dev.load_scale(parts[1], WAYS[1], place, live)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH)
+    scale = dev.load_scale(parts, WAYS, 1, place, live)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH)
     dev.store_row(out, codes.to(tl.int8, bitcast=True).to(tl.float32) * scale, live, WIDTH)
 
 
@@ -188,9 +188,9 @@ def _encode_int4(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.cons
 
 @triton.jit
 def _dequantise_int4(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    marked = dev.load_scale(parts[1], WAYS[1], place, live).to(tl.int32, bitcast=True)
+    marked = dev.load_scale(parts, WAYS, 1, place, live).to(tl.int32, bitcast=True)
     zero, scale = marked & 15, (marked & -16).to(tl.float32, bitcast=True)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH // 2)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH // 2)
     low = ((codes & 15).to(tl.int32) - zero).to(tl.float32) * scale
     high = ((codes >> 4).to(tl.int32) - zero).to(tl.float32) * scale
     dev.store_pairs(out, low, high, live, WIDTH)

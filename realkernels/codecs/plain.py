@@ -37,7 +37,7 @@ def _encode(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def _dequantise(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    dev.store_row(out, dev.load_codes(parts[0], WAYS[0], place, live, WIDTH), live, WIDTH)
+    dev.store_row(out, dev.load_codes(parts, WAYS, 0, place, live, WIDTH), live, WIDTH)
 
 
 def _plan(case: PlanCase) -> TilePlan:

@@ -271,16 +271,16 @@ def _encode_values(x, parts, place, there, keep, BITS: tl.constexpr, ROWS: tl.co
 
 @triton.jit
 def _dequantise_keys(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    norm, table = dev.load_scale(parts[1], WAYS[1], place, live), parts[2]
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH // 2)
+    norm, table = dev.load_scale(parts, WAYS, 1, place, live), parts[2]
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH // 2)
     low, high = tl.load(table + (codes & 15).to(tl.int32)) * norm, tl.load(table + (codes >> 4).to(tl.int32)) * norm
     dev.store_pairs(out, low, high, live, WIDTH)
 
 
 @triton.jit
 def _dequantise_values(out, parts, WAYS: tl.constexpr, place, live, BITS: tl.constexpr, WIDTH: tl.constexpr):
-    scale, zero = dev.load_scale(parts[1], WAYS[1], place, live), dev.load_scale(parts[2], WAYS[2], place, live)
-    codes = dev.load_codes(parts[0], WAYS[0], place, live, WIDTH // 2)
+    scale, zero = dev.load_scale(parts, WAYS, 1, place, live), dev.load_scale(parts, WAYS, 2, place, live)
+    codes = dev.load_codes(parts, WAYS, 0, place, live, WIDTH // 2)
     low, high = (codes & 15).to(tl.float32) * scale + zero, (codes >> 4).to(tl.float32) * scale + zero
     dev.store_pairs(out, low, high, live, WIDTH)
 
