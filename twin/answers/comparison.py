@@ -77,9 +77,7 @@ def compare_all(question: Question, *, over: str | None = None, formats: Sequenc
     if not predictions:
         raise next(iter(refused.values()))
     return Comparison(
-        over=kind,
-        predictions=tuple(predictions),
-        refused={name: wrong.message for name, wrong in refused.items()},
+        over=kind, predictions=tuple(predictions), refused={name: wrong.message for name, wrong in refused.items()}
     )
 
 

@@ -248,10 +248,7 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
             name=f"gpu{device}",
             capacity_bytes=profile.gpu.vram.value,
             fixed=parts | {"workspace": workspace},
-            page_bytes={
-                "kv cache": own.count("attention") * placed.vram_bytes * page,
-                "page tables": tables,
-            },
+            page_bytes={"kv cache": own.count("attention") * placed.vram_bytes * page, "page tables": tables},
             capacity_spread=spread,
         )
         for device, (own, parts, workspace) in enumerate(zip(layers, fixed, spare, strict=True))

@@ -117,6 +117,5 @@ def published_acceptance(
             hint=f"give --accept, or one of the tasks {', '.join(tasks) or '(none)'}",
         )
     return min(
-        fitting,
-        key=lambda row: (abs(row.tokens - tokens), row.kv_dtype != kv_dtype, abs(row.ctx_tokens - ctx_tokens)),
+        fitting, key=lambda row: (abs(row.tokens - tokens), row.kv_dtype != kv_dtype, abs(row.ctx_tokens - ctx_tokens))
     )
