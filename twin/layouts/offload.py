@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from twin.ask.case import Case
 from twin.errors import MissingRate
-from twin.layouts.layout import Placement
+from twin.layouts.layout import CacheLayout, Placement
 from twin.operations.attention import (
     combine_partials,
     decode_selection,
@@ -24,12 +24,12 @@ from twin.operations.counts import block_run_bytes, is_sparse, padded_selection,
 from twin.operations.ops import Carried, Engine, Op, OpGraph, Step
 
 
-class Offload:
+class Offload(CacheLayout):
     """K, V and raw keys on the host; `pooled` moves the pooled keys there too (a what-if)."""
 
     name = "offload"
     summary = "K and V in host RAM, read in place by the GPU; only pooled keys in VRAM"
-    options: frozenset[str] = frozenset({"staging_bytes", "prefill", "copies", "pooled", "host_pages"})
+    options = frozenset({"staging_bytes", "prefill", "copies", "pooled", "host_pages"})
     host_planes = True
     needs_indexer = True
 
@@ -55,13 +55,14 @@ class Offload:
         """Write the new token to the host, select when the context is long, gather over the link."""
         sparse = is_sparse(case.model, step.end)
         selection = decode_selection(case, step, device, first=first) if sparse else ()
+        both = case.plane_bytes * (2 if case.is_interleaved else 1)  # K and V of an interleaved block are one run
         gather = Op(
-            part="kv_gather",
+            "kv_gather",
+            device,
             engine=Engine.H2D,
-            device=device,
             kernel=case.kernel("gather_host" if case.huge_pages else "gather_host_4k"),
             link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
-            run_bytes=self._block_run_bytes(case) if sparse else self._page_run_bytes(case),
+            run_bytes=block_run_bytes(case.model, both) if sparse else self._page_run_bytes(case),
             grain=step.end,
             after=(first + len(selection) - 1,),
         )
@@ -118,14 +119,9 @@ class Offload:
         """Copy a bucket (K, then V), attend to it, combine; all pages in use cross the link once."""
         buckets = self.buckets(case, chunk)
         history_bytes = case.rules.pages(chunk.end) * case.rules.page_tokens * case.plane_bytes
-        copy = Op(
-            part="kv_copy",
-            engine=Engine.H2D,
-            device=device,
-            calls=2,
-            link_bytes=history_bytes / buckets / 2,
-            run_bytes=0 if case.rules.sparse.copies_whole_buckets else self._page_run_bytes(case),
-        )
+        run_bytes = 0 if case.rules.sparse.copies_whole_buckets else self._page_run_bytes(case)
+        moved = history_bytes / buckets / 2
+        copy = Op("kv_copy", device, engine=Engine.H2D, calls=2, link_bytes=moved, run_bytes=run_bytes)
         region = min(self.bucket_tokens(case), chunk.end)
         attend = sparse_attention(
             case, chunk, device, after=(0,), buckets=buckets, region_tokens=region, vram_bytes=history_bytes / buckets
@@ -137,10 +133,6 @@ class Offload:
         carried = (in_stream, buffer_read) if case.copies == "overlapped" else (Carried(0, last, 1),)
         return OpGraph(ops=ops, iterations=buckets, times=times, carried=carried)
 
-    def _block_run_bytes(self, case: Case) -> int:
-        """Contiguous bytes of one selected block: of K (or of V); interleaved, of both."""
-        return block_run_bytes(case.model, case.plane_bytes * (2 if case.is_interleaved else 1))
-
     def _page_run_bytes(self, case: Case) -> float:
         """Contiguous bytes of one page: of K (or of V); interleaved, of both."""
         return case.rules.page_tokens * case.plane_bytes / (1 if case.is_interleaved else 2)
@@ -148,9 +140,9 @@ class Offload:
     def _naive(self, case: Case, chunk: Step, device: int, times: int) -> OpGraph:
         """Every query token gathers its own selection over the link, inside the sparse kernel."""
         gather = Op(
-            part="kv_gather",
+            "kv_gather",
+            device,
             engine=Engine.H2D,
-            device=device,
             kernel=case.kernel("gather_rows_host"),
             link_bytes=naive_read_bytes(case, chunk),
             run_bytes=block_run_bytes(case.model, case.plane_bytes),
@@ -162,7 +154,7 @@ class Offload:
 
     def _write_back(self, case: Case, step: Step, device: int, *, after: tuple[int, ...]) -> Op:
         written = self.placement(case).host_bytes * step.q_tokens * step.batch
-        return Op(part="kv_write", engine=Engine.D2H, device=device, link_bytes=written, after=after)
+        return Op("kv_write", device, engine=Engine.D2H, link_bytes=written, after=after)
 
 
 def naive_read_bytes(case: Case, chunk: Step) -> int:

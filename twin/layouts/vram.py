@@ -1,9 +1,7 @@
 """vram: every plane of the cache in device memory, read in place."""
 
-from collections.abc import Iterable
-
 from twin.ask.case import Case
-from twin.layouts.layout import Placement
+from twin.layouts.layout import CacheLayout, Placement
 from twin.operations.attention import (
     decode_attention,
     decode_selection,
@@ -18,19 +16,11 @@ from twin.operations.counts import block_run_bytes, is_sparse, selected_tokens
 from twin.operations.ops import Op, OpGraph, Step
 
 
-class Vram:
+class Vram(CacheLayout):
     """K, V, raw and pooled indexer keys in VRAM."""
 
     name = "vram"
     summary = "the whole cache in VRAM"
-    options: frozenset[str] = frozenset()
-    host_planes = False
-    needs_indexer = False
-
-    def assumptions(self, case: Case) -> tuple[str, ...]:
-        """None of its own."""
-        del case
-        return ()
 
     def placement(self, case: Case) -> Placement:
         """K, V, the raw key, and a pooled key every `ratio` tokens."""
@@ -49,8 +39,8 @@ class Vram:
         sparse = is_sparse(case.model, step.end)
         selection = decode_selection(case, step, device, first=first) if sparse else ()
         read = Op(
-            part="kv_gather",
-            device=device,
+            "kv_gather",
+            device,
             kernel=case.kernel("gather_vram"),
             vram_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
             run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
@@ -59,19 +49,9 @@ class Vram:
         )
         return (*selection, read)
 
-    def breaks(self, case: Case) -> Iterable[int]:
-        """None: only the engine's sparse threshold changes anything."""
-        del case
-        return ()
-
     def bucket_tokens(self, case: Case) -> int:
         """Tokens of a history that are dequantised at a time; none where the planes are read in place."""
         return case.rules.own_kernels.kv_chunk_tokens if dequantises_history(case) else 0
-
-    def buckets(self, case: Case, chunk: Step) -> int:
-        """None: the planes are read in place."""
-        del case, chunk
-        return 0
 
     def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
@@ -81,15 +61,8 @@ class Vram:
             return (dense_graph(case, chunk, device, times=times, link_bytes=0),)
         selection = prefill_selection(case, chunk, device, first=0)
         read_tokens = min(chunk.q_tokens * selected_tokens(case.model, chunk.end), chunk.end)
-        attend = sparse_attention(
-            case,
-            chunk,
-            device,
-            after=(1,),
-            buckets=1,
-            region_tokens=chunk.end,
-            vram_bytes=read_tokens * case.plane_bytes * chunk.batch,
-        )
+        read = read_tokens * case.plane_bytes * chunk.batch
+        attend = sparse_attention(case, chunk, device, after=(1,), buckets=1, region_tokens=chunk.end, vram_bytes=read)
         return (OpGraph(ops=(*selection, attend), times=times),)
 
 

@@ -442,4 +442,4 @@ def scratch_token_bytes(case: Case) -> float:
 
 def _half_token_bytes(case: Case) -> int:
     """K and V of one token and layer in 16 bits."""
-    return 2 * case.model.attention.kv_heads * case.model.attention.head_dim * HALF_BYTES
+    return case.model.attention.kv_elements * HALF_BYTES

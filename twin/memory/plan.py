@@ -231,7 +231,7 @@ def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]
 
 def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     """Each device with its layers' weights, state and cache, under an engine that takes what it needs."""
-    devices = split_layers(case, profile.gpu_count)
+    devices = split_layers(case.model.layers, profile.gpu_count)
     kinds = case.model.layer_kinds
     layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
     fixed = [

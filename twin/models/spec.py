@@ -33,6 +33,16 @@ class Attention(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         if self.query_heads % self.kv_heads:
             raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
 
+    @property
+    def kv_elements(self) -> int:
+        """Elements of K and V of one token."""
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.query_heads // self.kv_heads
+
 
 class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Qwen Sparse Attention: scores one pooled key per block of `ratio` tokens, attends to the best `budget` tokens."""

@@ -32,7 +32,7 @@ def parameters(model: ModelSpec) -> Parameters:
     attention, feed_forward = model.attention, model.feed_forward
     width = attention.query_heads * attention.head_dim
     queries = model.hidden * width * (2 if attention.output_gate else 1)
-    keys_values = model.hidden * 2 * attention.kv_heads * attention.head_dim
+    keys_values = model.hidden * attention.kv_elements
     index = model.hidden * (model.indexer.query_heads + 1) * model.indexer.head_dim if model.indexer else 0
     router = model.hidden * feed_forward.experts if feed_forward.experts > 1 else 0
     return Parameters(

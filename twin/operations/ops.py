@@ -40,7 +40,7 @@ HOST_DEVICE = -1
 """Device index of HOST and DISK, which all devices share."""
 
 
-class Op(Struct, frozen=True, kw_only=True, gc=False):
+class Op(Struct, frozen=True, gc=False):
     """A piece of work: bytes by tier, operations, and the kernel whose rates apply. Counts are per call."""
 
     part: str
