@@ -7,23 +7,19 @@ same share of its own roofs and as many operations for each stored element, at i
 
 from collections.abc import Sequence
 from math import hypot
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.profile import Kernel
-from hwprofiles.rates import Counts, Curve, Rate
 from twin.ask.case import Case
 from twin.ask.resolve import check_capability
-from twin.cost.roofline import WALLS, Roofs
+from twin.cost.roofline import KERNEL_RATES, WALLS, Roofs
 from twin.engines.twin import QUANTISED, RULES
 from twin.errors import Impossible, MissingRate
 from twin.formats import kv_format
 from twin.operations.format_ops import decode_op, format_case
-
-Number = TypeVar("Number", Rate, Curve, Counts)
 
 PLAIN = "bf16"
 Q_TOKENS = 1
@@ -100,10 +96,11 @@ def crossover(hw: str, *, formats: Sequence[str] = QUANTISED) -> Crossover:
             refused[name] = why.message
     if not lines:
         raise MissingRate(next(iter(refused.values())))
+    backends = {key.split("/")[1] for key in own.kernels if key.startswith("attend_decode/")}
     return Crossover(
         machine=profile.name,
         engine=RULES.name,
-        others=_others(own),
+        others=tuple(sorted(backends - {RULES.name, *RULES.all_backends()})),
         against=PLAIN,
         query_tokens=Q_TOKENS,
         ctx_tokens=SHOWN_CTX,
@@ -112,12 +109,6 @@ def crossover(hw: str, *, formats: Sequence[str] = QUANTISED) -> Crossover:
         carried_from=donor,
         carried=tuple(name for name in (PLAIN, *formats) if _key(name) in taken),
     )
-
-
-def _others(profile: HardwareProfile) -> tuple[str, ...]:
-    ours = {RULES.name, *RULES.all_backends()}
-    backends = (key.split("/")[1] for key in sorted(profile.kernels) if key.startswith("attend_decode/"))
-    return tuple(dict.fromkeys(backend for backend in backends if backend not in ours))
 
 
 def kept(name: str | None) -> tuple[str, ...]:
@@ -143,35 +134,28 @@ def with_kernels(profile: HardwareProfile, formats: Sequence[str]) -> tuple[Hard
     absent = [key for key in keys if key not in profile.kernels]
     if not absent:
         return profile, ""
-    donors = [load_profile(name) for name in profile_names() if name != profile.name]
-    found = [donor for donor in donors if any(key in donor.kernels for key in absent)]
-    if not found:
+    donors = (load_profile(name) for name in profile_names() if name != profile.name)
+    donor = next((each for each in donors if any(key in each.kernels for key in absent)), None)
+    if donor is None:
         if len(absent) == len(keys):
-            raise MissingRate(
-                f"no machine has a rate for {absent[0]}", hint="twin calibrate measures these kernels on a GPU"
-            )
+            hint = "twin calibrate measures these kernels on a GPU"
+            raise MissingRate(f"no machine has a rate for {absent[0]}", hint=hint)
         return profile, ""
-    donor = found[0]
     taken = {key: carried(donor.kernels[key], donor.name) for key in absent if key in donor.kernels}
     return replace(profile, kernels={**profile.kernels, **taken}), donor.name
 
 
 def carried(kernel: Kernel, origin: str) -> Kernel:
     """A kernel's rates on another machine: the same numbers, far less certain."""
-    return Kernel(
-        efficiency=_widened(kernel.efficiency, origin),
-        latency=_widened(kernel.latency, origin),
-        combine=_widened(kernel.combine, origin),
-        machine=kernel.machine,
-        operations=_widened(kernel.operations, origin),
+    note = f"carried over from {origin}, where it was measured"
+    rates = {name: rate for name in KERNEL_RATES if (rate := getattr(kernel, name)) is not None}
+    return replace(
+        kernel,
+        **{
+            name: replace(rate, spread=min(1.0, hypot(rate.spread, CARRIED_SPREAD)), note=note)
+            for name, rate in rates.items()
+        },
     )
-
-
-def _widened(rate: Number | None, origin: str) -> Number | None:
-    if rate is None:
-        return None
-    spread = min(1.0, hypot(rate.spread, CARRIED_SPREAD))
-    return replace(rate, spread=spread, note=f"carried over from {origin}, where it was measured")
 
 
 def _line(roofs: Roofs, case: Case, other: Case) -> FormatLine:

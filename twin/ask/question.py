@@ -28,6 +28,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "state_dtype": get_args(StateType),
 }
 
+_FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool", "max_model_tokens": "max-model-len"}
+_FLAGS |= {"max_sequences": "max-seqs", "prefix_caching": "prefix-cache", "cached_tokens": "cached", "patched": "stock"}
+_FLAGS |= {"async_scheduling": "sync-scheduling", "accepted": "accept", "output_length": "output"}
+_FLAGS |= {"prefix_tokens": "prefix"}
+"""Options that are not named after what they set."""
+
+
+def flag(field: str) -> str:
+    """The option that sets a field of a question or of a workload."""
+    return f"--{_FLAGS.get(field, field).replace('_', '-')}"
+
 
 class Question(Struct, frozen=True, kw_only=True):
     """What is asked. None means: as the engine does by default, and for the engine: one that loads the model."""

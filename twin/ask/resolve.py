@@ -4,7 +4,7 @@ from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import FULL_LANES
 from hwprofiles.spelling import match, plain
 from twin.ask.case import Case
-from twin.ask.question import Question, check_numbers
+from twin.ask.question import Question, check_numbers, flag
 from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, kv_format, listed
@@ -14,27 +14,14 @@ from twin.models import ModelSpec, load_model
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import HALF_BYTES
 
-_HOST_OPTIONS = {
-    "staging_bytes": "--staging",
-    "prefill": "--prefill",
-    "copies": "--copies",
-    "pooled": "--pooled",
-    "host_pages": "--host-pages",
-}
+_HOST_OPTIONS = {"staging_bytes", "prefill", "copies", "pooled", "host_pages"}
 """What only a layout with planes on the host understands."""
 
-_POOL_OPTIONS: dict[str, tuple[str, object]] = {
-    "utilisation": ("--util", None),
-    "pool_bytes": ("--pool", None),
-    "max_model_tokens": ("--max-model-len", None),
-    "max_sequences": ("--max-seqs", None),
-    "prefix_caching": ("--prefix-cache", False),
-    "cached_tokens": ("--cached", 0),
-    "cold_start": ("--cold-start", False),
-    "patched": ("--stock", True),
-    "async_scheduling": ("--sync-scheduling", True),
-}
-"""What only an engine with a block pool understands: the option, and the value that asks for nothing."""
+_POOL_OPTIONS = {"utilisation", "pool_bytes", "max_model_tokens", "max_sequences", "prefix_caching", "cached_tokens"}
+_POOL_OPTIONS |= {"cold_start", "patched", "async_scheduling"}
+"""What only an engine with a block pool understands."""
+
+_NOTHING_ASKED = Question(ctx_tokens=1)
 
 _STATE_BYTES: dict[str | None, int] = {"fp16": HALF_BYTES, "fp32": 2 * HALF_BYTES}
 
@@ -124,9 +111,9 @@ def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple
 
 def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: KVFormat) -> Speculation | None:
     if question.speculation is None:
-        for field, flag in (("accepted", "--accept"), ("task", "--task")):
+        for field in ("accepted", "task"):
             if getattr(question, field) is not None:
-                raise Impossible(f"{flag} means nothing without --spec: one step yields one token")
+                raise Impossible(f"{flag(field)} means nothing without --spec: one step yields one token")
         return None
     if rules.block_pool is None:
         raise Impossible(f"speculation is modelled for vllm only, not for {rules.name}")
@@ -141,12 +128,16 @@ def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: 
 
 
 def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) -> None:
-    for field, flag in _HOST_OPTIONS.items():
-        if getattr(question, field) is not None and field not in layout.options:
-            raise Impossible(f"{flag} means nothing under layout {layout.name!r}: its planes never cross the link")
-    for field, (flag, untouched) in _POOL_OPTIONS.items():
-        if getattr(question, field) != untouched and rules.block_pool is None:
-            raise Impossible(f"{flag} means nothing to {rules.name}: it shares no pool of blocks among requests")
+    asked = [
+        field for field in Question.__struct_fields__ if getattr(question, field) != getattr(_NOTHING_ASKED, field)
+    ]
+    for field in asked:
+        if field in _HOST_OPTIONS and field not in layout.options:
+            raise Impossible(
+                f"{flag(field)} means nothing under layout {layout.name!r}: its planes never cross the link"
+            )
+        if field in _POOL_OPTIONS and rules.block_pool is None:
+            raise Impossible(f"{flag(field)} means nothing to {rules.name}: it shares no pool of blocks among requests")
 
 
 def _check_case(case: Case) -> None:

@@ -11,14 +11,7 @@ import click
 
 from twin.cli import stopping
 from twin.cli.outputs import LostOutput, standard_streams, write_atomic
-from twin.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_CLOSED_PIPE,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    BadValue,
-    TwinError,
-)
+from twin.errors import EXIT_BAD_INPUT, EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_TERMINATED, BadValue, TwinError
 
 EXIT_CODES = """\b
 Exit codes:
