@@ -87,7 +87,6 @@ class Group(Struct, frozen=True, kw_only=True):
     """Tokens in a block; 0 for states, which stand for any number."""
     page_bytes: int
     """Bytes used of a page in one layer; the plan's page is at least as long."""
-    window: int
     reach_tokens: int
     """Most tokens that a sliding group keeps: window - 1 and those of the steps in flight (`max_in_flight_tokens`)."""
     states: int
@@ -244,7 +243,6 @@ def _split(spec: CacheSpec, tokens: int, full: int, rules: PoolSettings) -> list
             layers=len(range(first, spec.layers, count)),
             block_tokens=tokens,
             page_bytes=_page(spec, tokens),
-            window=spec.window,
             reach_tokens=spec.window - 1 + in_flight if spec.kind == "sliding" else 0,
             states=states if spec.kind == "recurrent" else 0,
         )
@@ -279,10 +277,6 @@ class KVPool(Struct, frozen=True, kw_only=True):
     def concurrency(self) -> float:
         """What it prints as the maximum concurrency at the longest request."""
         return self.plan.concurrency(self.blocks, self.max_model_tokens)
-
-    def residents(self, tokens: int) -> int:
-        """Requests of so many tokens each that the pool holds at once."""
-        return max(0, self.blocks - 1) // self.plan.blocks_per_request(tokens)
 
 
 def block_plan(case: Case) -> BlockPlan:

@@ -30,8 +30,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import UNSET, DecodeError, Struct
+from msgspec import UNSET, DecodeError, Struct, defstruct
 from msgspec.json import Decoder
+from msgspec.structs import asdict
 
 from hwprofiles.recognition import HEAD_BYTES, TRACE, kind_of, kind_of_head
 from twin.errors import BadFile
@@ -198,18 +199,13 @@ def _request(entry: Entry, reading: Reading, first: float) -> Request:
 
 def _check_hashes(entry: Entry, hash_tokens: int) -> None:
     if not hash_tokens:
-        raise Wrong(
-            "the first hash_ids come too late to tell what they stand for",
-            hint="--hash-tokens N says it",
-            line=entry.line,
-        )
+        late = "the first hash_ids come too late to tell what they stand for"
+        raise Wrong(late, hint="--hash-tokens N says it", line=entry.line)
     begun = -(-entry.prompt_tokens // hash_tokens)
     if not entry.prompt_tokens // hash_tokens <= entry.hashes <= begun:
-        raise Wrong(
-            f"{entry.hashes:,} hash_ids for {entry.prompt_tokens:,} prompt tokens, "
-            f"allowed are {begun:,} of {hash_tokens:,} tokens each",
-            line=entry.line,
-        )
+        allowed = f"allowed are {begun:,} of {hash_tokens:,} tokens each"
+        wrong = f"{entry.hashes:,} hash_ids for {entry.prompt_tokens:,} prompt tokens, {allowed}"
+        raise Wrong(wrong, line=entry.line)
 
 
 def understand(ahead: Sequence[Entry], asked: Reading, *, whole: bool) -> Reading:
@@ -280,28 +276,14 @@ def _range(low: float, high: float) -> str:
     return f"{low:,.0f} or more" if high == math.inf else f"{low:,.0f} to {high:,.0f}"
 
 
-class _Line(Struct):
-    arrival_s: Any = UNSET
-    timestamp: Any = UNSET
-    prompt_tokens: Any = UNSET
-    input_length: Any = UNSET
-    prompt: Any = UNSET
-    output_tokens: Any = UNSET
-    output_length: Any = UNSET
-    output: Any = UNSET
-    id: Any = UNSET
-    request_id: Any = UNSET
-    prefix_id: Any = UNSET
-    prefix_tokens: Any = UNSET
-    hash_ids: Any = UNSET
-    chat_id: Any = UNSET
-    parent_chat_id: Any = UNSET
-
+Fields = dict[str, Any]
 
 _ARRIVAL = ("arrival_s", "timestamp")
 _PROMPT = ("prompt_tokens", "input_length", "prompt")
 _OUTPUT = ("output_tokens", "output_length", "output")
 _ID = ("id", "request_id")
+_OTHERS = ("prefix_id", "prefix_tokens", "hash_ids", "chat_id", "parent_chat_id")
+_Line = defstruct("_Line", [(name, Any, UNSET) for name in (*_ARRIVAL, *_PROMPT, *_OUTPUT, *_ID, *_OTHERS)])
 
 
 class Lines:
@@ -331,18 +313,18 @@ class Lines:
             output_tokens=output,
             prefix_ids=prefix_ids,
             prefix_tokens=prefix_tokens,
-            in_chats=fields.chat_id is not UNSET and fields.parent_chat_id is not UNSET,
+            in_chats="chat_id" in fields and "parent_chat_id" in fields,
         )
         self.count += 1
         return entry
 
-    def _fields(self, line: bytes) -> _Line:
+    def _fields(self, line: bytes) -> Fields:
         if len(line) > MAX_LINE_BYTES:
             raise Wrong(f"the line is longer than {MAX_LINE_BYTES:,} bytes")
         try:
             if not line.isascii():
                 line.decode()
-            fields = self._decode(line)
+            fields = asdict(self._decode(line))
         except UnicodeDecodeError as wrong:
             raise Wrong(f"not UTF-8 text (byte {wrong.start})") from None
         except RecursionError:
@@ -351,9 +333,9 @@ class Lines:
             end = "" if line.endswith(b"\n") else "; the file ends here"
             raise Wrong(f"not a JSON object: {wrong}{end}") from None
         _refuse_repeats(line)
-        return fields
+        return {name: value for name, value in fields.items() if value is not UNSET}
 
-    def _arrival(self, fields: _Line) -> tuple[str, float]:
+    def _arrival(self, fields: Fields) -> tuple[str, float]:
         name, value = _only(fields, _ARRIVAL)
         if type(value) not in (int, float) or not 0 <= value <= MAX_TIME:
             raise Wrong(f"{name} is {_shown(value)}, allowed are numbers from 0 to {MAX_TIME:g}")
@@ -366,11 +348,11 @@ class Lines:
         self._latest = value
         return name, value
 
-    def _id(self, fields: _Line) -> str | int:
+    def _id(self, fields: Fields) -> str | int:
         """As given, or the number of requests before it."""
-        name, value = _only(fields, _ID, optional=True)
-        if value is UNSET:
+        if not fields.keys() & _ID:
             return self.count
+        name, value = _only(fields, _ID)
         known = _name(name, value)
         if known in self._ids:
             raise Wrong(f"{name} {_shown(value)} appears twice, allowed is once")
@@ -400,16 +382,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
             raise Wrong(f"has {_shown(key)} twice, allowed is once")
 
 
-def _only(fields: _Line, names: tuple[str, ...], *, optional: bool = False) -> tuple[str, Any]:
+def _only(fields: Fields, names: tuple[str, ...]) -> tuple[str, Any]:
     """The one of several spellings that a line has, and its value."""
-    there = [name for name in names if getattr(fields, name) is not UNSET]
+    there = [name for name in names if name in fields]
     if len(there) > 1:
         raise Wrong(f"has both {there[0]} and {there[1]}, allowed is one of them")
-    if there:
-        return there[0], getattr(fields, there[0])
-    if optional:
-        return names[0], UNSET
-    raise Wrong(f"has no {names[0]} (or {' or '.join(names[1:])})")
+    if not there:
+        raise Wrong(f"has no {names[0]} (or {' or '.join(names[1:])})")
+    return there[0], fields[there[0]]
 
 
 def _tokens(name: str, value: Any, most: int = MAX_TOKENS) -> int:
@@ -428,20 +408,18 @@ def _name(name: str, value: Any) -> str | int:
     return value
 
 
-def _prefix(fields: _Line, prompt: int) -> tuple[tuple[str | int, ...], int]:
+def _prefix(fields: Fields, prompt: int) -> tuple[tuple[str | int, ...], int]:
     """Names of the start of the prompt, and its tokens; 0 where the names are hashes."""
-    has_id, has_tokens = fields.prefix_id is not UNSET, fields.prefix_tokens is not UNSET
-    if has_id != has_tokens:
+    if ("prefix_id" in fields) != ("prefix_tokens" in fields):
         raise Wrong("has one of prefix_id and prefix_tokens, allowed are both or none")
-    if has_id and fields.hash_ids is not UNSET:
-        raise Wrong("has both prefix_id and hash_ids, allowed is one of them")
-    if has_id:
-        return (_name("prefix_id", fields.prefix_id),), _tokens("prefix_tokens", fields.prefix_tokens, prompt)
-    if fields.hash_ids is UNSET:
-        return (), 0
-    if type(fields.hash_ids) is not list:
-        raise Wrong(f"hash_ids is {_shown(fields.hash_ids)}, allowed is a list")
-    return tuple(_name("hash_ids", each) for each in fields.hash_ids), 0
+    if "prefix_id" in fields:
+        if "hash_ids" in fields:
+            raise Wrong("has both prefix_id and hash_ids, allowed is one of them")
+        return (_name("prefix_id", fields["prefix_id"]),), _tokens("prefix_tokens", fields["prefix_tokens"], prompt)
+    hashes = fields.get("hash_ids", [])
+    if type(hashes) is not list:
+        raise Wrong(f"hash_ids is {_shown(hashes)}, allowed is a list")
+    return tuple(_name("hash_ids", each) for each in hashes), 0
 
 
 def _shown(value: Any) -> str:
