@@ -4,7 +4,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,31 +25,26 @@ def is_path(name: str) -> bool:
     return "/" in name or name.endswith(".json") or os.path.isfile(name)
 
 
-def extended(
-    raw: Any,
-    path: Path,
-    *,
-    kind: str,
-    names: Sequence[str],
-    shipped: Callable[[str], Any],
-    lay_over: Callable[[Table, Table], Table],
-) -> Any:
+Shelf = tuple[str, list[str], Callable[[str], Any], Callable[[Table, Table], Table]]
+"""What of a kind is shipped: the kind's name, all names, how one is read, and how another is laid over it."""
+
+
+def extended(raw: Any, path: Path, shelf: Shelf) -> Any:
     """`raw`, read from `path`, laid over the one that its key `extends` names, and that over its own parent.
 
-    `shipped` reads what is shipped under one of `names`. BadFile for another parent, or for parents that form a ring.
+    BadFile for a parent that is not on the shelf, or for parents that form a ring.
     """
-    layers = []
-    above: list[str] = []
+    kind, names, shipped, lay_over = shelf
+    layers: dict[str, Table] = {}  # by whom they extend
     while isinstance(raw, dict) and "extends" in raw:
         parent = raw["extends"]
         if parent not in names:
             raise BadFile(f"{path}: extends {parent!r}, which is not a shipped {kind}", hint=", ".join(names))
-        if parent in above:
+        if parent in layers:
             raise BadFile(f"{path}: extends {parent!r}, which extends itself", hint=", ".join(names))
-        layers.append({key: value for key, value in raw.items() if key != "extends"})
-        above.append(parent)
+        layers[parent] = {key: value for key, value in raw.items() if key != "extends"}
         raw = shipped(parent)
-    for layer in reversed(layers):
+    for layer in reversed(layers.values()):
         raw = lay_over(raw, layer)
     return raw
 

@@ -13,24 +13,13 @@ FULL_LANES = 16
 CPU_CAPABILITY = "0.0"
 """What the profile of a CPU has for a compute capability."""
 
+_OVER_CTX = ("scan", "select", "score", "gather_vram", "gather_host", "gather_host_4k", "gather_rows_host")
 KERNEL_AXES = {
-    "linear": "tokens",
-    "recurrent": "tokens",
-    "scan": "ctx_tokens",
-    "select": "ctx_tokens",
-    "gather_vram": "ctx_tokens",
-    "gather_host": "ctx_tokens",
-    "gather_host_4k": "ctx_tokens",
-    "gather_rows_host": "ctx_tokens",
-    "score": "ctx_tokens",
-    "attend_dense": "rows",
+    **dict.fromkeys(("linear", "recurrent", "append", "dequantise", "sample", "elementwise"), "tokens"),
+    **dict.fromkeys(_OVER_CTX, "ctx_tokens"),
+    **dict.fromkeys(("attend_dense", "combine"), "rows"),
     "attend_decode": "query_tokens",
-    "append": "tokens",
-    "dequantise": "tokens",
-    "sample": "tokens",
-    "elementwise": "tokens",
     "attend_sparse": "region_tokens",
-    "combine": "rows",
 }
 """What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
@@ -214,10 +203,9 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         The ranges of a profile catch units mixed up in a measured file. They are no bound on a what-if, so the copy is
         not checked again.
         """
-        share = lanes / FULL_LANES
-        narrow = copy(self)
-        gpu = replace(self.gpu, h2d=self.gpu.h2d.narrowed(share), d2h=self.gpu.d2h.narrowed(share))
-        force_setattr(narrow, "gpu", gpu)
+        narrow, share = copy(self), lanes / FULL_LANES
+        links = {"h2d": self.gpu.h2d.narrowed(share), "d2h": self.gpu.d2h.narrowed(share)}
+        force_setattr(narrow, "gpu", replace(self.gpu, **links))
         return narrow
 
 

@@ -47,6 +47,11 @@ class Rate(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     value: Positive
     unit: Unit
 
+    @property
+    def deviation(self) -> float:
+        """Standard deviation, in the rate's unit."""
+        return self.value * self.spread
+
 
 class Line(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Numbers over one quantity, read between places that rise."""

@@ -17,14 +17,7 @@ from twin.cost.prefill import Weights, chunk_at, sample
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.operations.lower import (
-    decode_program,
-    draft_prefill_program,
-    draft_program,
-    head_program,
-    prefetch_program,
-    prefill_program,
-)
+from twin.operations import lower
 from twin.operations.ops import Step
 
 Z90 = 1.6449
@@ -168,11 +161,11 @@ def decode_breakdown_of(case: Case, roofs: Roofs, kv_tokens: int, batch: int) ->
     speculation, devices = case.speculation, roofs.profile.gpu_count
     step = Step(kv_tokens=kv_tokens, q_tokens=1, batch=batch)
     if speculation is None:
-        return Breakdown().run(decode_program(case, step, devices), roofs)
-    whole = Breakdown().run(draft_program(case, speculation, step, devices - 1), roofs)
+        return Breakdown().run(lower.decode_program(case, step, devices), roofs)
+    whole = Breakdown().run(lower.draft_program(case, speculation, step, devices - 1), roofs)
     for kind in speculation.steps:
         verify = replace(step, q_tokens=kind.query_tokens)
-        whole.add(Breakdown().run(decode_program(case, verify, devices), roofs), times=kind.share)
+        whole.add(Breakdown().run(lower.decode_program(case, verify, devices), roofs), times=kind.share)
     return whole
 
 
@@ -184,7 +177,7 @@ def tokens_per_step(case: Case) -> float:
 def _first_token(case: Case, roofs: Roofs, decode: Breakdown | None, prefill: Breakdown) -> Breakdown | None:
     """A prefill and the first decode step, or the last token's logits where prefill covers the whole prompt."""
     if not case.rules.unprefilled_tokens:
-        decode = Breakdown().run(head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
+        decode = Breakdown().run(lower.head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
     return Breakdown().add(decode).add(prefill) if decode is not None else None
 
 
@@ -198,7 +191,7 @@ def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
         if index not in chunks:
             chunk = chunk_at(case, prompt, index)
             if chunk.q_tokens not in fetches:
-                fetches[chunk.q_tokens] = Breakdown().run(prefetch_program(case, chunk), roofs)
+                fetches[chunk.q_tokens] = Breakdown().run(lower.prefetch_program(case, chunk), roofs)
             chunks[index] = chunk_breakdown(case, chunk, roofs, fetch=fetches[chunk.q_tokens])
         return chunks[index].seconds
 
@@ -213,11 +206,11 @@ def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
 def chunk_breakdown(case: Case, chunk: Step, roofs: Roofs, *, fetch: Breakdown | None = None) -> Breakdown:
     """One prefill chunk; of what is `fetch`ed beside it (n-gram rows unless given), only what sticks out is added."""
     if fetch is None:
-        fetch = Breakdown().run(prefetch_program(case, chunk), roofs)
+        fetch = Breakdown().run(lower.prefetch_program(case, chunk), roofs)
     devices = roofs.profile.gpu_count
-    work = Breakdown().run(prefill_program(case, chunk, devices), roofs)
+    work = Breakdown().run(lower.prefill_program(case, chunk, devices), roofs)
     if case.speculation is not None:
-        work.run(draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)
+        work.run(lower.draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)
     if fetch.seconds <= work.seconds:
         return work
     return work.add(fetch, times=1 - work.seconds / fetch.seconds)

@@ -3,6 +3,7 @@
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from twin.cost.roofline import WALLS, Cost, Roofs
 from twin.cost.schedule import schedule
@@ -88,17 +89,9 @@ class Breakdown:
         """Shares of the time by part, longest first; their seconds add up to `seconds`."""
         found: dict[str, Part] = {}
         for (name, wall, rates), (seconds, sol_s) in sorted(self.by_account.items(), key=lambda item: -item[1][0]):
-            same = found.get(name)
-            if same is None:
-                found[name] = Part(name=name, seconds=seconds, sol_s=sol_s, wall=WALLS[wall], rates=rates)
-            else:
-                found[name] = Part(
-                    name=name,
-                    seconds=seconds + same.seconds,
-                    sol_s=sol_s + same.sol_s,
-                    wall=same.wall,
-                    rates=tuple(dict.fromkeys((*same.rates, *rates))),
-                )
+            same = found.get(name) or Part(name=name, seconds=0.0, sol_s=0.0, wall=WALLS[wall], rates=())
+            both = tuple(dict.fromkeys((*same.rates, *rates)))
+            found[name] = replace(same, seconds=same.seconds + seconds, sol_s=same.sol_s + sol_s, rates=both)
         return tuple(sorted(found.values(), key=lambda part: -part.seconds))
 
     def sensitivity(self) -> dict[str, float]:

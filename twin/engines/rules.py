@@ -2,10 +2,20 @@
 
 from msgspec import Struct
 
-from hwprofiles.rates import Rate
+from hwprofiles.rates import Rate, Source, Unit
 from twin.errors import Impossible
 from twin.layouts import load_layout
 from twin.operations.occupancy import DecodePlan
+
+DATE = "2026-11-29"
+"""When the numbers of the rulebooks were looked up."""
+
+
+def stated(value: float, spread: float, note: str, *, unit: Unit = "B", fitted_on: tuple[str, ...] = ()) -> Rate:
+    """A number of a rulebook: fitted where it names the rows, else published."""
+    n = max(1, len(fitted_on))
+    source: Source = "fitted" if fitted_on else "published"
+    return Rate(value=value, unit=unit, spread=spread, n=n, source=source, date=DATE, note=note, fitted_on=fitted_on)
 
 
 class SparseRules(Struct, frozen=True, kw_only=True):

@@ -3,8 +3,9 @@
 A whole model can be predicted under these rules where a machine's profile has a linear rate for its weights' format.
 """
 
-from hwprofiles.rates import Rate
-from twin.engines.rules import BackendRules, EngineRules, OwnKernelRules, SparseRules
+from msgspec.structs import replace
+
+from twin.engines.rules import BackendRules, EngineRules, OwnKernelRules, SparseRules, stated
 from twin.operations.occupancy import DecodePlan, ThreadBlock
 from twin.units import MIB
 
@@ -81,14 +82,8 @@ RULES = EngineRules(
     ),
     own_kernels=OwnKernelRules(decode_plans=DECODE_PLANS, kv_chunk_tokens=8192, interleaved_formats=INTERLEAVED),
     ngram="disk",
-    workspace=Rate(
-        value=1_500_000_000,
-        unit="B",
-        spread=0.3,
-        n=1,
-        source="datasheet",
-        date="2026-11-29",
-        note="an allowance for a context, libraries and buffers of a chunk",
+    workspace=replace(
+        stated(1_500_000_000, 0.3, "an allowance for a context, libraries and buffers of a chunk"), source="datasheet"
     ),
     compute_dtype="bf16",
     sparse_kernels=SparseRules(

@@ -12,14 +12,7 @@ from collections.abc import Iterable
 from twin.ask.case import Case
 from twin.errors import MissingRate
 from twin.layouts.layout import CacheLayout, Placement
-from twin.operations.attention import (
-    combine_partials,
-    decode_selection,
-    dense_graph,
-    issued_flops,
-    prefill_selection,
-    sparse_attention,
-)
+from twin.operations import attention
 from twin.operations.counts import block_run_bytes, is_sparse, padded_selection, selected_tokens
 from twin.operations.ops import Carried, Engine, Op, OpGraph, Step
 
@@ -54,7 +47,7 @@ class Offload(CacheLayout):
     def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Write the new token to the host, select when the context is long, gather over the link."""
         sparse = is_sparse(case.model, step.end)
-        selection = decode_selection(case, step, device, first=first) if sparse else ()
+        selection = attention.decode_selection(case, step, device, first=first) if sparse else ()
         both = case.plane_bytes * (2 if case.is_interleaved else 1)  # K and V of an interleaved block are one run
         gather = Op(
             "kv_gather",
@@ -82,8 +75,8 @@ class Offload(CacheLayout):
         write = OpGraph(ops=(self._write_back(case, chunk, device, after=()),), times=times)
         if not is_sparse(case.model, chunk.end):
             history_bytes = chunk.kv_tokens * case.plane_bytes * chunk.batch
-            return write, dense_graph(case, chunk, device, times=times, link_bytes=history_bytes)
-        selection = OpGraph(ops=prefill_selection(case, chunk, device, first=0), times=times)
+            return write, attention.dense_graph(case, chunk, device, times=times, link_bytes=history_bytes)
+        selection = OpGraph(ops=attention.prefill_selection(case, chunk, device, first=0), times=times)
         attend = self._staged if self.is_staged(case, chunk) else self._naive
         return write, selection, attend(case, chunk, device, times)
 
@@ -123,10 +116,12 @@ class Offload(CacheLayout):
         moved = history_bytes / buckets / 2
         copy = Op("kv_copy", device, engine=Engine.H2D, calls=2, link_bytes=moved, run_bytes=run_bytes)
         region = min(self.bucket_tokens(case), chunk.end)
-        attend = sparse_attention(
+        attend = attention.sparse_attention(
             case, chunk, device, after=(0,), buckets=buckets, region_tokens=region, vram_bytes=history_bytes / buckets
         )
-        ops = (copy, attend) if buckets == 1 else (copy, attend, combine_partials(case, chunk, device, after=(1,)))
+        ops: tuple[Op, ...] = (copy, attend)
+        if buckets > 1:
+            ops += (attention.combine_partials(case, chunk, device, after=(1,)),)
         last = len(ops) - 1
         in_stream = Carried(1, last, 1)  # a kernel begins when the bucket before is combined
         buffer_read = Carried(0, 1, 2)  # the second buffer is free when its attention has ended
@@ -146,7 +141,7 @@ class Offload(CacheLayout):
             kernel=case.kernel("gather_rows_host"),
             link_bytes=naive_read_bytes(case, chunk),
             run_bytes=block_run_bytes(case.model, case.plane_bytes),
-            flops=issued_flops(case, chunk.q_tokens * chunk.batch, 1),
+            flops=attention.issued_flops(case, chunk.q_tokens * chunk.batch, 1),
             dtype=case.operand_dtype,
             grain=chunk.end,
         )

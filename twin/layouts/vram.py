@@ -2,16 +2,7 @@
 
 from twin.ask.case import Case
 from twin.layouts.layout import CacheLayout, Placement
-from twin.operations.attention import (
-    decode_attention,
-    decode_selection,
-    dense_graph,
-    dequantised_graph,
-    dequantises_history,
-    prefill_scratch_bytes,
-    prefill_selection,
-    sparse_attention,
-)
+from twin.operations import attention
 from twin.operations.counts import block_run_bytes, is_sparse, selected_tokens
 from twin.operations.ops import Op, OpGraph, Step
 
@@ -30,14 +21,14 @@ class Vram(CacheLayout):
 
     def working_bytes(self, case: Case) -> dict[str, int]:
         """What a chunk's history is dequantised into, where it is; else nothing beyond the engine's workspace."""
-        return {"prefill scratch": prefill_scratch_bytes(case)} if dequantises_history(case) else {}
+        return {"prefill scratch": attention.prefill_scratch_bytes(case)} if attention.dequantises_history(case) else {}
 
     def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Append, select when the context is long, read what was selected; without an indexer read everything."""
         if case.model.indexer is None and case.backend:
-            return (decode_attention(case, step, device, after=(first - 1,)),)
+            return (attention.decode_attention(case, step, device, after=(first - 1,)),)
         sparse = is_sparse(case.model, step.end)
-        selection = decode_selection(case, step, device, first=first) if sparse else ()
+        selection = attention.decode_selection(case, step, device, first=first) if sparse else ()
         read = Op(
             "kv_gather",
             device,
@@ -51,18 +42,20 @@ class Vram(CacheLayout):
 
     def bucket_tokens(self, case: Case) -> int:
         """Tokens of a history that are dequantised at a time; none where the planes are read in place."""
-        return case.rules.own_kernels.kv_chunk_tokens if dequantises_history(case) else 0
+        return case.rules.own_kernels.kv_chunk_tokens if attention.dequantises_history(case) else 0
 
     def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
-        if dequantises_history(case):
-            return (dequantised_graph(case, chunk, device, times=times),)
+        if attention.dequantises_history(case):
+            return (attention.dequantised_graph(case, chunk, device, times=times),)
         if not is_sparse(case.model, chunk.end):
-            return (dense_graph(case, chunk, device, times=times, link_bytes=0),)
-        selection = prefill_selection(case, chunk, device, first=0)
-        read_tokens = min(chunk.q_tokens * selected_tokens(case.model, chunk.end), chunk.end)
-        read = read_tokens * case.plane_bytes * chunk.batch
-        attend = sparse_attention(case, chunk, device, after=(1,), buckets=1, region_tokens=chunk.end, vram_bytes=read)
+            return (attention.dense_graph(case, chunk, device, times=times, link_bytes=0),)
+        selection = attention.prefill_selection(case, chunk, device, first=0)
+        end = chunk.end
+        read = min(chunk.q_tokens * selected_tokens(case.model, end), end) * case.plane_bytes * chunk.batch
+        attend = attention.sparse_attention(
+            case, chunk, device, after=(1,), buckets=1, region_tokens=end, vram_bytes=read
+        )
         return (OpGraph(ops=(*selection, attend), times=times),)
 
 

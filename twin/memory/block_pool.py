@@ -374,7 +374,7 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
         max_model_tokens=case.question.max_model_tokens or case.question.ctx_tokens,
     )
     uncertain = (*_taken(case, rules).values(), profile.gpu.vram) if given is None else ()
-    return pool, parts, math.hypot(*(rate.value * rate.spread for rate in uncertain))
+    return pool, parts, math.hypot(*(rate.deviation for rate in uncertain))
 
 
 def share_bytes(case: Case, profile: HardwareProfile) -> float:

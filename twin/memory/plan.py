@@ -200,7 +200,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         capacity_bytes=outside,
         fixed={"context": min(untracked.value, outside)},
         page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
-        capacity_spread=untracked.value * untracked.spread,
+        capacity_spread=untracked.deviation,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
     memories = _memories(profile, device, headroom, host_memory(case, profile))
@@ -241,8 +241,7 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     page = case.rules.page_tokens * case.question.batch
     placed = case.layout.placement(case)
     tables = page * placed.host_bytes * case.model.attention_layers * PAGE_TABLE_SHARE
-    workspace_spread = case.rules.workspace.value * case.rules.workspace.spread
-    spread = math.hypot(workspace_spread, profile.gpu.vram.value * profile.gpu.vram.spread)
+    spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
     return [
         Memory(
             name=f"gpu{device}",
@@ -310,8 +309,5 @@ def host_memory(case: Case, profile: HardwareProfile) -> Memory:
         capacity_bytes=profile.host.memory.value,
         fixed=fixed,
         page_bytes={"kv cache": per_token * case.rules.page_tokens * batch},
-        capacity_spread=math.hypot(
-            profile.host.reserved.value * profile.host.reserved.spread,
-            profile.host.memory.value * profile.host.memory.spread,
-        ),
+        capacity_spread=math.hypot(profile.host.reserved.deviation, profile.host.memory.deviation),
     )

@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from operator import or_
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,14 +61,7 @@ def _shipped(name: str) -> ModelSpec:
 
 def _parse(path: Path) -> ModelSpec:
     """A key of a file that extends a shipped model replaces the parent's whole: a table that is written is complete."""
-    raw = extended(
-        read_json(path),
-        path,
-        kind="model",
-        names=model_names(),
-        shipped=lambda name: read_json(DATA / f"{name}.json"),
-        lay_over=lambda parent, own: {**parent, **own},
-    )
+    raw = extended(read_json(path), path, ("model", model_names(), lambda name: read_json(DATA / f"{name}.json"), or_))
     try:
         return msgspec.convert(raw, ModelSpec)
     except (msgspec.ValidationError, ValueError) as wrong:
