@@ -10,6 +10,8 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from twin.serving.metrics import RequestRecord
 from twin.serving.requests import Limits, Request
 
@@ -197,48 +199,38 @@ class Prefixes:
                 self._ledger.rest(piece.key, piece.blocks)
 
 
-class Live:
+class Live(Struct, eq=False):
     """What the scheduler knows of a request between its arrival and its last token. Compared by identity."""
 
-    __slots__ = (
-        "admitted_s",
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "crossing",
-        "end",
-        "first_s",
-        "held",
-        "last_s",
-        "outputs",
-        "pieces",
-        "preemptions",
-        "request",
-        "serial",
-        "shared_blocks",
-        "start",
-        "target",
-    )
+    request: Request
+    serial: int = NOT_RUNNING
+    """Rises from admission to admission: who has the highest is preempted first."""
+    target: int = 0
+    """Tokens to compute before the next token can be sampled: at first those of the prompt."""
+    computed: int = 0
+    """Tokens computed by prefill so far; those of decode steps follow from `start`."""
+    outputs: int = 0
+    """Tokens brought forth before the decode step `start`."""
+    start: int = NOT_DECODING
+    """The engine's count of steps at its first decode step."""
+    end: int = NOT_DECODING
+    """The same after its last."""
+    blocks: int = 0
+    """Blocks held."""
+    shared_blocks: int = 0
+    """Those of them that belong to a prefix."""
+    pieces: tuple[Piece, ...] | None = None
+    held: int = 0
+    """How many of `pieces` it holds."""
+    admitted_s: float = NEVER
+    first_s: float = NEVER
+    last_s: float = NEVER
+    cached_tokens: int = 0
+    preemptions: int = 0
+    crossing: int = 0
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.serial = NOT_RUNNING
-        """Rises from admission to admission: who has the highest is preempted first."""
-        self.target = request.prompt_tokens
-        """Tokens to compute before the next token can be sampled."""
-        self.computed = 0
-        """Tokens computed by prefill so far; those of decode steps follow from `start`."""
-        self.outputs = 0
-        """Tokens brought forth before the decode step `start`."""
-        self.start = self.end = NOT_DECODING
-        """The engine's count of steps at its first decode step, and after its last."""
-        self.blocks = self.shared_blocks = 0
-        """Blocks held, and those of them that belong to a prefix."""
-        self.pieces: tuple[Piece, ...] | None = None
-        self.held = 0
-        """How many of `pieces` it holds."""
-        self.admitted_s = self.first_s = self.last_s = NEVER
-        self.cached_tokens = self.preemptions = self.crossing = 0
+    def __post_init__(self) -> None:
+        self.target = self.request.prompt_tokens
 
     def record(self, now_s: float) -> RequestRecord:
         """What is left of it after its last token at `now_s`."""
