@@ -11,11 +11,8 @@ from typing import Any
 
 from hwprofiles.errors import BadFile
 
-MOST_BYTES = 8 * 2**20
-"""Some twenty times the largest that is shipped; a second's work for a parser."""
-
-LONGEST_WAIT_S = 5.0
-"""Until the next byte of a pipe."""
+MOST_BYTES = 8 * 2**20  # some twenty times the largest that is shipped; a second's work for a parser
+LONGEST_WAIT_S = 5.0  # until the next byte of a pipe
 
 Table = dict[str, Any]
 

@@ -10,8 +10,7 @@ from hwprofiles.rates import Counts, Curve, Rate, Unit
 
 SCHEMA = "twin.hardware/1"
 FULL_LANES = 16
-CPU_CAPABILITY = "0.0"
-"""What the profile of a CPU has for a compute capability."""
+CPU_CAPABILITY = "0.0"  # what the profile of a CPU has for a compute capability
 
 _OVER_CTX = ("scan", "select", "score", "gather_vram", "gather_host", "gather_host_4k", "gather_rows_host")
 KERNEL_AXES = {
@@ -26,8 +25,7 @@ KERNEL_AXES = {
 RESIDENT_PROGRAMS = "resident_programs"
 """Thread blocks that a multiprocessor holds at a time, in each wave of a call (wave quantisation)."""
 
-OTHER_AXES = {"attend_dense": (RESIDENT_PROGRAMS,)}
-"""What it may depend on instead."""
+OTHER_AXES = {"attend_dense": (RESIDENT_PROGRAMS,)}  # what it may depend on instead
 
 Allowed = tuple[Unit, float, float]
 """Unit, lowest, highest: wide enough for any machine, narrow enough to catch GB/s written as B/s."""
@@ -81,11 +79,9 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     compute_capability: Annotated[str, Meta(pattern=r"\A\d+\.\d+\Z")]
     sm_count: Annotated[int, Meta(ge=1, le=2**20)]
-    vram: Rate
-    """Usable bytes."""
+    vram: Rate  # usable bytes
     vram_read: Roof
-    tensor: dict[str, Roof]
-    """FLOP/s of dense matrix products, by operand type."""
+    tensor: dict[str, Roof]  # FLOP/s of dense matrix products, by operand type
     h2d: Link
     d2h: Link
     instructions: Roof | None = None
@@ -113,10 +109,8 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The memory and disk behind the links."""
 
-    memory: Rate
-    """Installed bytes."""
-    reserved: Rate
-    """Bytes that the operating system and the engine's process keep."""
+    memory: Rate  # installed bytes
+    reserved: Rate  # bytes that the operating system and the engine's process keep
     dram: Link
     disk: Link
 
@@ -131,15 +125,13 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one implementation makes of the roof above it: an efficiency curve, a latency per call, or both."""
 
-    efficiency: Curve | None = None
-    """Over the quantity that KERNEL_AXES names for the operation."""
+    efficiency: Curve | None = None  # over the quantity that KERNEL_AXES names for the operation
     latency: Rate | None = None
     combine: Rate | None = None
     """Share of the memory's rate at which splits' partial results are written and read again."""
     operations: Counts | None = None
     """Operations, of `Gpu.instructions`, that each stored element costs a program, over the query rows it holds."""
-    machine: str = ""
-    """Where it was measured: filled when a profile is read, empty for a kernel that was just fitted."""
+    machine: str = ""  # where it was measured: filled when a profile is read, empty for a kernel that was just fitted
 
     def __post_init__(self) -> None:
         if self.efficiency is None and self.latency is None:
@@ -172,8 +164,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gpu_count: Annotated[int, Meta(ge=1, le=1024)]
     gpu: Gpu
     host: Host
-    kernels: dict[str, Kernel] = field(default_factory=dict)
-    """By `<operation>/<implementation>/<format>`."""
+    kernels: dict[str, Kernel] = field(default_factory=dict)  # by `<operation>/<implementation>/<format>`
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from twin.errors import find
 
-EXL3_BITS = range(2, 9)
-"""Bits that exllamav3's cache takes for K and for V."""
+EXL3_BITS = range(2, 9)  # bits that exllamav3's cache takes for K and for V
 
 Kind = Literal["plain", "scaled", "rotated"]
 """How values are coded: as they are, by a scale, or rotated and then by a scale."""
@@ -24,13 +23,10 @@ class Plane(Struct, frozen=True, kw_only=True):
     """Stored bytes of K or of V. Scales and zero points are counted where they are kept."""
 
     bits: int
-    head_bytes: int = 0
-    """Per token and head: a scale, a norm, a zero point."""
-    group_elements: int = 0
-    """Elements that share a group's scale; 0 where there are no groups."""
+    head_bytes: int = 0  # per token and head: a scale, a norm, a zero point
+    group_elements: int = 0  # elements that share a group's scale; 0 where there are no groups
     group_bytes: int = 0
-    channel_bytes: int = 0
-    """Per channel of a tile of `tile_tokens` tokens."""
+    channel_bytes: int = 0  # per channel of a tile of `tile_tokens` tokens
     tile_tokens: int = 1
 
     def tile_bytes(self, head_dim: int) -> int:
@@ -49,10 +45,8 @@ class KVFormat(Struct, frozen=True, kw_only=True):
     key: Plane
     value: Plane
     kind: Kind
-    slot_alignment: int = 1
-    """Bytes of one token and head are rounded up to a multiple of this."""
-    min_capability: str = ""
-    """Least compute capability that its published kernels start on; empty: any."""
+    slot_alignment: int = 1  # bytes of one token and head are rounded up to a multiple of this
+    min_capability: str = ""  # least compute capability that its published kernels start on; empty: any
     sidecar_bytes: int = 0
     """Bytes an element of tokens that wait, unquantised, for their tile to fill (K and V each); 0: none wait."""
 

@@ -20,8 +20,7 @@ from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations import lower
 from twin.operations.ops import Step
 
-Z90 = 1.6449
-"""Standard deviations to either side that hold 90 % of a normal distribution."""
+Z90 = 1.6449  # standard deviations to either side that hold 90 % of a normal distribution
 
 
 DECODE_READS = ("attend_decode/", "gather_vram/", "gather_host/", "gather_host_4k/")
@@ -45,16 +44,11 @@ class Phase(Struct, frozen=True, kw_only=True):
     """No machine of this kind can be faster: bytes and operations at datasheet peaks, everything overlapped."""
     naive_s: float
     """The usual estimate: the same bytes and operations over datasheet rates, one after the other, nothing else."""
-    bound: str
-    """The wall with the largest share of the time."""
-    parts: tuple[Part, ...]
-    """Longest first; their seconds add up to the phase."""
-    link_bytes: int
-    """Cache bytes from host to device, over all links."""
-    link_write_bytes: int
-    """Cache bytes from device to host, over all links."""
-    busy_s: dict[str, float]
-    """Busy seconds of each kind of engine, over all devices."""
+    bound: str  # the wall with the largest share of the time
+    parts: tuple[Part, ...]  # longest first; their seconds add up to the phase
+    link_bytes: int  # cache bytes from host to device, over all links
+    link_write_bytes: int  # cache bytes from device to host, over all links
+    busy_s: dict[str, float]  # busy seconds of each kind of engine, over all devices
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -63,19 +57,14 @@ class Prediction(Struct, frozen=True, kw_only=True):
     case: Case
     machine: HardwareProfile
     memory: MemoryPlan
-    decode: Phase | None
-    """None where the question does not fit, or a rate is missing."""
+    decode: Phase | None  # None where the question does not fit, or a rate is missing
     prefill: Phase | None
-    ttft_s: Quantity | None
-    """Prefill and the first decode step."""
+    ttft_s: Quantity | None  # prefill and the first decode step
     break_even: float | None
     """Tokens that a verify step must yield to be as fast as steps without drafts; None where nothing is drafted."""
-    missing: tuple[str, ...]
-    """Rates that the machine's profile lacks, so that a phase is not predicted."""
-    assumptions: tuple[str, ...]
-    """Keys in twin.assumptions, and what was extrapolated."""
-    sources: dict[str, Provenance]
-    """The rates used, by name."""
+    missing: tuple[str, ...]  # rates that the machine's profile lacks, so that a phase is not predicted
+    assumptions: tuple[str, ...]  # keys in twin.assumptions, and what was extrapolated
+    sources: dict[str, Provenance]  # the rates used, by name
 
     @property
     def fits(self) -> bool:

@@ -34,8 +34,7 @@ _BYTE_SUFFIXES = {
 LEAST_BARE_BYTES = MIB
 """A whole number from here on is bytes without saying so, as engines print them; below, a unit was forgotten."""
 MAX_BYTES = 2**50
-LONGEST_NUMBER = 100
-"""Characters of a number that is read at all."""
+LONGEST_NUMBER = 100  # characters of a number that is read at all
 SHOWN_CHARACTERS = 40
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)"  # 1048576, 1_048_576 or 1,048,576
 _NUMBER = re.compile(rf"([+-]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:e[+-]?\d{{1,3}})?)\s*([a-z]*)", re.IGNORECASE)

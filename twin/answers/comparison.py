@@ -18,8 +18,7 @@ from twin.models import ModelSpec
 from twin.models.store import QUALITY, published
 from twin.prediction import Prediction, predict
 
-MANY_FORMATS = 12
-"""An engine with more formats is shown by those with as many bits for K as for V."""
+MANY_FORMATS = 12  # an engine with more formats is shown by those with as many bits for K as for V
 
 
 class Quality(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,11 +40,9 @@ def published_quality(model: ModelSpec, kv_dtype: str) -> tuple[Quality, ...]:
 class Comparison(Struct, frozen=True, kw_only=True):
     """Predictions of one question, and the choices that are refused."""
 
-    over: str
-    """`layouts` or `formats`."""
+    over: str  # `layouts` or `formats`
     predictions: tuple[Prediction, ...]
-    refused: dict[str, str]
-    """Why a choice cannot be asked for, by its name."""
+    refused: dict[str, str]  # why a choice cannot be asked for, by its name
 
     def quality(self, prediction: Prediction) -> tuple[Quality, ...]:
         """What is published about the answers of that format: carried, not predicted."""

@@ -25,11 +25,8 @@ PLAIN = "bf16"
 Q_TOKENS = 1
 BATCHES = (1, 4, 16)
 CONTEXTS = tuple(2**power for power in range(10, 21))
-SHOWN_CTX = 131_072
-"""Context, at batch 1, for which seconds are told."""
-
-CARRIED_SPREAD = 0.3
-"""How far a kernel's rates may be off on a machine that it was not measured on."""
+SHOWN_CTX = 131_072  # context, at batch 1, for which seconds are told
+CARRIED_SPREAD = 0.3  # how far a kernel's rates may be off on a machine that it was not measured on
 
 
 class Crossing(Struct, frozen=True, kw_only=True):
@@ -38,24 +35,18 @@ class Crossing(Struct, frozen=True, kw_only=True):
     batch: int
     ctx_tokens: int | None
     """The first context of the ladder from which on the format is faster at every longer one; None: at none."""
-    wall: str
-    """What holds the format there; at the longest context where it is never faster."""
-    ratio: float
-    """Its seconds over the other's, there."""
+    wall: str  # what holds the format there; at the longest context where it is never faster
+    ratio: float  # its seconds over the other's, there
 
 
 class FormatLine(Struct, frozen=True, kw_only=True):
     """All that is told of one format on one machine."""
 
     kv_dtype: str
-    kernel: str
-    """Key of the kernel whose time this is."""
-    seconds: float
-    """Attention of one layer at the shown context, batch 1."""
-    ratio: float
-    """Over the other format's."""
-    spread: float
-    """Of the ratio, relative: both kernels' rates."""
+    kernel: str  # key of the kernel whose time this is
+    seconds: float  # attention of one layer at the shown context, batch 1
+    ratio: float  # over the other format's
+    spread: float  # of the ratio, relative: both kernels' rates
     wall: str
     crossings: tuple[Crossing, ...]
 
@@ -64,20 +55,16 @@ class Crossover(Struct, frozen=True, kw_only=True):
     """Every quantised format of this project's kernels against one other on one machine."""
 
     machine: str
-    engine: str
-    """Whose kernels these are."""
+    engine: str  # whose kernels these are
     others: tuple[str, ...]
     """Back ends of other engines whose decode kernels the machine has rates of: their order may be another."""
     against: str
     query_tokens: int
     ctx_tokens: int
     lines: tuple[FormatLine, ...]
-    refused: dict[str, str]
-    """Formats that this machine does not run, and why."""
-    carried_from: str
-    """The machine whose kernels some of these are, where they were not measured here; else empty."""
-    carried: tuple[str, ...] = ()
-    """The formats whose kernels those are, `against` included."""
+    refused: dict[str, str]  # formats that this machine does not run, and why
+    carried_from: str  # the machine whose kernels some of these are, where they were not measured here; else empty
+    carried: tuple[str, ...] = ()  # the formats whose kernels those are, `against` included
 
 
 def crossover(hw: str, *, formats: Sequence[str] = QUANTISED) -> Crossover:

@@ -13,11 +13,8 @@ from twin.memory.block_pool import most_pool_bytes
 from twin.memory.plan import plan_memory
 from twin.prediction import Prediction
 
-Change = dict[str, str | int]
-"""Fields of a question with their new values."""
-
-WIDEST_FIRST = 2
-"""How many formats are suggested: the ones that keep most bits."""
+Change = dict[str, str | int]  # fields of a question with their new values
+WIDEST_FIRST = 2  # how many formats are suggested: the ones that keep most bits
 
 
 def remedies(prediction: Prediction) -> list[str]:

@@ -24,14 +24,12 @@ from twin.serving.engine import StepCosts, simulate_serving
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Limits, Request
 
-FAR = 4096
-"""Cached tokens a sequence over which the slope is taken; any number gives the same."""
+FAR = 4096  # cached tokens a sequence over which the slope is taken; any number gives the same
 
 FAR_IN_THREAD_BLOCKS = 2**17
 """The same where thread blocks of attention are counted: they fill a device by steps, which long contexts even out."""
 
-Requests = Callable[[], Iterable[Request]]
-"""Gives the workload from its start, as often as it is asked."""
+Requests = Callable[[], Iterable[Request]]  # gives the workload from its start, as often as it is asked
 
 
 class Service(Struct, frozen=True, kw_only=True):

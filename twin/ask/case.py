@@ -21,8 +21,7 @@ class Case(Struct, frozen=True, kw_only=True):
     layout: CacheLayout
     backend: str
     """Attention backend of single-token steps and prefill; empty where the engine has only its own kernels."""
-    verify_backend: str
-    """Attention backend of a step of several query tokens."""
+    verify_backend: str  # attention backend of a step of several query tokens
     chunk_tokens: int
     staging_bytes: int
     prefill: Prefill
@@ -32,8 +31,7 @@ class Case(Struct, frozen=True, kw_only=True):
     huge_pages: bool
     state_element_bytes: int
     speculation: Speculation | None
-    cached_tokens: int = 0
-    """Prompt tokens that the engine finds in its prefix cache and does not compute again."""
+    cached_tokens: int = 0  # prompt tokens that the engine finds in its prefix cache and does not compute again
 
     @property
     def index_key_bytes(self) -> int:

@@ -25,8 +25,7 @@ _NOTHING_ASKED = Question(ctx_tokens=1)
 
 _STATE_BYTES: dict[str | None, int] = {"fp16": HALF_BYTES, "fp32": 2 * HALF_BYTES}
 
-ENGINES_OWN = "auto"
-"""What engines call their default format."""
+ENGINES_OWN = "auto"  # what engines call their default format
 
 
 def resolve(question: Question) -> Case:

@@ -24,8 +24,7 @@ Exit codes:
 """
 
 COMPLETE = "_TWIN_COMPLETE"
-LONGEST_LINE = 1200
-"""Characters of a message, and of a hint."""
+LONGEST_LINE = 1200  # characters of a message, and of a hint
 
 
 def end(command: click.Command, given: Sequence[str]) -> int:

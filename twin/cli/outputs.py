@@ -21,11 +21,8 @@ from twin.errors import BadValue, CannotWrite, TwinError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-UNFINISHED = ".twin-unfinished"
-"""How the names of files end that wait to take another's place."""
-
-LONGEST_NAME = 200
-"""Bytes of a target's name that the name beside it repeats; file systems end names at 255."""
+UNFINISHED = ".twin-unfinished"  # how the names of files end that wait to take another's place
+LONGEST_NAME = 200  # bytes of a target's name that the name beside it repeats; file systems end names at 255
 
 
 class LostOutput(CannotWrite):

@@ -43,16 +43,12 @@ _OF_TRACES = ("time_unit", "hash_tokens")
 class Source(Struct, frozen=True, kw_only=True):
     """Where requests come from."""
 
-    text: str
-    """What is served, in a line."""
+    text: str  # what is served, in a line
     requests: Callable[[], Iterable[Request]]
     """The requests from the first on; reading them raises BadFile where a trace is not one."""
-    count: int = 0
-    """How many there are; 0 where a trace does not say."""
-    once: bool = False
-    """Whether they can be read but once."""
-    readings: list[Reading] = []
-    """How the trace was read, each time that it was."""
+    count: int = 0  # how many there are; 0 where a trace does not say
+    once: bool = False  # whether they can be read but once
+    readings: list[Reading] = []  # how the trace was read, each time that it was
 
     @property
     def reading(self) -> Reading | None:

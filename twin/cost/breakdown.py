@@ -10,8 +10,7 @@ from twin.cost.schedule import schedule
 from twin.errors import MissingRate
 from twin.operations.ops import Engine, Op, Program
 
-NOT_CACHE = {"hop", "ngram"}
-"""Parts whose link bytes are no cache traffic: they cross the link under every layout."""
+NOT_CACHE = {"hop", "ngram"}  # parts whose link bytes are no cache traffic: they cross the link under every layout
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -19,12 +18,9 @@ class Part(Struct, frozen=True, kw_only=True):
 
     name: str
     seconds: float
-    sol_s: float
-    """The same work at the calibrated roofs: no latency, efficiency 1."""
-    wall: str
-    """What holds it: VRAM bandwidth, host link, tensor cores, ..."""
-    rates: tuple[str, ...]
-    """Names of the rates that it depends on."""
+    sol_s: float  # the same work at the calibrated roofs: no latency, efficiency 1
+    wall: str  # what holds it: VRAM bandwidth, host link, tensor cores, ..
+    rates: tuple[str, ...]  # names of the rates that it depends on
 
 
 Account = tuple[str, str, tuple[str, ...]]
@@ -52,8 +48,7 @@ class Breakdown:
         """Seconds and speed-of-light seconds on the critical path."""
         self.engines: dict[Engine, tuple[float, float]] = {}
         """Busy seconds and seconds at datasheet peaks of each kind of engine, over all devices."""
-        self.products_s = 0.0
-        """All products at the tensor cores' datasheet peaks, whichever engine their op holds."""
+        self.products_s = 0.0  # all products at the tensor cores' datasheet peaks, whichever engine their op holds
         self.link_bytes = 0.0
         self.link_write_bytes = 0.0
 

@@ -27,14 +27,10 @@ class Cost(NamedTuple):
 
     seconds: float
     latency_s: float
-    bound_s: float
-    """Seconds beyond the latency."""
-    sol_s: float
-    """Speed of light: the same bytes and operations at the calibrated roofs, no latency, efficiency 1."""
-    floor_s: float
-    """The same at the datasheet's peaks: no machine of this kind can be faster."""
-    wall: str
-    """Key in WALLS of the roof that sets bound_s."""
+    bound_s: float  # seconds beyond the latency
+    sol_s: float  # speed of light: the same bytes and operations at the calibrated roofs, no latency, efficiency 1
+    floor_s: float  # the same at the datasheet's peaks: no machine of this kind can be faster
+    wall: str  # key in WALLS of the roof that sets bound_s
     bound_rates: tuple[str, ...]
     latency_rates: tuple[str, ...]
 

@@ -14,11 +14,8 @@ from simpy.resources.resource import Request
 
 from twin.operations.ops import Engine, Op, OpGraph, Program
 
-WARM_UP = 8
-"""Iterations after which a pipeline's rhythm is looked for."""
-
-STEADY = 1e-9
-"""Largest relative change of the time per iteration that counts as steady."""
+WARM_UP = 8  # iterations after which a pipeline's rhythm is looked for
+STEADY = 1e-9  # largest relative change of the time per iteration that counts as steady
 
 
 class Span(NamedTuple):

@@ -26,12 +26,9 @@ class CacheLayout(Protocol):
 
     name: str
     summary: str
-    options: frozenset[str] = frozenset()
-    """Fields of a Question that only mean something under this placement."""
-    host_planes: bool = False
-    """Whether K and V lie in host memory."""
-    needs_indexer: bool = False
-    """Whether only models with sparse attention can be asked for it."""
+    options: frozenset[str] = frozenset()  # fields of a Question that only mean something under this placement
+    host_planes: bool = False  # whether K and V lie in host memory
+    needs_indexer: bool = False  # whether only models with sparse attention can be asked for it
 
     def assumptions(self, _case: "Case") -> tuple[str, ...]:
         """Keys of the assumptions that a case leans on because of this placement."""

@@ -29,8 +29,7 @@ from twin.operations.lower import draft_token_bytes, draft_weight_bytes
 KVARN_SLOTS_FREE = 8
 """Slots of the sidecar beyond two a sequence and one a tile of a step's tokens (`kvarn/config.py`)."""
 SCRATCH_TOKENS = 262_144
-LEAST_SCRATCH_TOKENS = 4_096
-"""Bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)."""
+LEAST_SCRATCH_TOKENS = 4_096  # bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)
 
 LayerKind = Literal["attention", "recurrent", "sliding"]
 
@@ -42,12 +41,9 @@ class CacheSpec(Struct, frozen=True, kw_only=True):
 
     kind: LayerKind
     layers: int
-    token_bytes: int = 0
-    """Bytes per token and layer, of attention and sliding layers."""
-    state_bytes: int = 0
-    """Bytes of one recurrent state and its convolution tail in one layer, before padding."""
-    window: int = 0
-    """Tokens that a sliding layer looks back on, the last one included."""
+    token_bytes: int = 0  # bytes per token and layer, of attention and sliding layers
+    state_bytes: int = 0  # bytes of one recurrent state and its convolution tail in one layer, before padding
+    window: int = 0  # tokens that a sliding layer looks back on, the last one included
     kernel_block: int = 16
     """Tokens of the shortest block that the kernel takes, or `--block-size` if that is longer; KVarN's tile is 128."""
     takes_padding: bool = True
@@ -65,28 +61,21 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
 
     promotes_sliding: bool
     """Patch hybrid-sw-block-promote: a page that does not divide the longest gets more tokens instead of a gap."""
-    balances_groups: bool
-    """Patch hybrid-kv-groups: few sliding layers are padded rather than all the others."""
-    speculative_tokens: int
-    """Tokens drafted per step, k."""
+    balances_groups: bool  # patch hybrid-kv-groups: few sliding layers are padded rather than all the others
+    speculative_tokens: int  # tokens drafted per step, k
     prefix_caching: bool
     """Whether states are kept at block boundaries too (`mamba_cache_mode` align), or only the last (none)."""
-    batched_tokens: int
-    """Most tokens of one step (`max_num_batched_tokens`)."""
-    async_scheduling: bool
-    """Whether a step is scheduled while the one before it runs."""
+    batched_tokens: int  # most tokens of one step (`max_num_batched_tokens`)
+    async_scheduling: bool  # whether a step is scheduled while the one before it runs
 
 
 class Group(Struct, frozen=True, kw_only=True):
     """Layers that share a block table: a block of theirs holds one page of each."""
 
     kind: LayerKind
-    layers: int
-    """Layers really in it; its blocks are as long as those of a full group."""
-    block_tokens: int
-    """Tokens in a block; 0 for states, which stand for any number."""
-    page_bytes: int
-    """Bytes used of a page in one layer; the plan's page is at least as long."""
+    layers: int  # layers really in it; its blocks are as long as those of a full group
+    block_tokens: int  # tokens in a block; 0 for states, which stand for any number
+    page_bytes: int  # bytes used of a page in one layer; the plan's page is at least as long
     reach_tokens: int
     """Most tokens that a sliding group keeps: window - 1 and those of the steps in flight (`max_in_flight_tokens`)."""
     states: int
@@ -104,12 +93,9 @@ class Group(Struct, frozen=True, kw_only=True):
 class BlockPlan(Struct, frozen=True, kw_only=True):
     """How a pool is divided into blocks, whatever its size."""
 
-    block_tokens: int
-    """Tokens in a block of attention."""
-    page_bytes: int
-    """Bytes of a block in one layer, the same in every group."""
-    group_layers: int
-    """Layers of a full group, g."""
+    block_tokens: int  # tokens in a block of attention
+    page_bytes: int  # bytes of a block in one layer, the same in every group
+    group_layers: int  # layers of a full group, g
     groups: tuple[Group, ...]
 
     @property
@@ -265,8 +251,7 @@ class KVPool(Struct, frozen=True, kw_only=True):
     blocks: int
     """Whole blocks; one of them is the engine's null block and holds nothing (`v1/core/block_pool.py`). None where the
     device does not hold a pool of given size."""
-    max_model_tokens: int
-    """Longest request that the engine is told to expect: what it prints depends on it."""
+    max_model_tokens: int  # longest request that the engine is told to expect: what it prints depends on it
 
     @property
     def printed_tokens(self) -> int:

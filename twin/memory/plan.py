@@ -27,14 +27,10 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     name: str
     capacity_bytes: float
-    fixed: dict[str, float]
-    """Bytes by part that do not depend on the context."""
-    page_bytes: dict[str, float]
-    """Bytes by part that one page of every sequence takes here."""
-    capacity_spread: float = 0.0
-    """Standard deviation of capacity less fixed parts, in bytes."""
-    held_bytes: float = 0.0
-    """Bytes that are taken at once, before any context: with a pool of given size all of it."""
+    fixed: dict[str, float]  # bytes by part that do not depend on the context
+    page_bytes: dict[str, float]  # bytes by part that one page of every sequence takes here
+    capacity_spread: float = 0.0  # standard deviation of capacity less fixed parts, in bytes
+    held_bytes: float = 0.0  # bytes that are taken at once, before any context: with a pool of given size all of it
 
     def free_bytes(self) -> float:
         """What the cache may take; negative where even an empty cache does not fit."""
@@ -68,8 +64,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     memories: tuple[Memory, ...]
     pages: int
     page_tokens: int
-    kv_pool: KVPool | None = None
-    """The pool of blocks, under an engine that shares one among requests."""
+    kv_pool: KVPool | None = None  # the pool of blocks, under an engine that shares one among requests
 
     @property
     def fits(self) -> bool:

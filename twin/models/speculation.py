@@ -37,12 +37,9 @@ class Speculation(Struct, frozen=True, kw_only=True):
     """A drafter, the tokens that it proposes, and the tokens that a step yields."""
 
     drafter: Drafter
-    tokens: int
-    """Proposed tokens, k."""
-    accepted: float
-    """Tokens that a step yields on average, from 1 (only the bonus token) to k + 1."""
-    source: str
-    """Where the acceptance comes from."""
+    tokens: int  # proposed tokens, k
+    accepted: float  # tokens that a step yields on average, from 1 (only the bonus token) to k + 1
+    source: str  # where the acceptance comes from
 
     @property
     def steps(self) -> tuple[VerifyStep, ...]:

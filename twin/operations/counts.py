@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from twin.models.spec import ModelSpec
 
-HALF_BYTES = 2
-"""Bytes of an fp16 or bf16 element."""
+HALF_BYTES = 2  # bytes of an fp16 or bf16 element
 
 
 class Parameters(Struct, frozen=True, kw_only=True):
@@ -20,8 +19,7 @@ class Parameters(Struct, frozen=True, kw_only=True):
     attention: int
     recurrent: int
     expert: int
-    always_on: int
-    """Router and shared expert: run for every token, on every layer."""
+    always_on: int  # router and shared expert: run for every token, on every layer
     head: int
     embedding: int
 

@@ -11,8 +11,7 @@ from twin.ask.resolve import resolve
 from twin.operations.attention import append, decode_attention, dequantised_ops
 from twin.operations.ops import Op, Step
 
-MODEL = "qwen3.8-27b"
-"""24 query heads, 4 KV heads x 256, all tokens read: the shape of all format cases on a GPU."""
+MODEL = "qwen3.8-27b"  # 24 query heads, 4 KV heads x 256, all tokens read: the shape of all format cases on a GPU
 
 INLINE_BACKEND = "twin_inline"
 

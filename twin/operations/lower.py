@@ -16,11 +16,8 @@ from twin.operations import counts
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
 
-LOGIT_BYTES = 4
-"""Bytes of one logit (fp32)."""
-
-DISK_PAGE_BYTES = 4096
-"""Least that one random read takes from a disk."""
+LOGIT_BYTES = 4  # bytes of one logit (fp32)
+DISK_PAGE_BYTES = 4096  # least that one random read takes from a disk
 
 
 class LayerGroup(Struct, frozen=True, kw_only=True):

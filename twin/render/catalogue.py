@@ -17,8 +17,7 @@ from twin.operations.counts import layer_active_parameters, layer_parameters, pa
 from twin.render.text import table
 from twin.units import GB, format_rate
 
-HEADS, HEAD_DIM = 4, 256
-"""Shape for which a format's bytes are listed."""
+HEADS, HEAD_DIM = 4, 256  # shape for which a format's bytes are listed
 _BYTES_OF = f"of a token in a layer of {HEADS} KV heads x {HEAD_DIM}, K and V with their scales"
 
 _KINDS = {"plain": "as they are", "scaled": "by a scale", "rotated": "rotated, then by a scale"}

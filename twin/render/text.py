@@ -12,8 +12,7 @@ from twin.prediction import Phase, Prediction, Quantity
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
 SIGNIFICANT = 3
-TIERS = {"host memory": "host RAM"}
-"""Memories that a row calls otherwise than a sentence."""
+TIERS = {"host memory": "host RAM"}  # memories that a row calls otherwise than a sentence
 
 
 def headline(prediction: Prediction) -> str:

@@ -19,10 +19,8 @@ from twin.prediction import Prediction
 from twin.serving.metrics import RequestRecord, Steps
 from twin.units import US
 
-SPAN_REQUESTS = 10_000
-"""Requests that a trace of serving shows, the first to finish; Perfetto becomes slow with more."""
-SPAN_STEPS = 100_000
-"""Stretches of steps that it shows, from the start."""
+SPAN_REQUESTS = 10_000  # requests that a trace of serving shows, the first to finish; Perfetto becomes slow with more
+SPAN_STEPS = 100_000  # stretches of steps that it shows, from the start
 
 _COUNTS = ("kernel", "calls", "vram_bytes", "link_bytes", "host_bytes", "flops")
 _REQUEST_SPANS = ("queue", "prefill", "decode")

@@ -15,14 +15,12 @@ from msgspec import Struct
 from twin.serving.metrics import RequestRecord
 from twin.serving.requests import Limits, Request
 
-UNLIMITED = 2**40
-"""More tokens than any sequence has: the room in blocks that never fill up (a sliding window)."""
+UNLIMITED = 2**40  # more tokens than any sequence has: the room in blocks that never fill up (a sliding window)
 
 NEVER = -1.0
 NOT_RUNNING = NOT_DECODING = -1
 
-Key = tuple[str | int, int]
-"""A cached piece of prompt: its id and the token that it ends with."""
+Key = tuple[str | int, int]  # a cached piece of prompt: its id and the token that it ends with
 
 
 class BlockPool(Protocol):
@@ -51,8 +49,7 @@ class Ledger:
         self.blocks_for = blocks_for
         self.own_blocks = blocks_for(0)
         self.in_use = self.idle_blocks = 0
-        self.idle: dict[Key, int] = {}
-        """Idle prefixes and their blocks, least recently used first."""
+        self.idle: dict[Key, int] = {}  # idle prefixes and their blocks, least recently used first
         self._rooms: dict[int, int] = {}
 
     def take(self, blocks: int) -> bool:
@@ -203,25 +200,16 @@ class Live(Struct, eq=False):
     """What the scheduler knows of a request between its arrival and its last token. Compared by identity."""
 
     request: Request
-    serial: int = NOT_RUNNING
-    """Rises from admission to admission: who has the highest is preempted first."""
-    target: int = 0
-    """Tokens to compute before the next token can be sampled: at first those of the prompt."""
-    computed: int = 0
-    """Tokens computed by prefill so far; those of decode steps follow from `start`."""
-    outputs: int = 0
-    """Tokens brought forth before the decode step `start`."""
-    start: int = NOT_DECODING
-    """The engine's count of steps at its first decode step."""
-    end: int = NOT_DECODING
-    """The same after its last."""
-    blocks: int = 0
-    """Blocks held."""
-    shared_blocks: int = 0
-    """Those of them that belong to a prefix."""
+    serial: int = NOT_RUNNING  # rises from admission to admission: who has the highest is preempted first
+    target: int = 0  # tokens to compute before the next token can be sampled: at first those of the prompt
+    computed: int = 0  # tokens computed by prefill so far; those of decode steps follow from `start`
+    outputs: int = 0  # tokens brought forth before the decode step `start`
+    start: int = NOT_DECODING  # the engine's count of steps at its first decode step
+    end: int = NOT_DECODING  # the same after its last
+    blocks: int = 0  # blocks held
+    shared_blocks: int = 0  # those of them that belong to a prefix
     pieces: tuple[Piece, ...] | None = None
-    held: int = 0
-    """How many of `pieces` it holds."""
+    held: int = 0  # how many of `pieces` it holds
     admitted_s: float = NEVER
     first_s: float = NEVER
     last_s: float = NEVER
@@ -259,8 +247,7 @@ class Growth:
         self._ledger, self._q_tokens = ledger, limits.q_tokens
         self._gain, self._unit = limits.ratio
         self._decoding: dict[Live, None] = {}
-        self._next: float = inf
-        """A step before which no sequence crosses."""
+        self._next: float = inf  # a step before which no sequence crosses
 
     def start(self, live: Live) -> None:
         """A sequence decodes from the step `live.start` on."""

@@ -16,8 +16,7 @@ from twin.serving.metrics import RequestRecord, ServingResult, Steps
 from twin.serving.requests import Limits, Request
 from twin.serving.scheduler import Chunk, Scheduler, slack_s
 
-PROGRESS_EVERY = 4096
-"""Rounds of the loop between two reports of progress."""
+PROGRESS_EVERY = 4096  # rounds of the loop between two reports of progress
 
 
 class StepCosts(Protocol):

@@ -19,15 +19,12 @@ Distribution = Literal["fixed", "uniform", "exponential", "lognormal"]
 
 MAX_COUNT = 10**9
 MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 1e6
-MAX_ARRIVAL_S = 1e10
-"""Three centuries: a clock of 64 bits still tells two microseconds apart there."""
+MAX_ARRIVAL_S = 1e10  # three centuries: a clock of 64 bits still tells two microseconds apart there
 MAX_SEQUENCES = 65_536
 MAX_SPECULATIVE = 1_024
-RATIO_UNIT = 10**6
-"""`tokens_per_step` is kept in whole millionths, so that token counts are exact."""
+RATIO_UNIT = 10**6  # `tokens_per_step` is kept in whole millionths, so that token counts are exact
 MAX_CV = 10.0
-MOST_UNIFORM_CV = 0.57
-"""A uniform distribution from 1 on has a cv of 1 / sqrt(3) at most."""
+MOST_UNIFORM_CV = 0.57  # a uniform distribution from 1 on has a cv of 1 / sqrt(3) at most
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
@@ -39,12 +36,9 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     output_tokens: int
     prefix_ids: tuple[str | int, ...] = ()
     """Names of the shared start of the prompt, piece by piece; each stands for its piece and all before it."""
-    prefix_tokens: int = 0
-    """Tokens of all pieces together."""
-    prefix_span: int = 0
-    """Tokens of each piece but the last; 0 where there is one piece."""
-    line: int = 0
-    """Where it stands in its file; 0 if in none."""
+    prefix_tokens: int = 0  # tokens of all pieces together
+    prefix_span: int = 0  # tokens of each piece but the last; 0 where there is one piece
+    line: int = 0  # where it stands in its file; 0 if in none
 
 
 class Lengths(Struct, frozen=True, kw_only=True):
@@ -56,8 +50,7 @@ class Lengths(Struct, frozen=True, kw_only=True):
 
     mean: int
     distribution: Distribution = "fixed"
-    cv: float | None = None
-    """Standard deviation over mean, for uniform (default 0.5) and lognormal (default 1)."""
+    cv: float | None = None  # standard deviation over mean, for uniform (default 0.5) and lognormal (default 1)
 
     def __post_init__(self) -> None:
         _in_range("the mean length", self.mean, 1, MAX_TOKENS, "tokens")
@@ -179,14 +172,11 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     batched_tokens: int = 2048
     """Query tokens of one step, decodes and prefill chunks together (max_num_batched_tokens)."""
-    max_sequences: int = 256
-    """Sequences running at once (max_num_seqs)."""
-    max_model_tokens: int | None = None
-    """Prompt and output together; a longer request is rejected (max_model_len)."""
+    max_sequences: int = 256  # sequences running at once (max_num_seqs)
+    max_model_tokens: int | None = None  # prompt and output together; a longer request is rejected (max_model_len)
     speculative: int = 0
     """Draft tokens verified in each decode step beside the one that is certain (num_speculative_tokens)."""
-    tokens_per_step: float = 1.0
-    """Mean tokens that a sequence gains in a decode step: from 1 to 1 + `speculative`."""
+    tokens_per_step: float = 1.0  # mean tokens that a sequence gains in a decode step: from 1 to 1 + `speculative`
     reserve_prompt: bool = True
     """Admit a request only when its whole prompt would fit now, not merely its first chunk.
 
@@ -194,8 +184,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """
     reserve_output: bool = False
     """Take the blocks of the whole output at admission: nothing is ever preempted (TensorRT-LLM's no-evict policy)."""
-    prefix_cache: bool = True
-    """Skip prompt tokens of a shared prefix that is still cached (enable_prefix_caching)."""
+    prefix_cache: bool = True  # skip prompt tokens of a shared prefix that is still cached (enable_prefix_caching)
 
     def __post_init__(self) -> None:
         _in_range("batched_tokens", self.batched_tokens, 1, MAX_TOKENS)

@@ -31,8 +31,7 @@ from twin.serving.blocks import (
 from twin.serving.metrics import Rejection, ServingResult
 from twin.serving.requests import MAX_ARRIVAL_S, Limits, Request
 
-Chunk = tuple[int, int]
-"""Cached and new tokens of a prefill chunk: kv_tokens, q_tokens."""
+Chunk = tuple[int, int]  # cached and new tokens of a prefill chunk: kv_tokens, q_tokens
 
 SLACK = 1e-9
 MOST_SLACK_S = 1e-6
@@ -55,8 +54,7 @@ class Arrivals:
         self._preempted: deque[Live] = deque()
         self._upcoming: Live | None = None
         self._latest_s = 0.0
-        self.next_s = 0.0
-        """When the next request that was never admitted arrives; infinite if there is none."""
+        self.next_s = 0.0  # when the next request that was never admitted arrives; infinite if there is none
         self._read()
 
     def head(self, now_s: float) -> Live | None:
@@ -132,11 +130,9 @@ class Scheduler:
         self.ledger = Ledger(pool.blocks, pool.blocks_for)
         self.arrivals = Arrivals(requests, self.ledger, limits, result)
         self.running: dict[Live, None] = {}
-        self.step = 0
-        """Engine steps so far; each one advances every decoding sequence."""
+        self.step = 0  # engine steps so far; each one advances every decoding sequence
         self.decoding = 0
-        self.ctx_units = 0
-        """Cached tokens of all decoding sequences, in units."""
+        self.ctx_units = 0  # cached tokens of all decoding sequences, in units
         self.gain, self.unit = limits.ratio
         self._limits, self._result = limits, result
         self._q_tokens, self._most_running = limits.q_tokens, limits.most_running

@@ -41,21 +41,18 @@ from twin.units import MAX_TOKENS, MIB, MS
 
 TimeUnit = Literal["s", "ms"]
 
-ENTRIES_AHEAD, HASHES_AHEAD = 1000, 2**16
-"""How far is looked ahead: to the line that reaches either."""
+ENTRIES_AHEAD, HASHES_AHEAD = 1000, 2**16  # how far is looked ahead: to the line that reaches either
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOONCAKE_HASH_TOKENS = 512
 BAILIAN_HASH_TOKENS = 16
 USUAL_HASH_TOKENS = tuple(2**power for power in range(14))
-MILLENNIA = 1e11
-"""Seconds: no trace is that long, and none begins that long after 1970."""
+MILLENNIA = 1e11  # seconds: no trace is that long, and none begins that long after 1970
 MAX_LINE_BYTES = MIB
 MAX_ID = 2**63 - 1
 MAX_ID_LENGTH = 200
-MAX_TIME = 1e15
-"""Largest arrival: milliseconds since 1970 for the next 30,000 years."""
+MAX_TIME = 1e15  # largest arrival: milliseconds since 1970 for the next 30,000 years
 REMEMBERED_IDS = 2**18
 """Ids that are held against later ones, so that memory stays bounded: a repetition later than that passes."""
 
@@ -72,10 +69,8 @@ _INSTEAD = (
 class Reading(Struct, frozen=True, kw_only=True):
     """What is known of a trace, or asked for."""
 
-    time_unit: TimeUnit | None = None
-    """None: not known, or all requests arrive at once and it does not matter."""
-    hash_tokens: int | None = None
-    """None: not known, or no line has hashes."""
+    time_unit: TimeUnit | None = None  # None: not known, or all requests arrive at once and it does not matter
+    hash_tokens: int | None = None  # None: not known, or no line has hashes
 
     @property
     def text(self) -> str:
@@ -89,8 +84,7 @@ class Wrong(ValueError):
     def __init__(self, message: str, *, hint: str = "", line: int | None = None) -> None:
         super().__init__(message)
         self.hint = hint
-        self.line = line
-        """0: all of it; None: the line that was read last."""
+        self.line = line  # 0: all of it; None: the line that was read last
 
 
 class Entry(Struct, frozen=True, kw_only=True, gc=False):
@@ -99,15 +93,12 @@ class Entry(Struct, frozen=True, kw_only=True, gc=False):
     line: int
     id: str | int
     arrival: float
-    in_seconds: bool
-    """By the name of the key."""
+    in_seconds: bool  # by the name of the key
     prompt_tokens: int
     output_tokens: int
     prefix_ids: tuple[str | int, ...]
-    prefix_tokens: int
-    """0: `prefix_ids` are hashes, each for as many tokens."""
-    in_chats: bool
-    """Whether it names a chat and that chat's parent, as Bailian's traces do."""
+    prefix_tokens: int  # 0: `prefix_ids` are hashes, each for as many tokens
+    in_chats: bool  # whether it names a chat and that chat's parent, as Bailian's traces do
 
     @property
     def hashes(self) -> int:
