@@ -27,10 +27,7 @@ Shelf = tuple[str, list[str], Callable[[str], Any], Callable[[Table, Table], Tab
 
 
 def extended(raw: Any, path: Path, shelf: Shelf) -> Any:
-    """`raw`, read from `path`, laid over the one that its key `extends` names, and that over its own parent.
-
-    BadFile for a parent that is not on the shelf, or for parents that form a ring.
-    """
+    """`raw` of `path` over what its key `extends` names, and so on; BadFile for what is not shipped, or a ring."""
     kind, names, shipped, lay_over = shelf
     layers: dict[str, Table] = {}  # by whom they extend
     while isinstance(raw, dict) and "extends" in raw:
@@ -47,10 +44,7 @@ def extended(raw: Any, path: Path, shelf: Shelf) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`, read strictly: no NaN, no infinity, no half characters, no repeated key.
-
-    Raises BadFile in one line.
-    """
+    """The JSON value in `path`, read strictly; BadFile for NaN, infinity, half characters or a repeated key."""
     content = read_whole(path)
     try:
         value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)

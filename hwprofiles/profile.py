@@ -179,14 +179,12 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if not self.gpu.unified_memory:
             return
         if self.gpu_count > 1:
-            raise ValueError(
-                f"$.gpu.unified_memory: {self.gpu_count} devices cannot each be the one memory of the host"
-            )
+            devices = f"{self.gpu_count} devices cannot each be the one memory of the host"
+            raise ValueError(f"$.gpu.unified_memory: {devices}")
         device, host = self.gpu.vram.value, self.host.memory.value
         if device != host:
-            raise ValueError(
-                f"$.gpu.vram: {device:.0f} B is not $.host.memory, {host:.0f} B: with unified_memory both are the same"
-            )
+            differ = f"$.gpu.vram: {device:.0f} B is not $.host.memory, {host:.0f} B"
+            raise ValueError(f"{differ}: with unified_memory both are the same")
 
     def with_lanes(self, lanes: int) -> "HardwareProfile":
         """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves.

@@ -63,10 +63,7 @@ class Line(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Curve(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Efficiency (share of the roof, at most 1) over one quantity; linear in the logarithm of that quantity.
-
-    Outside the outermost points the nearest value holds: see `covers`.
-    """
+    """Share of a roof over one quantity, linear in its logarithm; outside the outermost points they hold."""
 
     efficiency: tuple[Efficiency, ...]
 

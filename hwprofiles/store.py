@@ -28,10 +28,7 @@ _INSTEAD = (
 
 
 class EngineKernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file of `kernels/`: entries of `HardwareProfile.kernels`, by the machine that they were measured on.
-
-    Of whoever wrote or published the kernels; machines that nobody asks for are not taken apart.
-    """
+    """A file of `kernels/`: kernels of one engine by the machine they were measured on, raw until asked for."""
 
     schema: str
     engine: str
@@ -44,10 +41,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> HardwareProfile:
-    """The machine called `name` (case and separators aside), or read from the file `name` if it looks like a path.
-
-    Raises UnknownName for a name that is not shipped, BadFile for a file that is not a profile.
-    """
+    """The machine called `name` (case and separators aside) or read from a file. Raises UnknownName or BadFile."""
     names = profile_names()
     known = match(name, names)
     if known is not None:
@@ -125,10 +119,7 @@ def _named(raw: Any, wrong: Exception) -> str:
 
 
 def _lay_over(parent: Table, own: Table) -> Table:
-    """`own` laid over `parent`, key by key at every level, down to a rate, a curve, counts or a kernel.
-
-    These are replaced whole: half a rate with another's source and date would be a lie.
-    """
+    """`own` over `parent`, key by key at every level; what has a source of its own is replaced whole."""
     laid = {**parent, **own}
     for key, there in parent.items():
         mine = own.get(key)

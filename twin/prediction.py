@@ -35,6 +35,9 @@ class Quantity(NamedTuple):
     high: float
 
 
+NOTHING = Quantity(0.0, 0.0, 0.0)
+
+
 class Phase(Struct, frozen=True, kw_only=True):
     """A decode step or a whole prefill."""
 
@@ -104,16 +107,18 @@ def predict(question: Question, profile: HardwareProfile | None = None, *, parti
         raise missing[0]
     ttft = _first_token(case, roofs, decode, prefill) if prefill else None
     used = sorted({rate for breakdown in (decode, prefill) if breakdown for rate in breakdown.sensitivity()})
+    break_even = None
+    if decode and case.speculation is not None:
+        break_even = decode.seconds / decode_breakdown(replace(case, speculation=None), roofs).seconds
+    prompt = question.batch * (question.ctx_tokens - case.cached_tokens)
     return Prediction(
         case=case,
         machine=machine,
         memory=plan,
         decode=_phase(decode, roofs, tokens=tokens_per_step(case)) if decode else None,
-        prefill=_phase(prefill, roofs, tokens=question.batch * (question.ctx_tokens - case.cached_tokens))
-        if prefill
-        else None,
+        prefill=_phase(prefill, roofs, tokens=prompt) if prefill else None,
         ttft_s=_seconds(ttft, roofs) if ttft else None,
-        break_even=_break_even(case, roofs, decode) if decode else None,
+        break_even=break_even,
         missing=tuple(wrong.message for wrong in missing),
         assumptions=assumptions_of(case, machine, extrapolated=tuple(sorted(roofs.extrapolated))),
         sources={name: roofs.rates[name] for name in used},
@@ -131,13 +136,6 @@ def _breakdowns(case: Case, roofs: Roofs) -> tuple[Breakdown | None, Breakdown |
             found.append(None)
             missing.append(wrong)
     return found[0], found[1], tuple(missing)
-
-
-def _break_even(case: Case, roofs: Roofs, decode: Breakdown) -> float | None:
-    """Seconds of a step with drafts over those of one without."""
-    if case.speculation is None:
-        return None
-    return decode.seconds / decode_breakdown(replace(case, speculation=None), roofs).seconds
 
 
 def decode_breakdown(case: Case, roofs: Roofs) -> Breakdown:
@@ -206,10 +204,12 @@ def chunk_breakdown(case: Case, chunk: Step, roofs: Roofs, *, fetch: Breakdown |
 
 
 def _phase(breakdown: Breakdown, roofs: Roofs, *, tokens: float) -> Phase:
-    seconds = _seconds(breakdown, roofs)
+    seconds, tokens_per_s = _seconds(breakdown, roofs), NOTHING
+    if seconds.value:
+        tokens_per_s = Quantity(tokens / seconds.value, tokens / seconds.high, tokens / seconds.low)
     return Phase(
         seconds=seconds,
-        tokens_per_s=_rate(tokens, seconds),
+        tokens_per_s=tokens_per_s,
         floor_s=breakdown.floor_s(),
         naive_s=breakdown.naive_s(),
         bound=breakdown.bound(),
@@ -224,12 +224,6 @@ def _seconds(breakdown: Breakdown, roofs: Roofs) -> Quantity:
     """Log-normal interval from the spread of every rate, never below the physical floor."""
     value = breakdown.seconds
     if value == 0:
-        return Quantity(0.0, 0.0, 0.0)
+        return NOTHING
     factor = math.exp(Z90 * breakdown.spread_s(roofs) / value)
     return Quantity(value, max(value / factor, min(breakdown.floor_s(), value)), value * factor)
-
-
-def _rate(tokens: float, seconds: Quantity) -> Quantity:
-    if seconds.value == 0:
-        return Quantity(0.0, 0.0, 0.0)
-    return Quantity(tokens / seconds.value, tokens / seconds.high, tokens / seconds.low)

@@ -61,10 +61,8 @@ def parse_bytes(text: str) -> int:
     number, suffix = _split(text, "size")
     bare = not suffix and number >= LEAST_BARE_BYTES and number == int(number)
     if suffix not in _BYTE_SUFFIXES and not bare:
-        raise BadValue(
-            f"{_shown(text)} is not a size with a unit",
-            hint=f"write 32MiB, 0.5GiB or 2GB; only a whole number from {LEAST_BARE_BYTES:,} on is bytes by itself",
-        )
+        hint = f"write 32MiB, 0.5GiB or 2GB; only a whole number from {LEAST_BARE_BYTES:,} on is bytes by itself"
+        raise BadValue(f"{_shown(text)} is not a size with a unit", hint=hint)
     size = number * _BYTE_SUFFIXES.get(suffix, 1)
     if not 1 <= size <= MAX_BYTES:
         raise BadValue(f"{_shown(text)} is outside the range of 1 byte to 1 PiB")

@@ -50,10 +50,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare_all(question: Question, *, over: str | None = None, formats: Sequence[str] | None = None) -> Comparison:
-    """Predict every layout, or every format, of the question's engine; refusals of single choices are kept.
-
-    Raises what `predict` raises where no choice at all can be asked for.
-    """
+    """Predict every layout, or every format, of the question's engine; a refusal is raised if all are refused."""
     case = resolve(replace(question, kv_dtype=None, backend=None))
     rules, one_layout = case.rules, question.layout is not None or len(case.rules.layouts) == 1
     kind = over or ("formats" if one_layout or formats else "layouts")

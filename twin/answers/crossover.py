@@ -113,10 +113,7 @@ def _key(name: str) -> str:
 
 
 def with_kernels(profile: HardwareProfile, formats: Sequence[str]) -> tuple[HardwareProfile, str]:
-    """(the machine with a decode kernel for each format that is known anywhere, whose kernels it took over or "").
-
-    MissingRate where no shipped machine has one of any of the formats.
-    """
+    """(`profile` with each format's decode kernel, from elsewhere if need be, and from where); MissingRate for none."""
     keys = [_key(name) for name in formats]
     absent = [key for key in keys if key not in profile.kernels]
     if not absent:

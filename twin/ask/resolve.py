@@ -33,7 +33,11 @@ def resolve(question: Question) -> Case:
     check_numbers(question)
     model = load_model(question.model)
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
-    layout = _default_layout(model, rules) if question.layout is None else load_layout(question.layout)
+    if question.layout is None:  # the engine's first that the model can be asked for
+        layouts = (load_layout(name) for name in rules.layouts)
+        layout = next(each for each in layouts if model.indexer or not each.needs_indexer)
+    else:
+        layout = load_layout(question.layout)
     _check_options(question, layout, rules)
     if layout.name not in rules.layouts:
         raise Impossible(f"{rules.name} has no layout {layout.name!r}", hint=f"it has {', '.join(rules.layouts)}")
@@ -65,12 +69,6 @@ def resolve(question: Question) -> Case:
     return with_prefix_cache(case) if rules.block_pool else case
 
 
-def _default_layout(model: ModelSpec, rules: EngineRules) -> CacheLayout:
-    """The engine's first that the model can be asked for."""
-    layouts = (load_layout(name) for name in rules.layouts)
-    return next(layout for layout in layouts if model.indexer or not layout.needs_indexer)
-
-
 def _engine_of(model: ModelSpec) -> EngineRules:
     """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
     engines = [load_engine(name) for name in engine_names() if name != OWN]
@@ -83,11 +81,10 @@ def _engine_of(model: ModelSpec) -> EngineRules:
 def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout: CacheLayout) -> KVFormat:
     asked = question.kv_dtype
     fmt = kv_format(rules.formats[0] if asked is None or plain(asked) == ENGINES_OWN else asked)
-    if fmt.name not in rules.formats_of(layout.name) and not question.what_if:
-        raise Impossible(
-            f"{rules.name} keeps no {fmt.name} cache under {layout.name}",
-            hint=f"it keeps {listed(rules.formats_of(layout.name))}; --what-if counts its bytes anyway",
-        )
+    kept = rules.formats_of(layout.name)
+    if fmt.name not in kept and not question.what_if:
+        hint = f"it keeps {listed(kept)}; --what-if counts its bytes anyway"
+        raise Impossible(f"{rules.name} keeps no {fmt.name} cache under {layout.name}", hint=hint)
     refused = fmt.check(head_dim=model.attention.head_dim)
     if refused:
         raise Impossible(refused)
@@ -132,9 +129,8 @@ def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) 
     ]
     for field in asked:
         if field in _HOST_OPTIONS and field not in layout.options:
-            raise Impossible(
-                f"{flag(field)} means nothing under layout {layout.name!r}: its planes never cross the link"
-            )
+            where = f"layout {layout.name!r}: its planes never cross the link"
+            raise Impossible(f"{flag(field)} means nothing under {where}")
         if field in _POOL_OPTIONS and rules.block_pool is None:
             raise Impossible(f"{flag(field)} means nothing to {rules.name}: it shares no pool of blocks among requests")
 
@@ -146,10 +142,8 @@ def _check_case(case: Case) -> None:
         raise BadValue(f"chunk of {case.chunk_tokens:,} tokens is not a multiple of {engine}'s page of {page}")
     least = page * case.plane_bytes
     if question.staging_bytes is not None and case.staging_bytes < least:
-        raise BadValue(
-            f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B",
-            hint=f"one page of {page} tokens with K and V",
-        )
+        hint = f"one page of {page} tokens with K and V"
+        raise BadValue(f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B", hint=hint)
     if question.ngram is not None and case.model.ngram is None:
         raise Impossible(f"{case.model.name} has no n-gram table")
     if case.prefill == "staged" and question.batch != 1:
@@ -175,11 +169,9 @@ def check_capability(case: Case, machine: HardwareProfile) -> None:
     needs = case.rules.needs.get(case.fmt.name, case.fmt.min_capability)
     has = machine.gpu.compute_capability
     if needs and _version(has) < _version(needs) and not case.question.what_if:
-        raise Impossible(
-            f"{case.fmt.name} does not start on {machine.name}: {case.rules.name}'s kernels need SM {needs} or newer, "
-            f"{machine.gpu.name} has SM {has}",
-            hint="--what-if counts its bytes anyway",
-        )
+        kernels = f"{case.rules.name}'s kernels need SM {needs} or newer, {machine.gpu.name} has SM {has}"
+        hint = "--what-if counts its bytes anyway"
+        raise Impossible(f"{case.fmt.name} does not start on {machine.name}: {kernels}", hint=hint)
 
 
 def _version(capability: str) -> tuple[int, ...]:

@@ -102,10 +102,7 @@ def _standing_for(stream: TextIO | None, raw: io.RawIOBase) -> TextIO:
 
 
 def _plug() -> None:
-    """Take the numbers of streams that were closed: the next file would get them, and what is said be written there.
-
-    Reading from number 0 and writing to 1 and 2 fails as it does on a closed stream.
-    """
+    """Take the numbers of closed streams, so that no file gets them: using them fails as on a closed stream."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -135,10 +132,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Put `text` into `path`; on any failure the old file stays as it was and CannotWrite says why.
-
-    A link stays a link: its target is replaced. A pipe or a device is written to as it is.
-    """
+    """Put `text` into `path`, or raise CannotWrite and leave the old file as it was; a link stays a link."""
     with open_atomic(path) as out:
         out.write(text)
 
@@ -227,7 +221,9 @@ def _is_file(there: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def _replacing(path: Path, there: os.stat_result | None) -> Iterator[TextIO]:
-    mode = 0o666 & ~_umask() if there is None else there.st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    mode = 0o666 & ~umask if there is None else there.st_mode & 0o777
     with _named(path):
         target = Path(os.path.realpath(path))
         _sweep(target)
@@ -325,9 +321,3 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

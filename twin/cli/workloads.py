@@ -94,10 +94,7 @@ def _made_up(asked: dict[str, Any]) -> Source:
 
 
 def serve_asked(asked: dict[str, Any]) -> tuple[Service, Source]:
-    """Serve what the options of `twin simulate` describe; files that they name are complete or not there at all.
-
-    Raises as `twin.answers.service.serve` does; CannotWrite where a file cannot be written.
-    """
+    """Serve what the options of `twin simulate` describe, into whole files. Raises as `serve`, or CannotWrite."""
     asked = dict(asked)
     workload = {name: asked.pop(name, None) for name in (*_OF_WORKLOADS, *_OF_TRACES, "seed")}
     source = source_of(asked.pop("trace_in"), workload)

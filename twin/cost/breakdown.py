@@ -64,8 +64,12 @@ class Breakdown:
             for op, cost, critical in zip(graph.ops, own, played.critical, strict=True):
                 self._add_work(op, cost, graph.iterations * graph.times)
                 self.products_s += roofs.products_floor_s(op) * graph.iterations * graph.times
-                if critical:
-                    self._add_critical(op, cost, critical * graph.times)
+                calls = critical * graph.times
+                if calls and cost.bound_s:
+                    self._add_seconds((op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
+                if calls and cost.latency_s:
+                    latency = (f"{op.part}.latency", "latency", cost.latency_rates)
+                    self._add_seconds(latency, cost.latency_s * calls, 0.0)
         return self
 
     def add(self, other: "Breakdown", times: float = 1.0) -> "Breakdown":
@@ -120,19 +124,13 @@ class Breakdown:
         """Busy seconds of each kind of engine, over all devices."""
         return {engine: busy_s for engine, (busy_s, _) in self.engines.items()}
 
-    def _add_critical(self, op: Op, cost: Cost, calls: float) -> None:
-        if cost.bound_s:
-            self._add_seconds((op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
-        if cost.latency_s:
-            self._add_seconds((f"{op.part}.latency", "latency", cost.latency_rates), cost.latency_s * calls, 0.0)
-
     def _add_seconds(self, account: Account, seconds: float, sol_s: float) -> None:
         before, before_sol = self.by_account.get(account, (0.0, 0.0))
         self.by_account[account] = (before + seconds, before_sol + sol_s)
 
     def _add_work(self, op: Op, cost: Cost, calls: float) -> None:
         self._add_busy(op.engine, cost.seconds * calls, cost.floor_s * calls)
-        if not op.link_bytes or op.part in NOT_CACHE:
+        if op.part in NOT_CACHE:
             return
         if op.engine is Engine.D2H:
             self.link_write_bytes += op.link_bytes * op.calls * calls

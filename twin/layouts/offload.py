@@ -62,10 +62,7 @@ class Offload(CacheLayout):
         return (*selection, gather, self._write_back(case, step, device, after=(first - 1,)))
 
     def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
-        """Write the chunk to the host, then dense, staged or token-by-token attention.
-
-        MissingRate for interleaved blocks, which no kernel of a prefill reads.
-        """
+        """The chunk written to the host, then dense, staged or token-by-token attention; MissingRate if interleaved."""
         if case.is_interleaved:
             raise MissingRate(
                 f"{case.rules.name} has no kernel for a prefill over {case.fmt.name} planes on the host: "

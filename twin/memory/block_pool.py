@@ -387,7 +387,10 @@ def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
     if case.fmt.sidecar_bytes:
         sequences = question.max_sequences or max(rules.max_sequences, question.batch)
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
-        parts["unquantised tiles"] = float(_sidecar_bytes(case, sequences, rules.batched_tokens))
+        # tiles that wait for their last token, and every sequence's first
+        slots = 2 * sequences + _ceil(rules.batched_tokens, case.fmt.tile_tokens) + KVARN_SLOTS_FREE
+        slot_bytes = case.fmt.tile_tokens * _half_token_bytes(case) * model.attention_layers
+        parts["unquantised tiles"] = float(slots * slot_bytes)
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))
     if case.backend in rules.dequantises_prefix:
         parts["prefill scratch"] = float(longest * _half_token_bytes(case))
@@ -404,13 +407,6 @@ def _taken(case: Case, rules: BlockPoolRules) -> dict[str, Rate]:
     if case.backend in rules.backend_workspace:
         taken["backend workspace"] = rules.backend_workspace[case.backend]
     return taken
-
-
-def _sidecar_bytes(case: Case, sequences: int, batched_tokens: int) -> int:
-    """Tiles that wait for their last token, and every sequence's first: 2 a sequence, a step's tokens, 8 free."""
-    tile = case.fmt.tile_tokens
-    slots = 2 * sequences + -(-batched_tokens // tile) + KVARN_SLOTS_FREE
-    return slots * tile * _half_token_bytes(case) * case.model.attention_layers
 
 
 def scratch_token_bytes(case: Case) -> float:

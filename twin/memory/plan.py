@@ -168,9 +168,9 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     its groups. A drafter's windows are counted full, whatever the context.
     """
     if profile.gpu_count > 1:
+        hint = "name a machine with one, such as --hw rtx3090 or --hw h200"
         raise Impossible(
-            f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}",
-            hint="name a machine with one, such as --hw rtx3090 or --hw h200",
+            f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}", hint=hint
         )
     kv_pool, parts, spread = plan_pool(case, profile)
     plan, batch = kv_pool.plan, case.question.batch
@@ -215,12 +215,8 @@ def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]
     def joined(device: dict[str, float], kept: dict[str, float]) -> dict[str, float]:
         return {part: device.get(part, 0.0) + kept.get(part, 0.0) for part in device | kept}
 
-    both = replace(
-        last,
-        fixed=joined(last.fixed, host.fixed),
-        page_bytes=joined(last.page_bytes, host.page_bytes),
-        capacity_spread=math.hypot(last.capacity_spread, host.capacity_spread),
-    )
+    spread, pages = math.hypot(last.capacity_spread, host.capacity_spread), joined(last.page_bytes, host.page_bytes)
+    both = replace(last, fixed=joined(last.fixed, host.fixed), page_bytes=pages, capacity_spread=spread)
     return (*others, both)
 
 

@@ -30,10 +30,7 @@ def model_names() -> list[str]:
 
 
 def load_model(name: str) -> ModelSpec:
-    """The model called `name` (case and separators aside), or read from the file `name` if it looks like a path.
-
-    Raises UnknownName for a name that is not shipped, BadFile for a file that is not a model.
-    """
+    """The model called `name` (case and separators aside) or read from a file. Raises UnknownName or BadFile."""
     known = match(name, model_names())
     if known is not None:
         return _shipped(known)
@@ -70,10 +67,7 @@ def _parse(path: Path) -> ModelSpec:
 
 @cache
 def published(folder: Path, family: str, kind: type[Row]) -> tuple[Row, ...]:
-    """What is published of a family of models, in a file of `folder`: rows of a `kind`; none where nothing is.
-
-    Raises BadFile for a file that holds something else.
-    """
+    """What is published of a family of models in `folder`: rows of a `kind`, or none. Raises BadFile."""
     path = folder / f"{family}.json"
     if "/" in family or not path.exists():
         return ()

@@ -78,10 +78,7 @@ def prefill_program(case: Case, chunk: Step, device_count: int, *, grouped: bool
 def backbone_program(
     case: Case, tokens: int, sequences: int, device_count: int, *, chunk: Step | None = None, grouped: bool = True
 ) -> Program:
-    """The weights' products over `tokens` tokens and the states of `sequences`; attention of a prefill `chunk` alone.
-
-    What passes through a recurrence at once keeps only the state after its last token.
-    """
+    """Products over `tokens` tokens, states of `sequences` after their last; attention of a `chunk` alone."""
     graphs: list[OpGraph] = []
     last_token = Step(kv_tokens=0, q_tokens=1, batch=sequences)
     for group in layer_groups(case.model.layer_kinds, device_count, alone=0 if grouped else case.model.layers):

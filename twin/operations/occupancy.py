@@ -166,10 +166,7 @@ def flash_grid(*, query_heads: int, head_dim: int, q_tokens: int, kv_tokens: int
 
 @lru_cache(maxsize=4096)
 def flash_splits(*, thread_blocks: int, tiles: int, places: int) -> int:
-    """Splits of each thread block into runs of tiles: the fewest that fill waves of `places` nearly as well as any.
-
-    A number that leaves the longest run as long as one split fewer would is passed over.
-    """
+    """The fewest splits into runs of tiles that fill waves of `places` nearly as well as any number."""
     if thread_blocks >= NEARLY_FULL * places:
         return 1
 

@@ -148,12 +148,8 @@ def _cache_bytes(plan: MemoryPlan, pools: list[Memory]) -> float:
 
 
 def _pool_json(pool: Memory, pages: int) -> dict[str, Any]:
-    return {
-        "name": pool.name,
-        "capacity_bytes": round(pool.capacity_bytes),
-        "used_bytes": round(pool.used_bytes(pages)),
-        "parts": {name: round(size) for name, size in pool.parts(pages).items()},
-    }
+    size = {"capacity_bytes": round(pool.capacity_bytes), "used_bytes": round(pool.used_bytes(pages))}
+    return {"name": pool.name, **size, "parts": {name: round(part) for name, part in pool.parts(pages).items()}}
 
 
 def _phase_json(phase: Phase | None) -> dict[str, Any] | None:
@@ -173,5 +169,4 @@ def _prefill_json(prediction: Prediction) -> dict[str, Any] | None:
     phase = _phase_json(prediction.prefill)
     if phase is None or prediction.ttft_s is None:
         return None
-    phase["prefill_s"] = phase.pop("step_s")
-    return {"ttft_s": prediction.ttft_s._asdict(), **phase}
+    return {"ttft_s": prediction.ttft_s._asdict(), "prefill_s": phase.pop("step_s"), **phase}

@@ -24,10 +24,7 @@ _KINDS = {"plain": "as they are", "scaled": "by a scale", "rotated": "rotated, t
 
 
 def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> str:
-    """All of a kind (`profile`, `model`, `layout` or `format`), or one by its name; UnknownName where there is none.
-
-    `hw`: formats on that machine, and from where on each is faster than 16 bits.
-    """
+    """All of a kind (`profile`, `model`, `layout`, `format`) or one; with `hw`, from where on formats are faster."""
     if hw is not None:
         from twin.answers.crossover import crossover, kept  # noqa: PLC0415
         from twin.render.comparison import crossover_json, crossover_text  # noqa: PLC0415

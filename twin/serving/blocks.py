@@ -32,10 +32,7 @@ class BlockPool(Protocol):
         ...
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that a sequence with so many cached tokens holds: monotone.
-
-        What it answers for 0 tokens (a recurrent state, say) every sequence holds for itself, prefix shared or not.
-        """
+        """Blocks of a sequence with so many cached tokens: monotone; those for 0 tokens it shares with nobody."""
         ...
 
 
@@ -259,10 +256,7 @@ class Growth:
         del self._decoding[live]
 
     def grow(self, step: int, make_room: Callable[[Live], bool]) -> None:
-        """Take the blocks of this step in the order of admission.
-
-        Where there are none, `make_room(live)` preempts for that sequence and is False if it had to go itself.
-        """
+        """Take this step's blocks by admission; `make_room(live)` preempts for one, and is False if that one went."""
         if step < self._next:
             return
         crossing = [live for live in self._decoding if live.crossing <= step]

@@ -23,11 +23,7 @@ class StepCosts(Protocol):
     """Seconds of engine steps. Pure: the same question has the same answer."""
 
     def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
-        """Seconds of a step that decodes `sequences` over `ctx_tokens` cached tokens in all, and per token more.
-
-        For a given number of sequences the seconds are affine in `ctx_tokens`. These may be a fraction: the mean under
-        speculation.
-        """
+        """Seconds of a step of `sequences` over `ctx_tokens` cached tokens (a mean) in all, and per token: affine."""
         ...
 
     def mixed(self, sequences: int, ctx_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
@@ -127,9 +123,8 @@ class Engine(Struct):
                 steps = scheduler.grow_ahead(steps)
         seconds = steps * first_s + growth_s * (steps * (steps - 1) / 2)
         if not 0 < first_s < math.inf or not 0 < seconds < math.inf:
-            raise ValueError(
-                f"a decode step of {scheduler.decoding} sequences takes {first_s} s, {steps} take {seconds} s"
-            )
+            taken = f"takes {first_s} s, {steps} take {seconds} s"
+            raise ValueError(f"a decode step of {scheduler.decoding} sequences {taken}")
         self._passed(steps, seconds, first_s, growth_s, 0)
 
     def _passed(self, steps: int, seconds: float, first_s: float, growth_s: float, prefill_tokens: int) -> None:

@@ -116,16 +116,13 @@ class Workload(Struct, frozen=True, kw_only=True):
         if rate is None or rate == math.inf:
             return
         if not MIN_RATE_PER_S <= rate <= MAX_RATE_PER_S:
-            raise BadValue(
-                f"the rate is {rate}, outside the range of {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:,.0f} requests/s",
-                hint="inf, or no rate, for all at once",
-            )
+            allowed = f"{MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:,.0f} requests/s"
+            hint = "inf, or no rate, for all at once"
+            raise BadValue(f"the rate is {rate}, outside the range of {allowed}", hint=hint)
         if self.count / rate > MAX_ARRIVAL_S:
-            raise BadValue(
-                f"{self.count:,} requests at {rate:g} a second take {self.count / rate:.3g} s, "
-                f"the clock ends at {MAX_ARRIVAL_S:g} s",
-                hint="fewer requests or a higher --rate",
-            )
+            taken = f"{self.count:,} requests at {rate:g} a second take {self.count / rate:.3g} s"
+            hint = "fewer requests or a higher --rate"
+            raise BadValue(f"{taken}, the clock ends at {MAX_ARRIVAL_S:g} s", hint=hint)
 
     @property
     def at_once(self) -> bool:
@@ -193,15 +190,13 @@ class Limits(Struct, frozen=True, kw_only=True):
             _in_range("max_model_tokens", self.max_model_tokens, 2, MAX_TOKENS)
         _in_range("speculative", self.speculative, 0, MAX_SPECULATIVE)
         if not 1 <= self.tokens_per_step <= 1 + self.speculative:
-            raise BadValue(
-                f"tokens_per_step is {self.tokens_per_step}, outside the range of 1 to {1 + self.speculative}",
-                hint="a step yields one token and at most one more per speculative token",
-            )
+            hint = "a step yields one token and at most one more per speculative token"
+            outside = f"outside the range of 1 to {self.q_tokens}"
+            raise BadValue(f"tokens_per_step is {self.tokens_per_step}, {outside}", hint=hint)
         if self.batched_tokens <= self.speculative:
-            raise BadValue(
-                f"batched_tokens is {self.batched_tokens}: one sequence decodes {1 + self.speculative} tokens a step",
-                hint=f"at least {1 + self.speculative} with {self.speculative} speculative tokens",
-            )
+            hint = f"at least {self.q_tokens} with {self.speculative} speculative tokens"
+            decoded = f"one sequence decodes {self.q_tokens} tokens a step"
+            raise BadValue(f"batched_tokens is {self.batched_tokens}: {decoded}", hint=hint)
 
     @property
     def q_tokens(self) -> int:

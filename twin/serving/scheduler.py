@@ -78,26 +78,22 @@ class Arrivals:
         """Read on to the next request that can run at all."""
         self._upcoming, self.next_s = None, inf
         for request in self._source:
-            if request.arrival_s > MAX_ARRIVAL_S:
-                raise BadValue(
-                    f"request {request.id} arrives at {request.arrival_s:g} s, the clock ends at {MAX_ARRIVAL_S:g} s",
-                    hint="count arrivals from the first one on",
-                )
-            if not self._latest_s <= request.arrival_s:
-                raise BadValue(
-                    f"request {request.id} arrives at {request.arrival_s:g} s, after one at {self._latest_s:g} s",
-                    hint="requests are taken in the order of their arrival",
-                )
-            if not (request.output_tokens >= 1 and 0 <= request.prefix_tokens <= request.prompt_tokens >= 1):
-                raise BadValue(
-                    f"request {request.id} has {request.prompt_tokens} prompt tokens, {request.prefix_tokens} of them "
-                    f"a prefix, and {request.output_tokens} output tokens",
-                    hint="prompt and output are at least 1, and the prefix is part of the prompt",
-                )
-            self._latest_s = request.arrival_s
+            at_s = request.arrival_s
+            if at_s > MAX_ARRIVAL_S:
+                late, hint = f"the clock ends at {MAX_ARRIVAL_S:g} s", "count arrivals from the first one on"
+                raise BadValue(f"request {request.id} arrives at {at_s:g} s, {late}", hint=hint)
+            if not self._latest_s <= at_s:
+                early, hint = f"after one at {self._latest_s:g} s", "requests are taken in the order of their arrival"
+                raise BadValue(f"request {request.id} arrives at {at_s:g} s, {early}", hint=hint)
+            prompt, prefix, output = request.prompt_tokens, request.prefix_tokens, request.output_tokens
+            if not (output >= 1 and 0 <= prefix <= prompt >= 1):
+                has = f"{prompt} prompt tokens, {prefix} of them a prefix, and {output} output tokens"
+                hint = "prompt and output are at least 1, and the prefix is part of the prompt"
+                raise BadValue(f"request {request.id} has {has}", hint=hint)
+            self._latest_s = at_s
             rejection = self._misfit(request)
             if rejection is None:
-                self._upcoming, self.next_s = Live(request), request.arrival_s
+                self._upcoming, self.next_s = Live(request), at_s
                 return
             self._result.reject(rejection)
 
@@ -153,10 +149,7 @@ class Scheduler:
         return self._growth.grow_ahead(self.step, steps)
 
     def fill(self, now_s: float, *, admit: bool) -> tuple[list[Chunk], list[Live]]:
-        """Prefill chunks beside the decodes of this step, and the sequences whose prefill they complete.
-
-        `admit=False` where somebody was preempted for this step: then nobody new comes in.
-        """
+        """Prefill chunks of a step, and the sequences whose prefill they complete; nobody new without `admit`."""
         budget = self._limits.batched_tokens - self.decoding * self._q_tokens
         chunks: list[Chunk] = []
         complete: list[Live] = []
@@ -220,10 +213,7 @@ class Scheduler:
         return self.arrivals.next_s
 
     def eviction_may_admit(self, now_s: float) -> bool:
-        """Whether who waits now might be let in after an eviction: with less of its prefix, its first chunk is shorter.
-
-        Otherwise who does not fit fits no better before somebody leaves.
-        """
+        """Whether evicting might let in who waits: with less of its prefix cached, its first chunk is shorter."""
         if self._limits.reserve_prompt or not self.ledger.idle_blocks:
             return False
         head = self.arrivals.head(now_s)

@@ -200,10 +200,7 @@ def _check_hashes(entry: Entry, hash_tokens: int) -> None:
 
 
 def understand(ahead: Sequence[Entry], asked: Reading, *, whole: bool) -> Reading:
-    """How to read a trace that begins with the entries `ahead`, or is made of them; what is asked for comes first.
-
-    Wrong where an option has to say it, or where hashes contradict each other.
-    """
+    """How to read a trace that begins with `ahead`, what is `asked` first; Wrong where an option has to say it."""
     hashed = [entry for entry in ahead if entry.hashes]
     bailian = all(entry.in_chats for entry in ahead)
     sizes, left = ([asked.hash_tokens], "") if asked.hash_tokens else hash_sizes(hashed)
