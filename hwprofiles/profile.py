@@ -22,13 +22,9 @@ KERNEL_AXES = {
 }
 """What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
-RESIDENT_PROGRAMS = "resident_programs"
-"""Thread blocks that a multiprocessor holds at a time, in each wave of a call (wave quantisation)."""
-
+RESIDENT_PROGRAMS = "resident_programs"  # thread blocks that a multiprocessor holds in each wave of a call
 OTHER_AXES = {"attend_dense": (RESIDENT_PROGRAMS,)}  # what it may depend on instead
-
-Allowed = tuple[Unit, float, float]
-"""Unit, lowest, highest: wide enough for any machine, narrow enough to catch GB/s written as B/s."""
+Allowed = tuple[Unit, float, float]  # unit, lowest, highest: wide for any machine, too narrow for GB/s written as B/s
 
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
@@ -84,10 +80,8 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tensor: dict[str, Roof]  # FLOP/s of dense matrix products, by operand type
     h2d: Link
     d2h: Link
-    instructions: Roof | None = None
-    """Integer and logic operations a second over all lanes: what decoding a quantised cache is made of."""
-    unified_memory: bool = False
-    """Whether `vram` is the host's memory itself, not one beside it: an APU, a superchip, a CPU."""
+    instructions: Roof | None = None  # integer and logic operations a second, which dequantising is made of
+    unified_memory: bool = False  # whether `vram` is the host's memory itself: an APU, a superchip, a CPU
 
     @property
     def shares_memory(self) -> bool:
@@ -127,8 +121,7 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     efficiency: Curve | None = None  # over the quantity that KERNEL_AXES names for the operation
     latency: Rate | None = None
-    combine: Rate | None = None
-    """Share of the memory's rate at which splits' partial results are written and read again."""
+    combine: Rate | None = None  # share of the memory's rate at which splits' partial results are written and read
     operations: Counts | None = None
     """Operations, of `Gpu.instructions`, that each stored element costs a program, over the query rows it holds."""
     machine: str = ""  # where it was measured: filled when a profile is read, empty for a kernel that was just fitted

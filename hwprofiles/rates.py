@@ -27,8 +27,7 @@ class Provenance(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     source: Source
     date: IsoDate
     note: str = ""
-    fitted_on: tuple[str, ...] = ()
-    """Ids of the recorded measurements that set the value; such a row is never evidence for it."""
+    fitted_on: tuple[str, ...] = ()  # ids of the recorded measurements that set the value: never evidence for it
 
     def __post_init__(self) -> None:
         if (self.source == "fitted") != bool(self.fitted_on):

@@ -14,9 +14,7 @@ from msgspec import Struct
 from twin.errors import find
 
 EXL3_BITS = range(2, 9)  # bits that exllamav3's cache takes for K and for V
-
-Kind = Literal["plain", "scaled", "rotated"]
-"""How values are coded: as they are, by a scale, or rotated and then by a scale."""
+Kind = Literal["plain", "scaled", "rotated"]  # how values are coded: as they are, by a scale, or rotated and by a scale
 
 
 class Plane(Struct, frozen=True, kw_only=True):
@@ -47,8 +45,7 @@ class KVFormat(Struct, frozen=True, kw_only=True):
     kind: Kind
     slot_alignment: int = 1  # bytes of one token and head are rounded up to a multiple of this
     min_capability: str = ""  # least compute capability that its published kernels start on; empty: any
-    sidecar_bytes: int = 0
-    """Bytes an element of tokens that wait, unquantised, for their tile to fill (K and V each); 0: none wait."""
+    sidecar_bytes: int = 0  # bytes an element of tokens that wait unquantised for their tile to fill; 0: none wait
 
     @property
     def tile_tokens(self) -> int:

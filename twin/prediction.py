@@ -43,10 +43,8 @@ class Phase(Struct, frozen=True, kw_only=True):
 
     seconds: Quantity
     tokens_per_s: Quantity
-    floor_s: float
-    """No machine of this kind can be faster: bytes and operations at datasheet peaks, everything overlapped."""
-    naive_s: float
-    """The usual estimate: the same bytes and operations over datasheet rates, one after the other, nothing else."""
+    floor_s: float  # no such machine can be faster: bytes and operations at datasheet peaks, overlapped
+    naive_s: float  # the usual estimate: the same over datasheet rates, one after the other, nothing else
     bound: str  # the wall with the largest share of the time
     parts: tuple[Part, ...]  # longest first; their seconds add up to the phase
     link_bytes: int  # cache bytes from host to device, over all links
@@ -63,8 +61,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     decode: Phase | None  # None where the question does not fit, or a rate is missing
     prefill: Phase | None
     ttft_s: Quantity | None  # prefill and the first decode step
-    break_even: float | None
-    """Tokens that a verify step must yield to be as fast as steps without drafts; None where nothing is drafted."""
+    break_even: float | None  # tokens from which on a verify step pays; None where nothing is drafted
     missing: tuple[str, ...]  # rates that the machine's profile lacks, so that a phase is not predicted
     assumptions: tuple[str, ...]  # keys in twin.assumptions, and what was extrapolated
     sources: dict[str, Provenance]  # the rates used, by name

@@ -24,15 +24,13 @@ _TIMES = (
 )
 """From how many seconds on a time is written in which unit, and with which figures."""
 
-MAX_TOKENS = 2**31 - 1
-"""Longest context that a question may name: page tables and token indices of today's engines are 32-bit."""
+MAX_TOKENS = 2**31 - 1  # longest context of a question: page tables and indices of today's engines are 32-bit
 
 _TOKEN_SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
 _BYTE_SUFFIXES = {
     "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12,
 }  # fmt: skip
-LEAST_BARE_BYTES = MIB
-"""A whole number from here on is bytes without saying so, as engines print them; below, a unit was forgotten."""
+LEAST_BARE_BYTES = MIB  # from here on a whole number is bytes, as engines print them; below, a unit was forgotten
 MAX_BYTES = 2**50
 LONGEST_NUMBER = 100  # characters of a number that is read at all
 SHOWN_CHARACTERS = 40

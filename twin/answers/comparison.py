@@ -26,8 +26,7 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     kv_dtype: str
     metric: Literal["perplexity", "perplexity_change_percent", "needle"]
-    value: Annotated[float, Meta(ge=0)]
-    """Perplexity, its change against 16 bits in per cent, or 1 where a needle was found."""
+    value: Annotated[float, Meta(ge=0)]  # perplexity, its change against 16 bits in per cent, or 1 for a found needle
     conditions: str
     source: str
 

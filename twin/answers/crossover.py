@@ -33,8 +33,7 @@ class Crossing(Struct, frozen=True, kw_only=True):
     """One format against another at one batch."""
 
     batch: int
-    ctx_tokens: int | None
-    """The first context of the ladder from which on the format is faster at every longer one; None: at none."""
+    ctx_tokens: int | None  # from this context of the ladder on the format is always faster; None: from none
     wall: str  # what holds the format there; at the longest context where it is never faster
     ratio: float  # its seconds over the other's, there
 
@@ -56,8 +55,7 @@ class Crossover(Struct, frozen=True, kw_only=True):
 
     machine: str
     engine: str  # whose kernels these are
-    others: tuple[str, ...]
-    """Back ends of other engines whose decode kernels the machine has rates of: their order may be another."""
+    others: tuple[str, ...]  # back ends whose decode kernels the machine has rates of, too: their order may be another
     against: str
     query_tokens: int
     ctx_tokens: int
@@ -146,15 +144,10 @@ def _line(roofs: Roofs, case: Case, other: Case) -> FormatLine:
     """All that is told of a format, held against another."""
     seconds, wall, spread = _attention(roofs, case, SHOWN_CTX, 1)
     other_s, _, other_spread = _attention(roofs, other, SHOWN_CTX, 1)
-    return FormatLine(
-        kv_dtype=case.fmt.name,
-        kernel=_key(case.fmt.name),
-        seconds=seconds,
-        ratio=seconds / other_s,
-        spread=hypot(spread, other_spread),
-        wall=wall,
-        crossings=tuple(_crossing(roofs, case, other, batch) for batch in BATCHES),
-    )
+    names = {"kv_dtype": case.fmt.name, "kernel": _key(case.fmt.name), "wall": wall}
+    ratio, spread = seconds / other_s, hypot(spread, other_spread)
+    crossings = tuple(_crossing(roofs, case, other, batch) for batch in BATCHES)
+    return FormatLine(**names, seconds=seconds, ratio=ratio, spread=spread, crossings=crossings)
 
 
 def _crossing(roofs: Roofs, case: Case, other: Case, batch: int) -> Crossing:

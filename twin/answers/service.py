@@ -40,8 +40,7 @@ class Service(Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     kv_pool: KVPool
     result: ServingResult
-    fast: ServingResult | None
-    """Steps as short as the 90 % interval allows; None where intervals were not asked for, or nothing was served."""
+    fast: ServingResult | None  # steps as short as the 90 % interval allows; None: not asked for, or nothing served
     slow: ServingResult | None
 
     @property

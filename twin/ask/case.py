@@ -19,8 +19,7 @@ class Case(Struct, frozen=True, kw_only=True):
     rules: EngineRules
     fmt: KVFormat
     layout: CacheLayout
-    backend: str
-    """Attention backend of single-token steps and prefill; empty where the engine has only its own kernels."""
+    backend: str  # attention backend of single-token steps and prefill; empty: the engine's own kernels only
     verify_backend: str  # attention backend of a step of several query tokens
     chunk_tokens: int
     staging_bytes: int

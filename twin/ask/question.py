@@ -59,15 +59,13 @@ class Question(Struct, frozen=True, kw_only=True):
     host_pages: HostPages | None = None
     lanes: int = FULL_LANES
     backend: str | None = None  # attention backend, where the engine has several for the format
-    what_if: bool = False
-    """Ask for a format that the engine does not keep there: its bytes count, dequantisation is taken as free (A14)."""
+    what_if: bool = False  # ask for a format that the engine does not keep: bytes count, dequantising is free (A14)
     speculation: str | None = None  # `<drafter>:<tokens>`, such as mtp:3
     accepted: float | None = None  # tokens that a verify step yields on average, 1 to k + 1
     task: str | None = None  # in place of `accepted`: a task with a published acceptance
     utilisation: float | None = None  # share of VRAM that an engine with a block pool may take
     pool_bytes: int | None = None  # size of the block pool, in place of what utilisation leaves
-    max_model_tokens: int | None = None
-    """Longest request that the engine is told to expect; None: the context asked about."""
+    max_model_tokens: int | None = None  # longest request that the engine expects; None: the context asked about
     max_sequences: int | None = None
     prefix_caching: bool = False
     patched: bool = True  # whether the published patches to groups and pages are in

@@ -44,8 +44,7 @@ class Source(Struct, frozen=True, kw_only=True):
     """Where requests come from."""
 
     text: str  # what is served, in a line
-    requests: Callable[[], Iterable[Request]]
-    """The requests from the first on; reading them raises BadFile where a trace is not one."""
+    requests: Callable[[], Iterable[Request]]  # from the first on; BadFile where a trace is not one
     count: int = 0  # how many there are; 0 where a trace does not say
     once: bool = False  # whether they can be read but once
     readings: list[Reading] = []  # how the trace was read, each time that it was

@@ -23,8 +23,7 @@ class Part(Struct, frozen=True, kw_only=True):
     rates: tuple[str, ...]  # names of the rates that it depends on
 
 
-Account = tuple[str, str, tuple[str, ...]]
-"""What seconds on the critical path are summed by: part, wall, rates that they depend on."""
+Account = tuple[str, str, tuple[str, ...]]  # what critical seconds are summed by: part, wall, rates behind them
 
 
 def _all_missing(program: Program, roofs: Roofs, first: MissingRate) -> MissingRate:

@@ -15,8 +15,7 @@ WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "late
 ATTENTION_OPS = ("attend_sparse/", "attend_dense/", "score/")
 """Operations whose efficiency is a share of the tensor roof alone: instructions around their products hold them."""
 
-MOSTLY_PRODUCTS = 2
-"""Operations an element over those of the narrowest thread block, from which on most belong to products of its rows."""
+MOSTLY_PRODUCTS = 2  # as many times the operations an element of the narrowest block are mostly products
 
 KERNEL_RATES = ("efficiency", "latency", "combine", "operations")
 VRAM_RATES: tuple[str, ...] = ("vram",)
@@ -43,11 +42,9 @@ class _KernelRates(NamedTuple):
     latency_s: float
     latency_rates: tuple[str, ...]
     of_attention: bool
-    operations: Counts | None = None
-    """Operations that an element costs a thread block; None where they are free or inside the efficiency."""
+    operations: Counts | None = None  # operations that an element costs; None: free, or inside the efficiency
     operations_rates: tuple[str, ...] = ()
-    combine: float = 0.0
-    """Share of the memory's rate for partial results; 0 where combining them is inside the latency."""
+    combine: float = 0.0  # share of the memory's rate for partial results; 0: combining is inside the latency
 
 
 NO_KERNEL = _KernelRates(efficiency=None, efficiency_rates=(), latency_s=0.0, latency_rates=(), of_attention=False)

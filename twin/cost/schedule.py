@@ -30,8 +30,7 @@ class GraphRun(Struct, frozen=True, kw_only=True):
     """One playing of a graph (all its iterations, once)."""
 
     seconds: float
-    critical: tuple[float, ...]
-    """How often each op of the graph lies on the critical path: its seconds x this count add up to `seconds`."""
+    critical: tuple[float, ...]  # how often each op is on the critical path: its seconds x this sum up to `seconds`
     spans: tuple[Span, ...] = ()
 
 

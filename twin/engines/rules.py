@@ -24,8 +24,7 @@ class SparseRules(Struct, frozen=True, kw_only=True):
     index_element_bytes: int | None  # bytes of an element of raw and pooled indexer keys; None: as the cache's format
     score_bytes: int  # bytes of one block score between scoring and top-k
     head_tile: int  # query heads that the sparse kernel computes at once: a smaller group is padded up to it
-    splits_selection: bool
-    """Whether a staged prefill issues only the products that fall into the bucket, or all of them, masked."""
+    splits_selection: bool  # whether a staged prefill issues only a bucket's products, or all of them, masked
     score_rows: int  # query tokens scored against all pooled keys in one go
     staging_bytes: int  # buffer through which a prefill pulls host planes
     copies_whole_buckets: bool  # whether a bucket crosses the link in one run a plane, or page by page
@@ -57,8 +56,7 @@ class BackendRules(Struct, frozen=True, kw_only=True):
     verify_only: dict[str, tuple[str, ...]] = {}
     """Backends that run a format in steps of several query tokens only, beside those of `by_format`."""
     verify: dict[str, str] = {}  # default backend of a step of several query tokens by format, where it differs
-    piecewise: tuple[str, ...] = ()
-    """Backends whose steps of several query tokens are not captured whole in a CUDA graph."""
+    piecewise: tuple[str, ...] = ()  # backends whose steps of several query tokens are not captured whole in a graph
 
 
 class OwnKernelRules(Struct, frozen=True, kw_only=True):
@@ -67,8 +65,7 @@ class OwnKernelRules(Struct, frozen=True, kw_only=True):
     decode_plans: dict[str, DecodePlan] = {}
     """Thread blocks of the decode kernel over a format; `<backend>/<format>` before the format alone. Not named: all
     query rows at once, none of them padding, no tiles or splits that a device would have to be filled with."""
-    kv_chunk_tokens: int = 0
-    """Tokens of the cache that a chunk's dense attention dequantises at a time; 0: it reads the cache as it is."""
+    kv_chunk_tokens: int = 0  # cached tokens that a chunk's dense attention dequantises at a time; 0: none
     interleaved_formats: tuple[str, ...] = ()
     """Formats that it keeps on the host in interleaved blocks: codes and scales of K and V of one block in one run."""
 
@@ -87,17 +84,13 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     chunk_tokens: int  # prompt tokens of one prefill pass
     unprefilled_tokens: int  # prompt tokens left for the first decode step
     ngram: str  # where the n-gram table is read from unless asked otherwise
-    workspace: Rate
-    """Bytes of a device that hold neither weights, state nor cache: context, buffers, the largest transient."""
+    workspace: Rate  # bytes that hold neither weights, state nor cache: context, buffers, the largest transient
     compute_dtype: str  # operand type of the weights' matrix products
     state_element_bytes: int = 2
     hop_element_bytes: int = 2  # bytes of one element of the residual streams that cross from device to device
-    row_tiles: dict[str, int] = {}
-    """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
-    needs: dict[str, str] = {}
-    """Least compute capability that its kernels of a format start on, where that is more than the format's own."""
-    implementations: dict[str, str] = {}
-    """Whose kernel runs an operation, by `<operation>/<variant>`, where it is not the engine's own."""
+    row_tiles: dict[str, int] = {}  # tokens that a product with weights of a format is rounded up to, else 1
+    needs: dict[str, str] = {}  # least compute capability of its kernels of a format, where above the format's own
+    implementations: dict[str, str] = {}  # whose kernel runs `<operation>/<variant>`, where not its own
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None
@@ -109,15 +102,6 @@ class EngineRules(Struct, frozen=True, kw_only=True):
         if self.sparse_kernels is None:
             raise Impossible(f"{self.name} has no sparse attention", hint="ask for another engine or model")
         return self.sparse_kernels
-
-    @property
-    def samples(self) -> bool:
-        """Whether sampling over all logits has a rate of its own."""
-        return "sample/fp32" in self.implementations
-
-    def separate_elementwise(self, weight_format: str) -> bool:
-        """Whether norms, rotation and gating have a rate of their own, which products with weights leave out (A3)."""
-        return f"elementwise/{weight_format}" in self.implementations
 
     def formats_of(self, layout: str) -> tuple[str, ...]:
         """Formats that it keeps under the placement of that name."""

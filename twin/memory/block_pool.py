@@ -26,8 +26,7 @@ from twin.errors import BadValue, Impossible
 from twin.operations.counts import HALF_BYTES, embedding_bytes, head_bytes, layer_parameters, weight_bytes
 from twin.operations.lower import draft_token_bytes, draft_weight_bytes
 
-KVARN_SLOTS_FREE = 8
-"""Slots of the sidecar beyond two a sequence and one a tile of a step's tokens (`kvarn/config.py`)."""
+KVARN_SLOTS_FREE = 8  # slots of the sidecar beyond two a sequence and one a tile of a step (`kvarn/config.py`)
 SCRATCH_TOKENS = 262_144
 LEAST_SCRATCH_TOKENS = 4_096  # bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)
 
@@ -59,12 +58,10 @@ class CacheSpec(Struct, frozen=True, kw_only=True):
 class PoolSettings(Struct, frozen=True, kw_only=True):
     """What the engine is told, and which patches it carries."""
 
-    promotes_sliding: bool
-    """Patch hybrid-sw-block-promote: a page that does not divide the longest gets more tokens instead of a gap."""
+    promotes_sliding: bool  # patch hybrid-sw-block-promote: odd pages get more tokens instead of a gap
     balances_groups: bool  # patch hybrid-kv-groups: few sliding layers are padded rather than all the others
     speculative_tokens: int  # tokens drafted per step, k
-    prefix_caching: bool
-    """Whether states are kept at block boundaries too (`mamba_cache_mode` align), or only the last (none)."""
+    prefix_caching: bool  # whether states are kept at block boundaries (`mamba_cache_mode` align), or the last
     batched_tokens: int  # most tokens of one step (`max_num_batched_tokens`)
     async_scheduling: bool  # whether a step is scheduled while the one before it runs
 
@@ -76,10 +73,8 @@ class Group(Struct, frozen=True, kw_only=True):
     layers: int  # layers really in it; its blocks are as long as those of a full group
     block_tokens: int  # tokens in a block; 0 for states, which stand for any number
     page_bytes: int  # bytes used of a page in one layer; the plan's page is at least as long
-    reach_tokens: int
-    """Most tokens that a sliding group keeps: window - 1 and those of the steps in flight (`max_in_flight_tokens`)."""
-    states: int
-    """Blocks that a recurrent group holds of every request: 1 + k, or 2 + k with prefix caching (`MambaSpec`)."""
+    reach_tokens: int  # most tokens of a sliding group: window - 1 and steps in flight (`max_in_flight_tokens`)
+    states: int  # blocks of a recurrent group of a request: 1 + k, 2 + k with prefix caching (`MambaSpec`)
 
     def blocks(self, tokens: int) -> int:
         """Blocks that vLLM reserves for a request of that many tokens (`max_memory_usage_bytes` of its spec / page)."""

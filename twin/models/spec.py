@@ -114,8 +114,7 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     embedding_on_host: bool
     embedding_bits: Bits
     head_bits: Bits | None = None  # None: as the layers
-    mlp_operands: str = ""
-    """Operand type of the feed-forward products where it is another than the engine's, such as int8."""
+    mlp_operands: str = ""  # operand type of feed-forward products where not the engine's, such as int8
 
 
 class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -137,8 +136,7 @@ class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=64)]
     default_tokens: Annotated[int, Meta(ge=1, le=64)]
     kv_dtype: str | None = None  # format of its cache; None: as the model's
-    block_tokens: Annotated[int, Meta(ge=1, le=65)] = 1
-    """Query tokens of one block of its own: an anchor and what it proposes."""
+    block_tokens: Annotated[int, Meta(ge=1, le=65)] = 1  # query tokens of a block: an anchor and what it proposes
     block_accepts: Annotated[float, Meta(ge=1, le=65)] = 1.0
     """Tokens that a step with its own block yields, where longer drafts are looked up in the context."""
     lookup_accepts: Annotated[float, Meta(ge=1, le=65)] = 2.0

@@ -54,8 +54,7 @@ def _recurrent_parameters(model: ModelSpec) -> int:
 def layer_parameters(model: ModelSpec, kind: str) -> int:
     """All parameters of one layer of that kind, every expert included."""
     counts = parameters(model)
-    mixer = counts.attention if kind == "attention" else counts.recurrent
-    return mixer + counts.always_on + counts.expert * model.feed_forward.experts
+    return mixer_parameters(model, kind) + counts.always_on + counts.expert * model.feed_forward.experts
 
 
 def layer_active_parameters(model: ModelSpec, kind: str) -> int:

@@ -24,11 +24,6 @@ class Heads(NamedTuple):
     head_dim: int = 256
 
 
-def heads_of(words: str) -> Heads:
-    """Of "24x4x256"; those of the model for an empty string."""
-    return Heads(*(int(word) for word in words.split("x"))) if words else Heads()
-
-
 @cache
 def format_case(name: str, *, inline: bool = False, heads: Heads | None = None) -> Case:
     """A cache of the format, read by this project's kernels; `inline` where that is not the default arrangement."""

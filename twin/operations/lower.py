@@ -103,7 +103,7 @@ def head_program(case: Case, tokens: int, device_count: int) -> Program:
     """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate."""
     model, device = case.model, split_layers(case.model.layers, device_count)[-1]
     ops: tuple[Op, ...] = (_linear(case, device, counts.head_bytes(model), counts.parameters(model).head, tokens),)
-    if case.rules.samples:
+    if "sample/fp32" in case.rules.implementations:  # sampling over all logits has a rate of its own
         kernel, logits = case.rules.kernel("sample", "fp32"), tokens * model.vocab
         ops += (Op("sampling", device, kernel=kernel, vram_bytes=logits * LOGIT_BYTES, grain=tokens, after=(0,)),)
     return (OpGraph(ops=ops),)
@@ -138,8 +138,8 @@ def _weights(case: Case, group: LayerGroup, tokens: int) -> tuple[Op, ...]:
         )
     else:
         ops = (_linear(case, device, counts.weight_bytes(model, mixer + read), mixer + active, tokens, dense=dense),)
-    if not case.rules.separate_elementwise(model.weights.format):
-        return ops
+    if f"elementwise/{model.weights.format}" not in case.rules.implementations:
+        return ops  # norms, rotation and gating are in the rate of the products (A3)
     kernel = case.rules.kernel("elementwise", model.weights.format)
     moved = counts.elementwise_elements(model, group.kind) * HALF_BYTES * tokens
     return (*ops, Op("elementwise", device, kernel=kernel, vram_bytes=moved, grain=tokens, after=(len(ops) - 1,)))

@@ -16,10 +16,7 @@ ACCUMULATOR_BYTES = 4  # bytes of an element of partial outputs and running sums
 
 MAX_SPLITS = 256
 PROLOGUE_TILES = 3  # tiles' time that the rule allows most thread blocks for their beginning and end
-
-BEGUN_TILES = 2
-"""Tiles' time that a thread block really takes before its first tile and after its last one: as measured."""
-
+BEGUN_TILES = 2  # tiles' time that a thread block takes before its first and after its last one, as measured
 STATISTICS = 2  # numbers beside a row of partial results: its maximum and its sum
 
 FULL_HEAD = 256
@@ -65,8 +62,7 @@ class Occupancy(NamedTuple):
     """What a split-KV kernel makes of a device."""
 
     splits: int  # parts of a sequence, those that read no tiles included
-    elements: float
-    """Stored elements that pass through thread blocks while the busiest place of the device works, times all places."""
+    elements: float  # elements that pass while the busiest place of the device works, times all places
     combined_bytes: float  # partial results, written and read again
 
 
@@ -113,10 +109,7 @@ FLASH_ROWS, FLASH_ROWS_WIDE, WIDE_HEAD = 128, 64, 128
 """Query rows of a thread block, and those of one whose heads are wider than WIDE_HEAD elements."""
 
 FLASH_TILE, FLASH_TILE_WIDE = 128, 64  # keys of a tile, likewise
-
-RESIDENT = 2
-"""Thread blocks of a multiprocessor that the rule counts on; they fit where its shared memory is 192 KiB or more."""
-
+RESIDENT = 2  # thread blocks of a multiprocessor that the rule counts on: they fit 192 KiB of shared memory
 NEARLY_FULL = 0.8  # thread blocks that take this share of a device's places are not split
 GOOD_ENOUGH = 0.85  # of the best fill: the fewest splits that reach it are taken
 

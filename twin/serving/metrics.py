@@ -19,8 +19,7 @@ _SHIFT = 3500.377  # makes every index of a bucket positive, and no round number
 
 POINTS = 512
 FIRST_BIN_S = 2.0**-10  # bins of time are powers of two seconds long, so that their edges are exact
-FULL = 1 - 1e-9
-"""Share of all bins that may be filled: rounding at the end of the last one must not decide whether bins double."""
+FULL = 1 - 1e-9  # share of all bins that may be filled: rounding at the end must not double bins
 SLIVER = 1e-6  # share of a bin below which a last one that is cut short is left out: rounding, no time
 
 
@@ -218,8 +217,7 @@ class ServingResult(Struct, kw_only=True):
     e2e_s: Histogram = field(default_factory=Histogram)
     queue_s: Histogram = field(default_factory=Histogram)
     residency: Residency = field(default_factory=Residency)
-    requests: list[RequestRecord] = field(default_factory=list)
-    """The first that were completed, at most `KEPT_RECORDS`."""
+    requests: list[RequestRecord] = field(default_factory=list)  # the first completed, at most `KEPT_RECORDS`
     rejected: dict[str, int] = field(default_factory=dict)  # how many of each kind
     rejections: list[Rejection] = field(default_factory=list)  # the first of them, at most `KEPT_REJECTIONS`
 

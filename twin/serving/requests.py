@@ -90,10 +90,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     output: Lengths
     rate_per_s: float | None = None
     arrivals: Arrivals = "poisson"
-    burstiness: float = 1.0
-    """Shape of the gamma distributed gaps, as in `vllm bench serve`: 1 is Poisson, less is burstier."""
-    prefix_tokens: int = 0
-    """A start that all prompts share, in addition to `prompt`, as in `vllm bench serve --random-prefix-len`."""
+    burstiness: float = 1.0  # shape of gamma distributed gaps, as in `vllm bench serve`: 1 is Poisson
+    prefix_tokens: int = 0  # a start that all share beside `prompt`, as `vllm bench serve --random-prefix-len`
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -167,12 +165,10 @@ class Workload(Struct, frozen=True, kw_only=True):
 class Limits(Struct, frozen=True, kw_only=True):
     """The scheduler's options, named after what they limit; vLLM's own names stand beside."""
 
-    batched_tokens: int = 2048
-    """Query tokens of one step, decodes and prefill chunks together (max_num_batched_tokens)."""
+    batched_tokens: int = 2048  # query tokens of a step, decodes and chunks together (max_num_batched_tokens)
     max_sequences: int = 256  # sequences running at once (max_num_seqs)
     max_model_tokens: int | None = None  # prompt and output together; a longer request is rejected (max_model_len)
-    speculative: int = 0
-    """Draft tokens verified in each decode step beside the one that is certain (num_speculative_tokens)."""
+    speculative: int = 0  # draft tokens verified a step beside the certain one (num_speculative_tokens)
     tokens_per_step: float = 1.0  # mean tokens that a sequence gains in a decode step: from 1 to 1 + `speculative`
     reserve_prompt: bool = True
     """Admit a request only when its whole prompt would fit now, not merely its first chunk.

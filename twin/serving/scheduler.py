@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
+from typing import Any
 
 from twin.errors import BadValue
 from twin.serving.blocks import (
@@ -34,8 +35,7 @@ from twin.serving.requests import MAX_ARRIVAL_S, Limits, Request
 Chunk = tuple[int, int]  # cached and new tokens of a prefill chunk: kv_tokens, q_tokens
 
 SLACK = 1e-9
-MOST_SLACK_S = 1e-6
-"""An arrival this close after the end of a step counts as before it: rounding must not cost it a step."""
+MOST_SLACK_S = 1e-6  # so close after a step's end an arrival counts as before it: rounding costs no step
 
 
 def slack_s(now_s: float) -> float:
@@ -108,15 +108,8 @@ class Arrivals:
             if blocks <= self._ledger.total:
                 return None
             kind, reason = "pool", f"needs {blocks:,} blocks, the pool has {self._ledger.total:,}"
-        return Rejection(
-            id=request.id,
-            arrival_s=request.arrival_s,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            kind=kind,
-            reason=reason,
-            line=request.line,
-        )
+        told: dict[str, Any] = {"id": request.id, "arrival_s": request.arrival_s, "line": request.line}
+        return Rejection(**told, prompt_tokens=prompt, output_tokens=output, kind=kind, reason=reason)
 
 
 class Scheduler:

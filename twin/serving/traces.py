@@ -53,8 +53,7 @@ MAX_LINE_BYTES = MIB
 MAX_ID = 2**63 - 1
 MAX_ID_LENGTH = 200
 MAX_TIME = 1e15  # largest arrival: milliseconds since 1970 for the next 30,000 years
-REMEMBERED_IDS = 2**18
-"""Ids that are held against later ones, so that memory stays bounded: a repetition later than that passes."""
+REMEMBERED_IDS = 2**18  # ids held against later ones, so that memory stays bounded
 
 _UNITS = {"s": "in seconds", "ms": "in milliseconds", None: "all at once"}
 _SHOWN = 40
