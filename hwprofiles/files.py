@@ -88,10 +88,7 @@ def _check_text(text: str, where: str) -> None:
 
 
 def read_whole(path: Path) -> bytes:
-    """All bytes of a file or of a pipe that somebody writes; BadFile in one line.
-
-    A device has no end, a file that is too large is none of ours, and a pipe that nobody writes never says anything.
-    """
+    """All bytes of a file, or of a pipe that somebody writes; BadFile for devices, silence and what is too long."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block here
         try:

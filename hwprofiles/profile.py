@@ -180,11 +180,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError(f"{differ}: with unified_memory both are the same")
 
     def with_lanes(self, lanes: int) -> "HardwareProfile":
-        """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves.
-
-        The ranges of a profile catch units mixed up in a measured file. They are no bound on a what-if, so the copy is
-        not checked again.
-        """
+        """The same machine with `lanes` PCIe lanes a device: a what-if, so that no range is checked again."""
         narrow, share = copy(self), lanes / FULL_LANES
         links = {"h2d": self.gpu.h2d.narrowed(share), "d2h": self.gpu.d2h.narrowed(share)}
         force_setattr(narrow, "gpu", replace(self.gpu, **links))

@@ -80,14 +80,19 @@ class KVFormat(Struct, frozen=True, kw_only=True):
         return ""
 
 
-def _plain(name: str, bits: int, summary: str, *, kind: Kind = "plain") -> KVFormat:
-    return KVFormat(name=name, summary=summary, key=Plane(bits=bits), value=Plane(bits=bits), kind=kind)
-
-
-def _per_token_head(name: str, bits: int, summary: str, *, kind: Kind = "scaled", needs: str = "") -> KVFormat:
-    """One fp32 scale per token and head for K and for V, inline (int4 hides its zero point in the scale's low bits)."""
-    plane = Plane(bits=bits, head_bytes=4)
+def _alike(name: str, plane: Plane, summary: str, *, kind: Kind = "scaled", needs: str = "") -> KVFormat:
+    """K and V in planes of one kind."""
     return KVFormat(name=name, summary=summary, key=plane, value=plane, kind=kind, min_capability=needs)
+
+
+def _per_token_head(bits: int) -> Plane:
+    """One fp32 scale per token and head, inline (int4 hides its zero point in the scale's low bits)."""
+    return Plane(bits=bits, head_bytes=4)
+
+
+def _grouped(bits: int) -> Plane:
+    """Groups of 32 elements along the heads, each with an fp16 scale."""
+    return Plane(bits=bits, group_elements=32, group_bytes=2)
 
 
 def _kvarn(key_bits: int, value_bits: int, tile: int) -> KVFormat:
@@ -115,31 +120,24 @@ def _turboquant(name: str, key_bits: int, value_bits: int) -> KVFormat:
     )
 
 
-def _grouped(name: str, key_bits: int, value_bits: int, summary: str, *, kind: Kind) -> KVFormat:
-    """Groups of 32 elements along the heads, each with an fp16 scale."""
-    key, value = (Plane(bits=bits, group_elements=32, group_bytes=2) for bits in (key_bits, value_bits))
-    return KVFormat(name=name, summary=summary, key=key, value=value, kind=kind)
-
-
 def _exl3(key_bits: int, value_bits: int) -> KVFormat:
     summary = f"exllamav3's quantised cache: groups of 32 rotated by H32, K {key_bits} bits, V {value_bits} bits"
-    return _grouped(f"exl3_k{key_bits}v{value_bits}", key_bits, value_bits, summary, kind="rotated")
+    name, key, value = f"exl3_k{key_bits}v{value_bits}", _grouped(key_bits), _grouped(value_bits)
+    return KVFormat(name=name, summary=summary, key=key, value=value, kind="rotated")
 
 
+_FP8 = "e4m3 with an fp32 scale per token and head"
+_INT4 = "int4 after a randomised Hadamard, fp32 scale per token and head"
 _FORMATS = {
     row.name: row
     for row in (
-        _plain("fp16", 16, "IEEE half, as exllamav3 keeps its cache by default"),
-        _plain("bf16", 16, "bfloat16, as vLLM keeps its cache by default"),
-        _plain("fp32", 32, "float32, where a processor has no fast half precision"),
-        _plain("fp8", 8, "e4m3 with one scale a layer", kind="scaled"),
-        _per_token_head("int8_per_token_head", 8, "int8 with an fp32 scale per token and head"),
-        _per_token_head(
-            "fp8_per_token_head", 8, "e4m3 with an fp32 scale per token and head; not below SM 8.9", needs="8.9"
-        ),
-        _per_token_head(
-            "int4_per_token_head", 4, "int4 after a randomised Hadamard, fp32 scale per token and head", kind="rotated"
-        ),
+        _alike("fp16", Plane(bits=16), "IEEE half, as exllamav3 keeps its cache by default", kind="plain"),
+        _alike("bf16", Plane(bits=16), "bfloat16, as vLLM keeps its cache by default", kind="plain"),
+        _alike("fp32", Plane(bits=32), "float32, where a processor has no fast half precision", kind="plain"),
+        _alike("fp8", Plane(bits=8), "e4m3 with one scale a layer"),
+        _alike("int8_per_token_head", _per_token_head(8), "int8 with an fp32 scale per token and head"),
+        _alike("fp8_per_token_head", _per_token_head(8), f"{_FP8}; not below SM 8.9", needs="8.9"),
+        _alike("int4_per_token_head", _per_token_head(4), _INT4, kind="rotated"),
         _kvarn(4, 2, 128),
         _kvarn(4, 4, 128),
         _kvarn(4, 2, 64),
@@ -147,8 +145,8 @@ _FORMATS = {
         _turboquant("4bit_nc", 4, 4),
         _turboquant("k3v4_nc", 3, 4),
         _turboquant("3bit_nc", 3, 3),
-        _grouped("q8_0", 8, 8, "llama.cpp: int8 in groups of 32 with an fp16 scale", kind="scaled"),
-        _grouped("q4_0", 4, 4, "llama.cpp: int4 in groups of 32 with an fp16 scale", kind="scaled"),
+        _alike("q8_0", _grouped(8), "llama.cpp: int8 in groups of 32 with an fp16 scale"),
+        _alike("q4_0", _grouped(4), "llama.cpp: int4 in groups of 32 with an fp16 scale"),
         *(_exl3(key_bits, value_bits) for key_bits in EXL3_BITS for value_bits in EXL3_BITS),
     )
 }

@@ -139,23 +139,17 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def open_atomic(path: Path) -> Iterator[TextIO]:
-    """A file to write piece by piece, which takes the place of `path` once the block has ended well.
-
-    On any failure the old file stays as it was; where it was writing that failed, CannotWrite says why, and
-    BrokenPipeError where the reader of a pipe has gone.
-    """
+    """A file that takes the place of `path` once the block has ended well; else CannotWrite or BrokenPipeError."""
     with _named(path):
         there = _status(path)
     with _replacing(path, there) if there is None or _is_file(there) else _writing_into(path, there) as out:
         yield out
 
 
-def check_outputs(
-    answer: Path | None,
-    *,
-    beside: Mapping[str, Path | None] | None = None,
-    read: Mapping[str, Path | None] | None = None,
-) -> None:
+Paths = Mapping[str, Path | None]  # by option
+
+
+def check_outputs(answer: Path | None, *, beside: Paths | None = None, read: Paths | None = None) -> None:
     """Raise before any work where what it yields could not be written, or two documents would go to one place.
 
     The answer goes to standard output where it names no file; the other documents, by their options, are `beside` it,

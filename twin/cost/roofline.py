@@ -15,7 +15,8 @@ WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "late
 ATTENTION_OPS = ("attend_sparse/", "attend_dense/", "score/")
 """Operations whose efficiency is a share of the tensor roof alone: instructions around their products hold them."""
 
-MOSTLY_PRODUCTS = 2  # as many times the operations an element of the narrowest block are mostly products
+MOSTLY_PRODUCTS = 2
+"""Operations an element over those of the narrowest thread block, from which on most belong to products of its rows."""
 
 KERNEL_RATES = ("efficiency", "latency", "combine", "operations")
 VRAM_RATES: tuple[str, ...] = ("vram",)

@@ -130,10 +130,7 @@ _Blocks = dict[CacheSpec, int]  # tokens in a block of each type, 0 for states
 
 
 def plan_blocks(specs: Sequence[CacheSpec], rules: PoolSettings) -> BlockPlan:
-    """Block, page and groups of these layers; specs that differ in nothing but `layers` are one type.
-
-    Raises `Impossible` where vLLM has no such plan, or where this file knows none: it takes one type of attention.
-    """
+    """Block, page and groups of layers, alike ones together; Impossible where no such plan is known."""
     layers: Counter[CacheSpec] = Counter()
     for spec in specs:
         layers[replace(spec, layers=1)] += spec.layers

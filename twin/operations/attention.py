@@ -249,10 +249,7 @@ def prefill_scratch_bytes(case: Case) -> int:
 
 
 def combined_bytes(case: Case, chunk: Step) -> int:
-    """Of one sequence: every result of a query token that sees a kv chunk read, sums between them written and read.
-
-    A query token's first result is no sum yet, and its last sum is its output.
-    """
+    """Of one sequence: results of all kv chunks read, sums between them written and read; the first is none yet."""
     size, attention = case.rules.own_kernels.kv_chunk_tokens, case.model.attention
     kv_tokens, q_tokens, end = int(chunk.kv_tokens), int(chunk.q_tokens), int(chunk.end)
     whole = kv_tokens // size + 1  # kv chunks that every query token sees a token of
@@ -262,11 +259,7 @@ def combined_bytes(case: Case, chunk: Step) -> int:
 
 
 def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> tuple[Op, ...]:
-    """Dequantise, attend and combine over all kv chunks; `first` is the index in the graph of the first of these ops.
-
-    The kv chunks take turns on one engine: their calls are counted together. Only pairs of a token and what it sees
-    are multiplied.
-    """
+    """Dequantise, attend and combine over all kv chunks, their calls counted together; `first` is their index."""
     attention, size = case.model.attention, case.rules.own_kernels.kv_chunk_tokens
     calls, attends = -(-int(chunk.end) // size) * chunk.batch, attention_calls(case, chunk) * chunk.batch
     tokens, token_bytes = chunk.end * chunk.batch, dequantised_token_bytes(case)

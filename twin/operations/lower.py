@@ -238,11 +238,7 @@ def draft_weight_bytes(speculation: Speculation | None) -> float:
 
 
 def draft_program(case: Case, speculation: Speculation, step: Step, device: int) -> Program:
-    """One draft for every sequence: its passes one after the other, each through the layers and the output head.
-
-    Beside them what a speculating step adds whatever it computes: sampling and rejection, and launches where the
-    verify pass is not captured whole.
-    """
+    """A draft for every sequence in all its passes; before it what any speculating step adds: sampling, launches."""
     drafter, model = speculation.drafter, case.model
     q_tokens = drafter.block_tokens if drafter.kind == "block" else 1
     drafting = Step(kv_tokens=step.kv_tokens, q_tokens=q_tokens, batch=step.batch)

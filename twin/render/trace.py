@@ -83,10 +83,7 @@ def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:
 
 
 class ServingTrace:
-    """Writes a trace of serving while it is simulated: give `steps` and `finished` to it as `on_steps` and `on_finish`.
-
-    Nothing is held back, so that memory does not grow. `close` completes the JSON and says what was left out.
-    """
+    """Writes a trace of serving as it is simulated, holding nothing back: `steps`, `finished`, at the end `close`."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

@@ -90,7 +90,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     output: Lengths
     rate_per_s: float | None = None
     arrivals: Arrivals = "poisson"
-    burstiness: float = 1.0  # shape of gamma distributed gaps, as in `vllm bench serve`: 1 is Poisson
+    burstiness: float = 1.0  # shape of gamma distributed gaps, as in `vllm bench serve`: 1 is Poisson, less burstier
     prefix_tokens: int = 0  # a start that all share beside `prompt`, as `vllm bench serve --random-prefix-len`
     seed: int = 0
 

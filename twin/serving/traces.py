@@ -111,10 +111,7 @@ _NOTHING_ASKED = Reading()
 def read_trace(
     path: Path, asked: Reading = _NOTHING_ASKED, *, understood: Callable[[Reading], object] = lambda _: None
 ) -> Iterator[Request]:
-    """The requests of a trace in its order. BadFile with file and line at the first thing that is wrong.
-
-    `asked` is what an option says of it; `understood` is told how it is read before the first request is given out.
-    """
+    """The requests of a trace in its order, BadFile at the first wrong line; `understood` is told how it is read."""
     lines, head = Lines(), b""
     try:
         with path.open("rb") as raw:
