@@ -86,8 +86,3 @@ class Case(Struct, frozen=True, kw_only=True):
         """Key of the attention backend's kernel; passes of several query tokens may have a backend of their own."""
         backend = self.verify_backend if query_tokens > 1 else self.backend
         return f"{operation}/{backend}/{self.rated_format}" if backend else self.kernel(operation)
-
-    @property
-    def linear_kernel(self) -> str:
-        """Key of the kernel of the weights' matrix products."""
-        return self.rules.kernel("linear", self.model.weights.format)

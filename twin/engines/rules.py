@@ -115,11 +115,6 @@ class EngineRules(Struct, frozen=True, kw_only=True):
         """Attention backends that run any format."""
         return {name for fmt in self.formats for name in self.backends_of(fmt)}
 
-    def decode_plan(self, fmt: str, backend: str) -> DecodePlan | None:
-        """Thread blocks of the decode kernel of an attention backend over a format; None where they are not known."""
-        plans = self.own_kernels.decode_plans
-        return plans.get(f"{backend}/{fmt}", plans.get(fmt))
-
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)

@@ -47,7 +47,8 @@ class Vram(CacheLayout):
     def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
         if attention.dequantises_history(case):
-            return (attention.dequantised_graph(case, chunk, device, times=times),)
+            ops = attention.dequantised_ops(case, chunk, device, first=1)
+            return (OpGraph(ops=(attention.append(case, chunk, device), *ops), times=times),)
         if not is_sparse(case.model, chunk.end):
             return (attention.dense_graph(case, chunk, device, times=times, link_bytes=0),)
         selection = attention.prefill_selection(case, chunk, device, first=0)

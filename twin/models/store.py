@@ -34,7 +34,8 @@ def load_model(name: str) -> ModelSpec:
     known = match(name, model_names())
     if known is not None:
         return _shipped(known)
-    if is_hub_name(name):
+    # owner/model, and no folder of that owner is here
+    if _HUB_NAME.fullmatch(name) and not name.endswith(".json") and not Path(name).parent.is_dir():
         near = suggestions(name.split("/")[1], model_names())
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise BadFile(f"{name}: no such file, and names on a hub are not looked up", hint=f"{meant}{_INSTEAD}")
@@ -44,11 +45,6 @@ def load_model(name: str) -> ModelSpec:
         with recognised(Path(name), MODEL, instead=_INSTEAD):
             return _parse(Path(name))
     raise UnknownName("model", name, model_names())
-
-
-def is_hub_name(name: str) -> bool:
-    """Whether it reads like `owner/model`, and no folder of that owner is here."""
-    return _HUB_NAME.fullmatch(name) is not None and not name.endswith(".json") and not Path(name).parent.is_dir()
 
 
 @cache

@@ -29,7 +29,8 @@ def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, .
     attention = case.model.attention
     q_rows = step.q_tokens * attention.group
     kernel = case.attention_kernel("attend_decode", step.q_tokens)
-    plan = case.rules.decode_plan(case.fmt.name, kernel.split("/")[1])
+    plans, backend, fmt = case.rules.own_kernels.decode_plans, kernel.split("/")[1], case.fmt.name
+    plan = plans.get(f"{backend}/{fmt}", plans.get(fmt))
     dequantised, split_kv = 1, None
     if plan is not None:
         dequantised, thread_block = plan.thread_blocks_of(q_rows)
@@ -288,8 +289,3 @@ def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> 
     )
     moved = combined_bytes(case, chunk) * chunk.batch / attends
     return dequantise, attend, Op("combine", device, calls=attends, vram_bytes=moved, after=(first + 1,))
-
-
-def dequantised_graph(case: Case, chunk: Step, device: int, *, times: int) -> OpGraph:
-    """The chunk's K and V appended, then attended to with everything before them."""
-    return OpGraph(ops=(append(case, chunk, device), *dequantised_ops(case, chunk, device, first=1)), times=times)

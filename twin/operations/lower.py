@@ -167,7 +167,7 @@ def _linear(
     return Op(
         part,
         device,
-        kernel=case.linear_kernel,
+        kernel=case.rules.kernel("linear", case.model.weights.format),
         vram_bytes=read_bytes,
         flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.compute_dtype,

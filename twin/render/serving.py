@@ -71,13 +71,15 @@ def _no_cache(service: Service) -> list[str]:
 
 def serving_text(result: ServingResult, *, throughput_90: tuple[float, float] = (0.0, 0.0)) -> str:
     """Headline numbers, with the 90 % interval of output tokens a second, and who was running when."""
+    low, high = (_figures(end) for end in throughput_90)
+    output, within = f"{_figures(result.output_tokens_per_s)} tok/s out", f" ({low} to {high})" if low != high else ""
     again = f", {result.recomputed_tokens:,} tokens computed again"
     share = result.pool_peak_blocks / result.pool_blocks if result.pool_blocks else 0.0
     lines = [
         f"{result.completed:,} request{plural(result.completed)} in {format_seconds(result.total_s)}: "
         f"{result.prompt_tokens:,} prompt tokens, {result.output_tokens:,} output tokens",
         "",
-        row("throughput", _throughput(result, *throughput_90)),
+        row("throughput", f"{output}{within}, {_figures(result.requests_per_s)} req/s"),
         row("first token", _spread(result.ttft_s)),
         row("between", _spread(result.itl_s)),
         row("per token", _spread(result.tpot_s)),
@@ -91,11 +93,6 @@ def serving_text(result: ServingResult, *, throughput_90: tuple[float, float] = 
         cached = result.cached_tokens / result.prompt_tokens
         lines.append(row("prefix cache", f"{result.cached_tokens:,} prompt tokens skipped ({100 * cached:.0f} %)"))
     return "\n".join([*lines, *_rejected_rows(result), *_chart(result)]) + "\n"
-
-
-def _throughput(result: ServingResult, low: float, high: float) -> str:
-    within = f" ({_figures(low)} to {_figures(high)})" if _figures(low) != _figures(high) else ""
-    return f"{_figures(result.output_tokens_per_s)} tok/s out{within}, {_figures(result.requests_per_s)} req/s"
 
 
 def _rejected_rows(result: ServingResult) -> list[str]:

@@ -17,18 +17,7 @@ from math import inf
 from typing import Any
 
 from twin.errors import BadValue
-from twin.serving.blocks import (
-    MISS,
-    NEVER,
-    NOT_DECODING,
-    NOT_RUNNING,
-    BlockPool,
-    Growth,
-    Hit,
-    Ledger,
-    Live,
-    Prefixes,
-)
+from twin.serving.blocks import MISS, NEVER, NOT_DECODING, NOT_RUNNING, BlockPool, Growth, Hit, Ledger, Live, Prefixes
 from twin.serving.metrics import Rejection, ServingResult
 from twin.serving.requests import MAX_ARRIVAL_S, Limits, Request
 
