@@ -113,14 +113,9 @@ def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: 
         return None
     if rules.block_pool is None:
         raise Impossible(f"speculation is modelled for vllm only, not for {rules.name}")
-    return speculation_of(
-        model,
-        question.speculation,
-        accepted=question.accepted,
-        task=question.task,
-        kv_dtype=fmt.name,
-        ctx_tokens=question.ctx_tokens,
-    )
+    text, accepted, task = question.speculation, question.accepted, question.task
+    ctx_tokens = question.ctx_tokens
+    return speculation_of(model, text, accepted=accepted, task=task, kv_dtype=fmt.name, ctx_tokens=ctx_tokens)
 
 
 def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) -> None:

@@ -26,17 +26,8 @@ DEFAULT_REQUESTS = 1000
 DEFAULT_PROMPT_TOKENS = 512
 DEFAULT_OUTPUT_TOKENS = 256
 
-_OF_WORKLOADS = (
-    "requests",
-    "rate",
-    "prompt",
-    "output_length",
-    "lengths",
-    "cv",
-    "arrivals",
-    "burstiness",
-    "prefix_tokens",
-)
+_SHAPE = ("prompt", "output_length", "lengths", "cv", "prefix_tokens")
+_OF_WORKLOADS = ("requests", "rate", "arrivals", "burstiness", *_SHAPE)
 _OF_TRACES = ("time_unit", "hash_tokens")
 
 

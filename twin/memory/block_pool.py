@@ -320,14 +320,11 @@ def _specs(case: Case) -> list[CacheSpec]:
         state = model.recurrent.state_elements * case.state_element_bytes
         specs.append(CacheSpec(kind="recurrent", layers=model.recurrent_layers, state_bytes=state + tail))
     if drafter and drafter.window:
-        window = CacheSpec(
-            kind="sliding",
-            layers=drafter.layers,
-            token_bytes=draft_token_bytes(case, drafter),
-            window=drafter.window,
-            kernel_block=kernel_block,
+        layers, window, token_bytes = drafter.layers, drafter.window, draft_token_bytes(case, drafter)
+        sliding = CacheSpec(
+            kind="sliding", layers=layers, token_bytes=token_bytes, window=window, kernel_block=kernel_block
         )
-        specs.append(window)
+        specs.append(sliding)
     return specs
 
 

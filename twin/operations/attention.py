@@ -134,16 +134,11 @@ def _scoring(case: Case, device: int, *, part: str, operation: str, blocks: int,
 
 def _selection(case: Case, scoring: Op, *, score_bytes: float, first: int) -> tuple[Op, Op]:
     """Scoring after op `first` - 1, and the top-k of its scores."""
-    select = Op(
-        "select",
-        scoring.device,
-        kernel=case.index_kernel("select"),
-        calls=scoring.calls,
-        vram_bytes=score_bytes,
-        grain=scoring.grain,
-        after=(first,),
+    kernel, calls, grain = case.index_kernel("select"), scoring.calls, scoring.grain
+    return (
+        replace(scoring, after=(first - 1,) if first else ()),
+        Op("select", scoring.device, kernel=kernel, calls=calls, vram_bytes=score_bytes, grain=grain, after=(first,)),
     )
-    return replace(scoring, after=(first - 1,) if first else ()), select
 
 
 # Sparse prefill: every query token attends to its own selection, bucket by bucket where the history is staged

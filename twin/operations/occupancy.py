@@ -86,11 +86,8 @@ class SplitKV(Struct, frozen=True, kw_only=True, gc=False):
         )
         rounds = -(-self.pairs * splits // slots)
         longest = -(-self.tiles // (splits - self.other_splits))
-        return Occupancy(
-            splits=splits,
-            elements=float(rounds * slots * (longest + BEGUN_TILES) * self.tile_elements),
-            combined_bytes=2.0 * splits * self.partial_bytes,
-        )
+        elements = float(rounds * slots * (longest + BEGUN_TILES) * self.tile_elements)
+        return Occupancy(splits=splits, elements=elements, combined_bytes=2.0 * splits * self.partial_bytes)
 
 
 @lru_cache(maxsize=4096)

@@ -136,14 +136,8 @@ class Workload(Struct, frozen=True, kw_only=True):
         prefix_ids = ("shared",) if shared else ()
         arrival_s = 0.0
         for index in range(self.count):
-            yield Request(
-                id=index,
-                arrival_s=arrival_s,
-                prompt_tokens=shared + prompt(),
-                output_tokens=output(),
-                prefix_ids=prefix_ids,
-                prefix_tokens=shared,
-            )
+            tokens = {"prompt_tokens": shared + prompt(), "output_tokens": output(), "prefix_tokens": shared}
+            yield Request(id=index, arrival_s=arrival_s, prefix_ids=prefix_ids, **tokens)
             arrival_s += gap()
 
     def _stream(self, name: str) -> random.Random:
