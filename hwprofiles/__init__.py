@@ -9,15 +9,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HardwareProfile", "load_profile", "profile_names"]
 
-_HOMES = {
-    "HardwareProfile": "hwprofiles.profile",
-    "load_profile": "hwprofiles.store",
-    "profile_names": "hwprofiles.store",
-}
+_HOMES = {"HardwareProfile": "profile", "load_profile": "store", "profile_names": "store"}
 
 
 def __getattr__(name: str) -> Any:
     """What the door offers, loaded when it is asked for: a refusal needs the errors behind it and no schema."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"hwprofiles.{_HOMES[name]}"), name)

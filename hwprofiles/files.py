@@ -4,18 +4,15 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from hwprofiles.errors import BadFile
 
-MOST_BYTES = 8 * 2**20
-"""Some twenty times the largest that is shipped; a second's work for a parser."""
-
-LONGEST_WAIT_S = 5.0
-"""Until the next byte of a pipe."""
+MOST_BYTES = 8 * 2**20  # some twenty times the largest that is shipped; a second's work for a parser
+LONGEST_WAIT_S = 5.0  # until the next byte of a pipe
 
 Table = dict[str, Any]
 
@@ -25,40 +22,29 @@ def is_path(name: str) -> bool:
     return "/" in name or name.endswith(".json") or os.path.isfile(name)
 
 
-def extended(
-    raw: Any,
-    path: Path,
-    *,
-    kind: str,
-    names: Sequence[str],
-    shipped: Callable[[str], Any],
-    lay_over: Callable[[Table, Table], Table],
-) -> Any:
-    """`raw`, read from `path`, laid over the one that its key `extends` names, and that over its own parent.
+Shelf = tuple[str, list[str], Callable[[str], Any], Callable[[Table, Table], Table]]
+"""What of a kind is shipped: the kind's name, all names, how one is read, and how another is laid over it."""
 
-    `shipped` reads what is shipped under one of `names`. BadFile for another parent, or for parents that form a ring.
-    """
-    layers = []
-    above: list[str] = []
+
+def extended(raw: Any, path: Path, shelf: Shelf) -> Any:
+    """`raw` of `path` over what its key `extends` names, and so on; BadFile for what is not shipped, or a ring."""
+    kind, names, shipped, lay_over = shelf
+    layers: dict[str, Table] = {}  # by whom they extend
     while isinstance(raw, dict) and "extends" in raw:
         parent = raw["extends"]
         if parent not in names:
             raise BadFile(f"{path}: extends {parent!r}, which is not a shipped {kind}", hint=", ".join(names))
-        if parent in above:
+        if parent in layers:
             raise BadFile(f"{path}: extends {parent!r}, which extends itself", hint=", ".join(names))
-        layers.append({key: value for key, value in raw.items() if key != "extends"})
-        above.append(parent)
+        layers[parent] = {key: value for key, value in raw.items() if key != "extends"}
         raw = shipped(parent)
-    for layer in reversed(layers):
+    for layer in reversed(layers.values()):
         raw = lay_over(raw, layer)
     return raw
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`, read strictly: no NaN, no infinity, no half characters, no repeated key.
-
-    Raises BadFile in one line.
-    """
+    """The JSON value in `path`, read strictly; BadFile for NaN, infinity, half characters or a repeated key."""
     content = read_whole(path)
     try:
         value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)
@@ -102,10 +88,7 @@ def _check_text(text: str, where: str) -> None:
 
 
 def read_whole(path: Path) -> bytes:
-    """All bytes of a file or of a pipe that somebody writes; BadFile in one line.
-
-    A device has no end, a file that is too large is none of ours, and a pipe that nobody writes never says anything.
-    """
+    """All bytes of a file, or of a pipe that somebody writes; BadFile for devices, silence and what is too long."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block here
         try:

@@ -10,38 +10,21 @@ from hwprofiles.rates import Counts, Curve, Rate, Unit
 
 SCHEMA = "twin.hardware/1"
 FULL_LANES = 16
-CPU_CAPABILITY = "0.0"
-"""What the profile of a CPU has for a compute capability."""
+CPU_CAPABILITY = "0.0"  # what the profile of a CPU has for a compute capability
 
+_OVER_CTX = ("scan", "select", "score", "gather_vram", "gather_host", "gather_host_4k", "gather_rows_host")
 KERNEL_AXES = {
-    "linear": "tokens",
-    "recurrent": "tokens",
-    "scan": "ctx_tokens",
-    "select": "ctx_tokens",
-    "gather_vram": "ctx_tokens",
-    "gather_host": "ctx_tokens",
-    "gather_host_4k": "ctx_tokens",
-    "gather_rows_host": "ctx_tokens",
-    "score": "ctx_tokens",
-    "attend_dense": "rows",
+    **dict.fromkeys(("linear", "recurrent", "append", "dequantise", "sample", "elementwise"), "tokens"),
+    **dict.fromkeys(_OVER_CTX, "ctx_tokens"),
+    **dict.fromkeys(("attend_dense", "combine"), "rows"),
     "attend_decode": "query_tokens",
-    "append": "tokens",
-    "dequantise": "tokens",
-    "sample": "tokens",
-    "elementwise": "tokens",
     "attend_sparse": "region_tokens",
-    "combine": "rows",
 }
 """What a kernel's efficiency depends on: tokens of the pass or of context, rows, or tokens that one call may read."""
 
-RESIDENT_PROGRAMS = "resident_programs"
-"""Thread blocks that a multiprocessor holds at a time, in each wave of a call (wave quantisation)."""
-
-OTHER_AXES = {"attend_dense": (RESIDENT_PROGRAMS,)}
-"""What it may depend on instead."""
-
-Allowed = tuple[Unit, float, float]
-"""Unit, lowest, highest: wide enough for any machine, narrow enough to catch GB/s written as B/s."""
+RESIDENT_PROGRAMS = "resident_programs"  # thread blocks that a multiprocessor holds in each wave of a call
+OTHER_AXES = {"attend_dense": (RESIDENT_PROGRAMS,)}  # what it may depend on instead
+Allowed = tuple[Unit, float, float]  # unit, lowest, highest: wide for any machine, too narrow for GB/s written as B/s
 
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
@@ -92,17 +75,13 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     compute_capability: Annotated[str, Meta(pattern=r"\A\d+\.\d+\Z")]
     sm_count: Annotated[int, Meta(ge=1, le=2**20)]
-    vram: Rate
-    """Usable bytes."""
+    vram: Rate  # usable bytes
     vram_read: Roof
-    tensor: dict[str, Roof]
-    """FLOP/s of dense matrix products, by operand type."""
+    tensor: dict[str, Roof]  # FLOP/s of dense matrix products, by operand type
     h2d: Link
     d2h: Link
-    instructions: Roof | None = None
-    """Integer and logic operations a second over all lanes: what decoding a quantised cache is made of."""
-    unified_memory: bool = False
-    """Whether `vram` is the host's memory itself, not one beside it: an APU, a superchip, a CPU."""
+    instructions: Roof | None = None  # integer and logic operations a second, which dequantising is made of
+    unified_memory: bool = False  # whether `vram` is the host's memory itself: an APU, a superchip, a CPU
 
     @property
     def shares_memory(self) -> bool:
@@ -124,10 +103,8 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The memory and disk behind the links."""
 
-    memory: Rate
-    """Installed bytes."""
-    reserved: Rate
-    """Bytes that the operating system and the engine's process keep."""
+    memory: Rate  # installed bytes
+    reserved: Rate  # bytes that the operating system and the engine's process keep
     dram: Link
     disk: Link
 
@@ -142,15 +119,12 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one implementation makes of the roof above it: an efficiency curve, a latency per call, or both."""
 
-    efficiency: Curve | None = None
-    """Over the quantity that KERNEL_AXES names for the operation."""
+    efficiency: Curve | None = None  # over the quantity that KERNEL_AXES names for the operation
     latency: Rate | None = None
-    combine: Rate | None = None
-    """Share of the memory's rate at which splits' partial results are written and read again."""
+    combine: Rate | None = None  # share of the memory's rate at which splits' partial results are written and read
     operations: Counts | None = None
     """Operations, of `Gpu.instructions`, that each stored element costs a program, over the query rows it holds."""
-    machine: str = ""
-    """Where it was measured: filled when a profile is read, empty for a kernel that was just fitted."""
+    machine: str = ""  # where it was measured: filled when a profile is read, empty for a kernel that was just fitted
 
     def __post_init__(self) -> None:
         if self.efficiency is None and self.latency is None:
@@ -183,8 +157,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gpu_count: Annotated[int, Meta(ge=1, le=1024)]
     gpu: Gpu
     host: Host
-    kernels: dict[str, Kernel] = field(default_factory=dict)
-    """By `<operation>/<implementation>/<format>`."""
+    kernels: dict[str, Kernel] = field(default_factory=dict)  # by `<operation>/<implementation>/<format>`
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
@@ -199,25 +172,18 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if not self.gpu.unified_memory:
             return
         if self.gpu_count > 1:
-            raise ValueError(
-                f"$.gpu.unified_memory: {self.gpu_count} devices cannot each be the one memory of the host"
-            )
+            devices = f"{self.gpu_count} devices cannot each be the one memory of the host"
+            raise ValueError(f"$.gpu.unified_memory: {devices}")
         device, host = self.gpu.vram.value, self.host.memory.value
         if device != host:
-            raise ValueError(
-                f"$.gpu.vram: {device:.0f} B is not $.host.memory, {host:.0f} B: with unified_memory both are the same"
-            )
+            differ = f"$.gpu.vram: {device:.0f} B is not $.host.memory, {host:.0f} B"
+            raise ValueError(f"{differ}: with unified_memory both are the same")
 
     def with_lanes(self, lanes: int) -> "HardwareProfile":
-        """The same machine with `lanes` PCIe lanes a device in place of 16: what a riser or a chipset slot leaves.
-
-        The ranges of a profile catch units mixed up in a measured file. They are no bound on a what-if, so the copy is
-        not checked again.
-        """
-        share = lanes / FULL_LANES
-        narrow = copy(self)
-        gpu = replace(self.gpu, h2d=self.gpu.h2d.narrowed(share), d2h=self.gpu.d2h.narrowed(share))
-        force_setattr(narrow, "gpu", gpu)
+        """The same machine with `lanes` PCIe lanes a device: a what-if, so that no range is checked again."""
+        narrow, share = copy(self), lanes / FULL_LANES
+        links = {"h2d": self.gpu.h2d.narrowed(share), "d2h": self.gpu.d2h.narrowed(share)}
+        force_setattr(narrow, "gpu", replace(self.gpu, **links))
         return narrow
 
 

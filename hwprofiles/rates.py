@@ -10,14 +10,11 @@ from msgspec import Meta, Struct
 
 Source = Literal["measured", "published", "datasheet", "fitted"]
 Unit = Literal["B/s", "FLOP/s", "op/s", "s", "B", "1"]
-Positive = Annotated[float, Meta(gt=0, le=1e18)]
-"""Each use has a narrower range of its own."""
+Positive = Annotated[float, Meta(gt=0, le=1e18)]  # each use has a narrower range of its own
 Efficiency = Annotated[float, Meta(ge=1e-6, le=1)]
 """The least that is shipped is 0.0017: what is below a thousandth of that is a slip, and seconds would lose meaning."""
-Place = Annotated[float, Meta(ge=1e-3, le=2.0**50)]
-"""Tokens, rows, bytes or programs that a curve goes over."""
-CLOSEST = 1e-9
-"""Two places of a curve are further apart than that, relative: a slope between closer ones is rounding."""
+Place = Annotated[float, Meta(ge=1e-3, le=2.0**50)]  # tokens, rows, bytes or programs that a curve goes over
+CLOSEST = 1e-9  # two places of a curve are further apart than that, relative: a slope between closer ones is rounding
 Spread = Annotated[float, Meta(ge=0, le=1)]
 IsoDate = Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
 
@@ -25,15 +22,12 @@ IsoDate = Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
 class Provenance(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a number comes from: carried into every prediction that uses it."""
 
-    spread: Spread
-    """Relative standard deviation, as a share of the value."""
-    n: Annotated[int, Meta(ge=1, le=10**12)]
-    """Samples behind the value."""
+    spread: Spread  # relative standard deviation, as a share of the value
+    n: Annotated[int, Meta(ge=1, le=10**12)]  # samples behind the value
     source: Source
     date: IsoDate
     note: str = ""
-    fitted_on: tuple[str, ...] = ()
-    """Ids of the recorded measurements that set the value; such a row is never evidence for it."""
+    fitted_on: tuple[str, ...] = ()  # ids of the recorded measurements that set the value: never evidence for it
 
     def __post_init__(self) -> None:
         if (self.source == "fitted") != bool(self.fitted_on):
@@ -46,6 +40,11 @@ class Rate(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     value: Positive
     unit: Unit
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation, in the rate's unit."""
+        return self.value * self.spread
 
 
 class Line(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,10 +62,7 @@ class Line(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Curve(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Efficiency (share of the roof, at most 1) over one quantity; linear in the logarithm of that quantity.
-
-    Outside the outermost points the nearest value holds: see `covers`.
-    """
+    """Share of a roof over one quantity, linear in its logarithm; outside the outermost points they hold."""
 
     efficiency: tuple[Efficiency, ...]
 

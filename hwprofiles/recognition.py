@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hwprofiles.errors import BadFile
 
-HEAD_BYTES = 4096
-"""Bytes that are looked at."""
+HEAD_BYTES = 4096  # bytes that are looked at
 
 PROFILE, MODEL, TRACE = "a twin machine profile", "a twin model file", "a trace of JSON lines"
 
@@ -53,8 +52,7 @@ _COLUMNS = (
 )
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"twin\.([a-z]+)/')
 _KEY = re.compile(r'"([^"\\]{1,40})"\s*:')
-_MOST_SAFETENSORS_HEADER = 10**8
-"""Bytes: the limit of the format."""
+_MOST_SAFETENSORS_HEADER = 10**8  # bytes: the limit of the format
 
 
 @contextmanager

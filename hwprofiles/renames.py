@@ -2,11 +2,8 @@
 
 from typing import Any
 
-OPERATIONS = {"expand": "dequantise", "merge": "combine"}
-"""What a kernel's name begins with."""
-
-KERNEL_KEYS = {"merging": "combine"}
-"""Keys of a kernel's entry."""
+OPERATIONS = {"expand": "dequantise", "merge": "combine"}  # what a kernel's name begins with
+KERNEL_KEYS = {"merging": "combine"}  # keys of a kernel's entry
 
 
 def in_todays_words(raw: Any) -> Any:

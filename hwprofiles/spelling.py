@@ -7,11 +7,8 @@ digits are as written, or where the name is a known one cut short.
 import re
 from collections.abc import Iterable
 
-MOST_SUGGESTED = 6
-"""Names that a short one may stand for; where there are more, the list of all says as much."""
-
-MISSPELT = 0.7
-"""Share of letters in common, in order, from which on a name passes for a misspelt one."""
+MOST_SUGGESTED = 6  # names that a short one may stand for; where there are more, the list of all says as much
+MISSPELT = 0.7  # share of letters in common, in order, from which on a name passes for a misspelt one
 
 _SEPARATORS = re.compile(r"[\s_.-]+")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)[\s_.-]+(?=\d)")

@@ -28,10 +28,7 @@ _INSTEAD = (
 
 
 class EngineKernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file of `kernels/`: entries of `HardwareProfile.kernels`, by the machine that they were measured on.
-
-    Of whoever wrote or published the kernels; machines that nobody asks for are not taken apart.
-    """
+    """A file of `kernels/`: kernels of one engine by the machine they were measured on, raw until asked for."""
 
     schema: str
     engine: str
@@ -44,10 +41,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> HardwareProfile:
-    """The machine called `name` (case and separators aside), or read from the file `name` if it looks like a path.
-
-    Raises UnknownName for a name that is not shipped, BadFile for a file that is not a profile.
-    """
+    """The machine called `name` (case and separators aside) or read from a file. Raises UnknownName or BadFile."""
     names = profile_names()
     known = match(name, names)
     if known is not None:
@@ -57,7 +51,12 @@ def load_profile(name: str) -> HardwareProfile:
 
         path = Path(name)
         with recognised(path, PROFILE, instead=_INSTEAD):
-            return _profile(_of_ones_own(path), path)
+            raw = read_json(path)
+            try:
+                raw = in_todays_words(raw)
+            except ValueError as wrong:
+                raise BadFile(f"{path}: {wrong}") from None
+            return _profile(raw, path)
     if is_accelerator(name) and not suggestions(name, names):
         near = nearest(name, names)
         other = f"; the nearest, {near}, is another machine" if near else ""
@@ -82,24 +81,10 @@ def _shipped(name: str) -> HardwareProfile:
     return _profile(shipped_document(name), MACHINES / f"{name}.json")
 
 
-def _of_ones_own(path: Path) -> Any:
-    raw = read_json(path)
-    try:
-        return in_todays_words(raw)
-    except ValueError as wrong:
-        raise BadFile(f"{path}: {wrong}") from None
-
-
 def _profile(raw: Any, path: Path) -> HardwareProfile:
     """`raw`, read from `path`, with what it extends. Raises BadFile."""
-    raw = extended(
-        raw,
-        path,
-        kind="machine",
-        names=profile_names(),
-        shipped=lambda name: _measured_on(name, shipped_document(name)),
-        lay_over=_lay_over,
-    )
+    shelf = "machine", profile_names(), lambda name: _measured_on(name, shipped_document(name)), _lay_over
+    raw = extended(raw, path, shelf)
     if isinstance(raw, dict):
         raw = _measured_on(raw.get("name"), raw)
     try:
@@ -120,8 +105,8 @@ def _measured_on(machine: Any, document: Table) -> Table:
 def _named(raw: Any, wrong: Exception) -> str:
     """The message with the name of the kernel or tensor type that it is about, which the path leaves out as [...]."""
     message = str(wrong)
-    for holder, kind in ((raw, Kernel), (raw.get("gpu") if isinstance(raw, dict) else None, Roof)):
-        key = "kernels" if kind is Kernel else "tensor"
+    gpu = raw.get("gpu") if isinstance(raw, dict) else None
+    for holder, key, kind in ((raw, "kernels", Kernel), (gpu, "tensor", Roof)):
         entries = holder.get(key) if isinstance(holder, dict) else None
         if f"{key}[...]" not in message or not isinstance(entries, dict):
             continue
@@ -134,10 +119,7 @@ def _named(raw: Any, wrong: Exception) -> str:
 
 
 def _lay_over(parent: Table, own: Table) -> Table:
-    """`own` laid over `parent`, key by key at every level, down to a rate, a curve, counts or a kernel.
-
-    These are replaced whole: half a rate with another's source and date would be a lie.
-    """
+    """`own` over `parent`, key by key at every level; what has a source of its own is replaced whole."""
     laid = {**parent, **own}
     for key, there in parent.items():
         mine = own.get(key)

@@ -15,24 +15,7 @@ That a cache does not fit is an answer, not an error: the prediction says so and
 
 from hwprofiles.errors import EXIT_BAD_INPUT, BadFile, NotShipped, TwinError, UnknownName, find
 
-__all__ = [
-    "EXIT_BAD_INPUT",
-    "EXIT_CANNOT_WRITE",
-    "EXIT_CLOSED_PIPE",
-    "EXIT_DOES_NOT_FIT",
-    "EXIT_INTERRUPTED",
-    "EXIT_OUTSIDE_TOLERANCE",
-    "EXIT_TERMINATED",
-    "BadFile",
-    "BadValue",
-    "CannotWrite",
-    "Impossible",
-    "MissingRate",
-    "NotShipped",
-    "TwinError",
-    "UnknownName",
-    "find",
-]
+__all__ = ["EXIT_BAD_INPUT", "BadFile", "NotShipped", "TwinError", "UnknownName", "find"]  # what is passed on
 
 EXIT_DOES_NOT_FIT = 3
 EXIT_OUTSIDE_TOLERANCE = 4

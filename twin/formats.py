@@ -13,24 +13,18 @@ from msgspec import Struct
 
 from twin.errors import find
 
-EXL3_BITS = range(2, 9)
-"""Bits that exllamav3's cache takes for K and for V."""
-
-Kind = Literal["plain", "scaled", "rotated"]
-"""How values are coded: as they are, by a scale, or rotated and then by a scale."""
+EXL3_BITS = range(2, 9)  # bits that exllamav3's cache takes for K and for V
+Kind = Literal["plain", "scaled", "rotated"]  # how values are coded: as they are, by a scale, or rotated and by a scale
 
 
 class Plane(Struct, frozen=True, kw_only=True):
     """Stored bytes of K or of V. Scales and zero points are counted where they are kept."""
 
     bits: int
-    head_bytes: int = 0
-    """Per token and head: a scale, a norm, a zero point."""
-    group_elements: int = 0
-    """Elements that share a group's scale; 0 where there are no groups."""
+    head_bytes: int = 0  # per token and head: a scale, a norm, a zero point
+    group_elements: int = 0  # elements that share a group's scale; 0 where there are no groups
     group_bytes: int = 0
-    channel_bytes: int = 0
-    """Per channel of a tile of `tile_tokens` tokens."""
+    channel_bytes: int = 0  # per channel of a tile of `tile_tokens` tokens
     tile_tokens: int = 1
 
     def tile_bytes(self, head_dim: int) -> int:
@@ -49,12 +43,9 @@ class KVFormat(Struct, frozen=True, kw_only=True):
     key: Plane
     value: Plane
     kind: Kind
-    slot_alignment: int = 1
-    """Bytes of one token and head are rounded up to a multiple of this."""
-    min_capability: str = ""
-    """Least compute capability that its published kernels start on; empty: any."""
-    sidecar_bytes: int = 0
-    """Bytes an element of tokens that wait, unquantised, for their tile to fill (K and V each); 0: none wait."""
+    slot_alignment: int = 1  # bytes of one token and head are rounded up to a multiple of this
+    min_capability: str = ""  # least compute capability that its published kernels start on; empty: any
+    sidecar_bytes: int = 0  # bytes an element of tokens that wait unquantised for their tile to fill; 0: none wait
 
     @property
     def tile_tokens(self) -> int:
@@ -89,14 +80,19 @@ class KVFormat(Struct, frozen=True, kw_only=True):
         return ""
 
 
-def _plain(name: str, bits: int, summary: str, *, kind: Kind = "plain") -> KVFormat:
-    return KVFormat(name=name, summary=summary, key=Plane(bits=bits), value=Plane(bits=bits), kind=kind)
-
-
-def _per_token_head(name: str, bits: int, summary: str, *, kind: Kind = "scaled", needs: str = "") -> KVFormat:
-    """One fp32 scale per token and head for K and for V, inline (int4 hides its zero point in the scale's low bits)."""
-    plane = Plane(bits=bits, head_bytes=4)
+def _alike(name: str, plane: Plane, summary: str, *, kind: Kind = "scaled", needs: str = "") -> KVFormat:
+    """K and V in planes of one kind."""
     return KVFormat(name=name, summary=summary, key=plane, value=plane, kind=kind, min_capability=needs)
+
+
+def _per_token_head(bits: int) -> Plane:
+    """One fp32 scale per token and head, inline (int4 hides its zero point in the scale's low bits)."""
+    return Plane(bits=bits, head_bytes=4)
+
+
+def _grouped(bits: int, *, group_bytes: int = 2) -> Plane:
+    """Groups of 32 elements along the heads, each with an fp16 scale and what else `group_bytes` counts."""
+    return Plane(bits=bits, group_elements=32, group_bytes=group_bytes)
 
 
 def _kvarn(key_bits: int, value_bits: int, tile: int) -> KVFormat:
@@ -124,31 +120,24 @@ def _turboquant(name: str, key_bits: int, value_bits: int) -> KVFormat:
     )
 
 
-def _grouped(name: str, key_bits: int, value_bits: int, summary: str, *, kind: Kind, group_bytes: int = 2) -> KVFormat:
-    """Groups of 32 elements along the heads, each with an fp16 scale and what else `group_bytes` counts."""
-    key, value = (Plane(bits=bits, group_elements=32, group_bytes=group_bytes) for bits in (key_bits, value_bits))
-    return KVFormat(name=name, summary=summary, key=key, value=value, kind=kind)
-
-
 def _exl3(key_bits: int, value_bits: int) -> KVFormat:
     summary = f"exllamav3's quantised cache: groups of 32 rotated by H32, K {key_bits} bits, V {value_bits} bits"
-    return _grouped(f"exl3_k{key_bits}v{value_bits}", key_bits, value_bits, summary, kind="rotated")
+    name, key, value = f"exl3_k{key_bits}v{value_bits}", _grouped(key_bits), _grouped(value_bits)
+    return KVFormat(name=name, summary=summary, key=key, value=value, kind="rotated")
 
 
+_FP8 = "e4m3 with an fp32 scale per token and head"
+_INT4 = "int4 after a randomised Hadamard, fp32 scale per token and head"
 _FORMATS = {
     row.name: row
     for row in (
-        _plain("fp16", 16, "IEEE half, as exllamav3 keeps its cache by default"),
-        _plain("bf16", 16, "bfloat16, as vLLM keeps its cache by default"),
-        _plain("fp32", 32, "float32, where a processor has no fast half precision"),
-        _plain("fp8", 8, "e4m3 with one scale a layer", kind="scaled"),
-        _per_token_head("int8_per_token_head", 8, "int8 with an fp32 scale per token and head"),
-        _per_token_head(
-            "fp8_per_token_head", 8, "e4m3 with an fp32 scale per token and head; not below SM 8.9", needs="8.9"
-        ),
-        _per_token_head(
-            "int4_per_token_head", 4, "int4 after a randomised Hadamard, fp32 scale per token and head", kind="rotated"
-        ),
+        _alike("fp16", Plane(bits=16), "IEEE half, as exllamav3 keeps its cache by default", kind="plain"),
+        _alike("bf16", Plane(bits=16), "bfloat16, as vLLM keeps its cache by default", kind="plain"),
+        _alike("fp32", Plane(bits=32), "float32, where a processor has no fast half precision", kind="plain"),
+        _alike("fp8", Plane(bits=8), "e4m3 with one scale a layer"),
+        _alike("int8_per_token_head", _per_token_head(8), "int8 with an fp32 scale per token and head"),
+        _alike("fp8_per_token_head", _per_token_head(8), f"{_FP8}; not below SM 8.9", needs="8.9"),
+        _alike("int4_per_token_head", _per_token_head(4), _INT4, kind="rotated"),
         _kvarn(4, 2, 128),
         _kvarn(4, 4, 128),
         _kvarn(4, 2, 64),
@@ -156,19 +145,10 @@ _FORMATS = {
         _turboquant("4bit_nc", 4, 4),
         _turboquant("k3v4_nc", 3, 4),
         _turboquant("3bit_nc", 3, 3),
-        _grouped("q8_0", 8, 8, "llama.cpp: int8 in groups of 32 with an fp16 scale", kind="scaled"),
-        _grouped("q4_0", 4, 4, "llama.cpp: int4 in groups of 32 with an fp16 scale", kind="scaled"),
-        _grouped(
-            "q5_1",
-            5,
-            5,
-            "llama.cpp: 5 bits in groups of 32 with an fp16 scale and minimum",
-            kind="scaled",
-            group_bytes=4,
-        ),
-        _grouped(
-            "iq4_nl", 4, 4, "llama.cpp: 4 bits of an uneven table in groups of 32 with an fp16 scale", kind="scaled"
-        ),
+        _alike("q8_0", _grouped(8), "llama.cpp: int8 in groups of 32 with an fp16 scale"),
+        _alike("q4_0", _grouped(4), "llama.cpp: int4 in groups of 32 with an fp16 scale"),
+        _alike("q5_1", _grouped(5, group_bytes=4), "llama.cpp: 5 bits in groups of 32 with an fp16 scale and minimum"),
+        _alike("iq4_nl", _grouped(4), "llama.cpp: 4 bits of an uneven table in groups of 32 with an fp16 scale"),
         *(_exl3(key_bits, value_bits) for key_bits in EXL3_BITS for value_bits in EXL3_BITS),
     )
 }

@@ -17,18 +17,10 @@ from twin.cost.prefill import Weights, chunk_at, sample
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.operations.lower import (
-    decode_program,
-    draft_prefill_program,
-    draft_program,
-    head_program,
-    prefetch_program,
-    prefill_program,
-)
+from twin.operations import lower
 from twin.operations.ops import Step
 
-Z90 = 1.6449
-"""Standard deviations to either side that hold 90 % of a normal distribution."""
+Z90 = 1.6449  # standard deviations to either side that hold 90 % of a normal distribution
 
 
 DECODE_READS = ("attend_decode/", "gather_vram/", "gather_host/", "gather_host_4k/")
@@ -43,25 +35,21 @@ class Quantity(NamedTuple):
     high: float
 
 
+NOTHING = Quantity(0.0, 0.0, 0.0)
+
+
 class Phase(Struct, frozen=True, kw_only=True):
     """A decode step or a whole prefill."""
 
     seconds: Quantity
     tokens_per_s: Quantity
-    floor_s: float
-    """No machine of this kind can be faster: bytes and operations at datasheet peaks, everything overlapped."""
-    naive_s: float
-    """The usual estimate: the same bytes and operations over datasheet rates, one after the other, nothing else."""
-    bound: str
-    """The wall with the largest share of the time."""
-    parts: tuple[Part, ...]
-    """Longest first; their seconds add up to the phase."""
-    link_bytes: int
-    """Cache bytes from host to device, over all links."""
-    link_write_bytes: int
-    """Cache bytes from device to host, over all links."""
-    busy_s: dict[str, float]
-    """Busy seconds of each kind of engine, over all devices."""
+    floor_s: float  # no such machine can be faster: bytes and operations at datasheet peaks, overlapped
+    naive_s: float  # the usual estimate: the same over datasheet rates, one after the other, nothing else
+    bound: str  # the wall with the largest share of the time
+    parts: tuple[Part, ...]  # longest first; their seconds add up to the phase
+    link_bytes: int  # cache bytes from host to device, over all links
+    link_write_bytes: int  # cache bytes from device to host, over all links
+    busy_s: dict[str, float]  # busy seconds of each kind of engine, over all devices
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -70,19 +58,13 @@ class Prediction(Struct, frozen=True, kw_only=True):
     case: Case
     machine: HardwareProfile
     memory: MemoryPlan
-    decode: Phase | None
-    """None where the question does not fit, or a rate is missing."""
+    decode: Phase | None  # None where the question does not fit, or a rate is missing
     prefill: Phase | None
-    ttft_s: Quantity | None
-    """Prefill and the first decode step."""
-    break_even: float | None
-    """Tokens that a verify step must yield to be as fast as steps without drafts; None where nothing is drafted."""
-    missing: tuple[str, ...]
-    """Rates that the machine's profile lacks, so that a phase is not predicted."""
-    assumptions: tuple[str, ...]
-    """Keys in twin.assumptions, and what was extrapolated."""
-    sources: dict[str, Provenance]
-    """The rates used, by name."""
+    ttft_s: Quantity | None  # prefill and the first decode step
+    break_even: float | None  # tokens from which on a verify step pays; None where nothing is drafted
+    missing: tuple[str, ...]  # rates that the machine's profile lacks, so that a phase is not predicted
+    assumptions: tuple[str, ...]  # keys in twin.assumptions, and what was extrapolated
+    sources: dict[str, Provenance]  # the rates used, by name
 
     @property
     def fits(self) -> bool:
@@ -122,16 +104,18 @@ def predict(question: Question, profile: HardwareProfile | None = None, *, parti
         raise missing[0]
     ttft = _first_token(case, roofs, decode, prefill) if prefill else None
     used = sorted({rate for breakdown in (decode, prefill) if breakdown for rate in breakdown.sensitivity()})
+    break_even = None
+    if decode and case.speculation is not None:
+        break_even = decode.seconds / decode_breakdown(replace(case, speculation=None), roofs).seconds
+    prompt = question.batch * (question.ctx_tokens - case.cached_tokens)
     return Prediction(
         case=case,
         machine=machine,
         memory=plan,
         decode=_phase(decode, roofs, tokens=tokens_per_step(case)) if decode else None,
-        prefill=_phase(prefill, roofs, tokens=question.batch * (question.ctx_tokens - case.cached_tokens))
-        if prefill
-        else None,
+        prefill=_phase(prefill, roofs, tokens=prompt) if prefill else None,
         ttft_s=_seconds(ttft, roofs) if ttft else None,
-        break_even=_break_even(case, roofs, decode) if decode else None,
+        break_even=break_even,
         missing=tuple(wrong.message for wrong in missing),
         assumptions=assumptions_of(case, machine, extrapolated=tuple(sorted(roofs.extrapolated))),
         sources={name: roofs.rates[name] for name in used},
@@ -151,13 +135,6 @@ def _breakdowns(case: Case, roofs: Roofs) -> tuple[Breakdown | None, Breakdown |
     return found[0], found[1], tuple(missing)
 
 
-def _break_even(case: Case, roofs: Roofs, decode: Breakdown) -> float | None:
-    """Seconds of a step with drafts over those of one without."""
-    if case.speculation is None:
-        return None
-    return decode.seconds / decode_breakdown(replace(case, speculation=None), roofs).seconds
-
-
 def decode_breakdown(case: Case, roofs: Roofs) -> Breakdown:
     """One decode step after `ctx_tokens` cached tokens; under speculation a draft and a verify step, on average."""
     return decode_breakdown_of(case, roofs, case.question.ctx_tokens, case.question.batch)
@@ -168,11 +145,11 @@ def decode_breakdown_of(case: Case, roofs: Roofs, kv_tokens: int, batch: int) ->
     speculation, devices = case.speculation, roofs.profile.gpu_count
     step = Step(kv_tokens=kv_tokens, q_tokens=1, batch=batch)
     if speculation is None:
-        return Breakdown().run(decode_program(case, step, devices), roofs)
-    whole = Breakdown().run(draft_program(case, speculation, step, devices - 1), roofs)
+        return Breakdown().run(lower.decode_program(case, step, devices), roofs)
+    whole = Breakdown().run(lower.draft_program(case, speculation, step, devices - 1), roofs)
     for kind in speculation.steps:
         verify = replace(step, q_tokens=kind.query_tokens)
-        whole.add(Breakdown().run(decode_program(case, verify, devices), roofs), times=kind.share)
+        whole.add(Breakdown().run(lower.decode_program(case, verify, devices), roofs), times=kind.share)
     return whole
 
 
@@ -184,7 +161,7 @@ def tokens_per_step(case: Case) -> float:
 def _first_token(case: Case, roofs: Roofs, decode: Breakdown | None, prefill: Breakdown) -> Breakdown | None:
     """A prefill and the first decode step, or the last token's logits where prefill covers the whole prompt."""
     if not case.rules.unprefilled_tokens:
-        decode = Breakdown().run(head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
+        decode = Breakdown().run(lower.head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
     return Breakdown().add(decode).add(prefill) if decode is not None else None
 
 
@@ -198,7 +175,7 @@ def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
         if index not in chunks:
             chunk = chunk_at(case, prompt, index)
             if chunk.q_tokens not in fetches:
-                fetches[chunk.q_tokens] = Breakdown().run(prefetch_program(case, chunk), roofs)
+                fetches[chunk.q_tokens] = Breakdown().run(lower.prefetch_program(case, chunk), roofs)
             chunks[index] = chunk_breakdown(case, chunk, roofs, fetch=fetches[chunk.q_tokens])
         return chunks[index].seconds
 
@@ -213,21 +190,23 @@ def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
 def chunk_breakdown(case: Case, chunk: Step, roofs: Roofs, *, fetch: Breakdown | None = None) -> Breakdown:
     """One prefill chunk; of what is `fetch`ed beside it (n-gram rows unless given), only what sticks out is added."""
     if fetch is None:
-        fetch = Breakdown().run(prefetch_program(case, chunk), roofs)
+        fetch = Breakdown().run(lower.prefetch_program(case, chunk), roofs)
     devices = roofs.profile.gpu_count
-    work = Breakdown().run(prefill_program(case, chunk, devices), roofs)
+    work = Breakdown().run(lower.prefill_program(case, chunk, devices), roofs)
     if case.speculation is not None:
-        work.run(draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)
+        work.run(lower.draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)
     if fetch.seconds <= work.seconds:
         return work
     return work.add(fetch, times=1 - work.seconds / fetch.seconds)
 
 
 def _phase(breakdown: Breakdown, roofs: Roofs, *, tokens: float) -> Phase:
-    seconds = _seconds(breakdown, roofs)
+    seconds, tokens_per_s = _seconds(breakdown, roofs), NOTHING
+    if seconds.value:
+        tokens_per_s = Quantity(tokens / seconds.value, tokens / seconds.high, tokens / seconds.low)
     return Phase(
         seconds=seconds,
-        tokens_per_s=_rate(tokens, seconds),
+        tokens_per_s=tokens_per_s,
         floor_s=breakdown.floor_s(),
         naive_s=breakdown.naive_s(),
         bound=breakdown.bound(),
@@ -242,12 +221,6 @@ def _seconds(breakdown: Breakdown, roofs: Roofs) -> Quantity:
     """Log-normal interval from the spread of every rate, never below the physical floor."""
     value = breakdown.seconds
     if value == 0:
-        return Quantity(0.0, 0.0, 0.0)
+        return NOTHING
     factor = math.exp(Z90 * breakdown.spread_s(roofs) / value)
     return Quantity(value, max(value / factor, min(breakdown.floor_s(), value)), value * factor)
-
-
-def _rate(tokens: float, seconds: Quantity) -> Quantity:
-    if seconds.value == 0:
-        return Quantity(0.0, 0.0, 0.0)
-    return Quantity(tokens / seconds.value, tokens / seconds.high, tokens / seconds.low)

@@ -24,18 +24,15 @@ _TIMES = (
 )
 """From how many seconds on a time is written in which unit, and with which figures."""
 
-MAX_TOKENS = 2**31 - 1
-"""Longest context that a question may name: page tables and token indices of today's engines are 32-bit."""
+MAX_TOKENS = 2**31 - 1  # longest context of a question: page tables and indices of today's engines are 32-bit
 
 _TOKEN_SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
 _BYTE_SUFFIXES = {
     "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12,
 }  # fmt: skip
-LEAST_BARE_BYTES = MIB
-"""A whole number from here on is bytes without saying so, as engines print them; below, a unit was forgotten."""
+LEAST_BARE_BYTES = MIB  # from here on a whole number is bytes, as engines print them; below, a unit was forgotten
 MAX_BYTES = 2**50
-LONGEST_NUMBER = 100
-"""Characters of a number that is read at all."""
+LONGEST_NUMBER = 100  # characters of a number that is read at all
 SHOWN_CHARACTERS = 40
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)"  # 1048576, 1_048_576 or 1,048,576
 _NUMBER = re.compile(rf"([+-]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:e[+-]?\d{{1,3}})?)\s*([a-z]*)", re.IGNORECASE)
@@ -62,10 +59,8 @@ def parse_bytes(text: str) -> int:
     number, suffix = _split(text, "size")
     bare = not suffix and number >= LEAST_BARE_BYTES and number == int(number)
     if suffix not in _BYTE_SUFFIXES and not bare:
-        raise BadValue(
-            f"{_shown(text)} is not a size with a unit",
-            hint=f"write 32MiB, 0.5GiB or 2GB; only a whole number from {LEAST_BARE_BYTES:,} on is bytes by itself",
-        )
+        hint = f"write 32MiB, 0.5GiB or 2GB; only a whole number from {LEAST_BARE_BYTES:,} on is bytes by itself"
+        raise BadValue(f"{_shown(text)} is not a size with a unit", hint=hint)
     size = number * _BYTE_SUFFIXES.get(suffix, 1)
     if not 1 <= size <= MAX_BYTES:
         raise BadValue(f"{_shown(text)} is outside the range of 1 byte to 1 PiB")

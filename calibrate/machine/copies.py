@@ -134,7 +134,7 @@ def pageable(context: Context) -> list[Sample]:
         timed(
             context, "host_to_device_copy_pageable", partial(target[:part].copy_, source[:part]),
             at={"copies": 1, "copy_bytes": part},
-            right=partial(_same, source, target, part), how="equal", moved_bytes=part,
+            right=partial(_same, source, target, part), how="equal", moved_bytes=part
         )
         for part in context.points([MIB, 16 * MIB, size])
     ]  # fmt: skip

@@ -53,20 +53,20 @@ PRODUCT = Operation(
         products(HALVES, powers(4, 13), powers(3, 7), wide=(8192,), width=4096),
         products(HALVES, powers(4, 12, 2), (16, 64), wide=(8192,), width=4096),
         products(ALL_TYPES, (16, 64, 256, 1024), (16, 64), width=2048),
-        products(ALL_TYPES, (16, 64, 256, 1024), (16,), width=2048),
+        products(ALL_TYPES, (16, 64, 256, 1024), (16,), width=2048)
     ),
     held_out={
         "operations": alike(
             products(HALVES, (3, 24, 96, 768, 3_072), (24,), width=4096),
             products(("fp32",), (96,), (24,), width=2048),
-            quick=products(HALVES, (24, 768), (24,), width=4096),
+            quick=products(HALVES, (24, 768), (24,), width=4096)
         )
     },
     tolerance=exactly(LIBRARY),
     fits=(
         Fit(
             part="weights", form="exact", over="tokens", latency="of sizes", lowered=False,
-            note="weights read once from memory, 2 operations per weight and token",
+            note="weights read once from memory, 2 operations per weight and token"
         ),
     ),
     probe_s=lasting(2.5, 10),
@@ -95,7 +95,7 @@ LINEAR = Operation(
     fits=(
         Fit(
             part="weights", form="exact", over="tokens", latency="none",
-            note="the four products of a layer in a chain; weights read once, 2 operations per weight and token",
+            note="the four products of a layer in a chain; weights read once, 2 operations per weight and token"
         ),
     ),
     supported=half_precision,
@@ -112,7 +112,7 @@ ELEMENTWISE = Operation(
     fits=(
         Fit(
             part="elementwise", form="streamed", over="tokens",
-            note="two residual adds with norms, rotation of q and k, and gating; latency of a layer",
+            note="two residual adds with norms, rotation of q and k, and gating; latency of a layer"
         ),
     ),
     supported=half_precision,
@@ -129,7 +129,7 @@ APPEND = Operation(
     fits=(
         Fit(
             part="append", form="streamed", over="tokens",
-            note="K and V of new tokens, read and written to their slots; latency of a layer",
+            note="K and V of new tokens, read and written to their slots; latency of a layer"
         ),
     ),
     supported=half_precision,
@@ -142,14 +142,14 @@ SAMPLE = Operation(
     timed=Timed("library", "Sampling", "rows", ("tokens",)),
     calibrated=alike(
         sizes("tokens", of=((1,), (16,), (64,), (256,)), dtype="bf16"),
-        sizes("tokens", of=((1,), (4,)), dtype="fp32"),
+        sizes("tokens", of=((1,), (4,)), dtype="fp32")
     ),
     held_out={"operations": alike(sizes("tokens", of=((3,), (24,), (96,))), sizes("tokens", of=((3,),)))},
     tolerance=exactly(SMALL),
     fits=(
         Fit(
             part="sampling", form="streamed", over="tokens",
-            note="softmax, noise and argmax over a row of fp32 logits, which are counted as read once",
+            note="softmax, noise and argmax over a row of fp32 logits, which are counted as read once"
         ),
     ),
     supported=half_precision,
@@ -189,14 +189,14 @@ PREFILL_DENSE = Operation(
         "operations": alike(
             dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)),
             dense_chunks(96, past=(0,), **DENSE_CPU),
-            quick=dense_chunks(768, 3_072, past=(4_096,)),
+            quick=dense_chunks(768, 3_072, past=(4_096,))
         )
     },
     tolerance=exactly(LIBRARY),
     fits=(
         Fit(
             part="attention", form="least_squares", over="rows",
-            note="causal chunks over several pasts; operations of masked pairs are not counted",
+            note="causal chunks over several pasts; operations of masked pairs are not counted"
         ),
     ),
     supported=half_precision,
@@ -213,7 +213,7 @@ DECODE_DENSE = Operation(
     held_out={
         "operations": alike(
             dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU),
-            quick=dense_steps(*HELD_OUT_STEPS[::2]),
+            quick=dense_steps(*HELD_OUT_STEPS[::2])
         )
     },
     tolerance=exactly(LIBRARY),
@@ -233,7 +233,7 @@ LAYER = Operation(
             (*dense_steps(*HELD_OUT_STEPS), *dense_chunks(768, past=(0,)), *dense_chunks(3_072, past=(4_096,)),
              *dense_chunks(1_536, past=(20_480,))),
             (*dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU)),
-            quick=(*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,))),
+            quick=(*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,)))
         )
     },
     tolerance=exactly(LIBRARY),
@@ -265,7 +265,7 @@ IMAGES = tuple(
         lower=partial(lowering.page_image, engine=engine),
         timed=Timed("page_images", timed, "planes", ()),
         held_out={"operations": alike(*(sizes("tier", of=(("vram",), ("host",)), layers=n) for n in (12, 2)))},
-        tolerance=exactly(HOST_MEMORY),
+        tolerance=exactly(HOST_MEMORY)
     )
     for name, timed, engine in (
         ("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D)

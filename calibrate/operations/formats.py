@@ -73,12 +73,12 @@ DECODE_FORMAT = Operation(
     calibrated=Points(
         (*of_each(DEFAULT, DECODE_FULL), *of_each(NOT_DEFAULT, DECODE_INLINE)), of_each(KEPT, DECODE_QUICK),
         (*of_each(DEFAULT, DECODE_CPU), *of_each(NOT_DEFAULT, DECODE_CPU[:2])),
-        (*of_each(DEFAULT, DECODE_CPU[::2]), *of_each(NOT_DEFAULT, DECODE_CPU[:2])),
+        (*of_each(DEFAULT, DECODE_CPU[::2]), *of_each(NOT_DEFAULT, DECODE_CPU[:2]))
     ),
     held_out={
         "formats": Points(
             decode_design(each=11), decode_design(each=4),
-            of_each(KEPT, DECODE_DESIGN_CPU), of_each(KEPT, DECODE_DESIGN_CPU[:2]),
+            of_each(KEPT, DECODE_DESIGN_CPU), of_each(KEPT, DECODE_DESIGN_CPU[:2])
         )
     },
     tolerance=lambda point: (
@@ -135,14 +135,14 @@ DEQUANTISE_FORMAT = Operation(
     timed=Timed("prefill", "Dequantise", "format", ("tokens",)),
     calibrated=alike(
         of_each(KEPT, sizes("tokens", of=DEQUANTISED)),
-        of_each(KEPT, sizes("tokens", of=DEQUANTISED_CPU, heads=CPU_HEADS)),
+        of_each(KEPT, sizes("tokens", of=DEQUANTISED_CPU, heads=CPU_HEADS))
     ),
     held_out={"operations": Points(of_each(KEPT, DEQUANTISED_LATER), of_each(KEPT, DEQUANTISED_LATER[:1]))},
     tolerance=exactly(FORMAT_RATES),
     fits=(
         Fit(
             part="dequantise", form="exact", over="tokens",
-            note="codes and scales read, numbers of 16 bits written; latency of a piece",
+            note="codes and scales read, numbers of 16 bits written; latency of a piece"
         ),
     ),
     supported=format_supported,
@@ -196,21 +196,21 @@ PREFILL_FORMAT = Operation(
     calibrated=Points(
         of_each(CHUNK_FORMATS, sizes(*CHUNK_NAMES, of=CHUNK_FULL)),
         of_each(CHUNK_FORMATS, sizes(*CHUNK_NAMES, of=CHUNK_QUICK)),
-        of_each(CHUNK_FORMATS, CHUNK_CPU), of_each(CHUNK_FORMATS, CHUNK_CPU[:2]),
+        of_each(CHUNK_FORMATS, CHUNK_CPU), of_each(CHUNK_FORMATS, CHUNK_CPU[:2])
     ),
     of_device=with_some_alone,
     held_out={
         "formats": Points(
             dealt(CHUNK_DESIGN, DEFAULT, ("ctx_tokens", "q_tokens"), each=3, step=2),
             dealt(CHUNK_DESIGN, DEFAULT, ("ctx_tokens", "q_tokens"), each=1, step=2),
-            of_each(DEFAULT, CHUNK_DESIGN_CPU), of_each(DEFAULT, CHUNK_DESIGN_CPU[:1]),
+            of_each(DEFAULT, CHUNK_DESIGN_CPU), of_each(DEFAULT, CHUNK_DESIGN_CPU[:1])
         )
     },
     tolerance=exactly(KERNEL),
     fits=(
         Fit(
             part="attention", form="least_squares", over="rows",
-            note="whole chunks of several formats, less unpacking and folding; latency of a piece",
+            note="whole chunks of several formats, less unpacking and folding; latency of a piece"
         ),
     ),
     supported=format_supported,

@@ -113,7 +113,7 @@ DECODE_SELECT = Operation(
     timed=Timed("sparse", "DecodeSelect", "planes", ("ctx_tokens",), fresh=True),
     calibrated=Points(
         decoded(powers(12, 21), "vram", layers=12), decoded((2**12, 2**15, 2**18, 2**20), "vram", layers=12),
-        decoded(powers(12, 18), "vram", layers=2), decoded(powers(12, 15), "vram", layers=2),
+        decoded(powers(12, 18), "vram", layers=2), decoded(powers(12, 15), "vram", layers=2)
     ),
     held_out={"grid": step_grid("vram")},
     tolerance=exactly(KERNEL),
@@ -121,7 +121,7 @@ DECODE_SELECT = Operation(
         Fit(
             part="pooled_scan", form="exact", over="ctx_tokens",
             note="all layers in one graph; the latency is with select",
-            latency_of="select", latency_note="score, pick and finish of one layer beyond their bytes",
+            latency_of="select", latency_note="score, pick and finish of one layer beyond their bytes"
         ),
     ),
     layered=True,
@@ -135,21 +135,21 @@ DECODE_GATHER = Operation(
     timed=Timed("sparse", "DecodeGather", "planes", ("ctx_tokens",), fresh=True),
     calibrated=Points(
         gathered(cpu=False, quick=False), gathered(cpu=False, quick=True),
-        gathered(cpu=True, quick=False), gathered(cpu=True, quick=True),
+        gathered(cpu=True, quick=False), gathered(cpu=True, quick=True)
     ),
     held_out={
         "grid": step_grid("vram", "host", "host4k"),
         "long_curve": Points(gpu=(CURVE["vram"][0], CURVE["host"][0])),
         "formats": Points(
             blocks(BLOCKS_CTX, layers=12), blocks(BLOCKS_CTX[:2], layers=12),
-            blocks(BLOCKS_CTX_CPU, layers=2), blocks(BLOCKS_CTX_CPU[:2], layers=2),
+            blocks(BLOCKS_CTX_CPU, layers=2), blocks(BLOCKS_CTX_CPU[:2], layers=2)
         ),
     },
     tolerance=exactly(KERNEL),
     fits=(
         Fit(
             part="kv_gather", form="exact", over="ctx_tokens", note=GATHER_NOTE, latency="of sizes",
-            kept=lambda at: at.get("budget", SELECTED) == SELECTED,
+            kept=lambda at: at.get("budget", SELECTED) == SELECTED
         ),
     ),
     supported=planes_supported,
@@ -209,19 +209,19 @@ PREFILL_SELECT = Operation(
     timed=Timed("sparse", "PrefillSelect", "planes", ("ctx_tokens", "q_tokens")),
     calibrated=Points(
         chunks(*powers(12, 20), rows=(512, 2048)), chunks(2**15, 2**18, rows=(512, 2048)),
-        chunks(2**13, 2**15, 2**17, rows=(64, 256)), chunks(2**13, 2**15, rows=(64, 256)),
+        chunks(2**13, 2**15, 2**17, rows=(64, 256)), chunks(2**13, 2**15, rows=(64, 256))
     ),
     held_out={
         "grid": Points(
             sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS, tier="vram"),
-            sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS[:2], tier="vram"),
+            sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS[:2], tier="vram")
         )
     },
     tolerance=exactly(LIBRARY),
     fits=(
         Fit(
             part="score", form="exact", over="ctx_tokens",
-            note="a slab of rows scored and selected; beyond one call of select",
+            note="a slab of rows scored and selected; beyond one call of select"
         ),
     ),
     probe_s=lasting(2, 15),
@@ -241,12 +241,12 @@ PREFILL_ATTENTION = Operation(
         attended((2**15, 2**18), (512, 2048), (2**16, 2**14, 2**12),
                  hosted=chunks(2**15, 2**18, rows=(32, 128), tier="host")),
         attended((2**14, 2**16), (64, 256), (2**14, 2**12), hosted=chunks(2**14, 2**16, rows=(32, 128), tier="host")),
-        attended((2**12, 2**14), (32, 64), (2**14, 2**12), hosted=chunks(2**14, rows=(16, 64), tier="host")),
+        attended((2**12, 2**14), (32, 64), (2**14, 2**12), hosted=chunks(2**14, rows=(16, 64), tier="host"))
     ),
     held_out={
         "grid": Points(
             chunk_grid(HELD_OUT_CHUNKS, BUCKETS), chunk_grid(HELD_OUT_CHUNKS[:2], BUCKETS[:2]),
-            chunk_grid_cpu(CPU_CHUNKS), chunk_grid_cpu(CPU_CHUNKS[:2]),
+            chunk_grid_cpu(CPU_CHUNKS), chunk_grid_cpu(CPU_CHUNKS[:2])
         )
     },
     tolerance=lambda point: HOST_PREFILL if point["tier"] == "host" else KERNEL,
@@ -256,7 +256,7 @@ PREFILL_ATTENTION = Operation(
             note="in place and by buckets, on planes in device memory",
             jointly=(
                 ("combine", "rows", "the running softmax between buckets, from the same fit"), ("kv_copy", "", ""),
-            ),
+            )
         ),
         Fit(part="kv_gather", form="exact", over="ctx_tokens", note="few rows, each gathering for itself"),
     ),

@@ -197,7 +197,7 @@ AMOUNTS: dict[str, Callable[[Asked, MemoryPlan], tuple[float, float]]] = {
     "vram_free": lambda _asked, plan: (sum(pool.free_bytes() for pool in plan.devices()), _without_weights(plan)),
     # what is left beside the cache of the asked context, too
     "vram_left": lambda asked, plan: (
-        plan.vram_left_bytes(), _without_weights(plan) - _vram_bytes_per_token(asked) * asked.question.ctx_tokens,
+        plan.vram_left_bytes(), _without_weights(plan) - _vram_bytes_per_token(asked) * asked.question.ctx_tokens
     ),
 }  # fmt: skip
 """Bytes of VRAM over all devices, and the naive estimate of them."""

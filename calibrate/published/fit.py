@@ -57,7 +57,7 @@ PARAMETERS = {
         Parameter(kernel="linear/exllamav3/exl3", at=1, rows=("blog.decode_1M",)),
         Parameter(
             kernel="gather_host/exllamav3/fp16", at=None, rows=("blog.decode_fixed",),
-            shared=("gather_host_4k/exllamav3/fp16", "gather_rows_host/exllamav3/fp16"),
+            shared=("gather_host_4k/exllamav3/fp16", "gather_rows_host/exllamav3/fp16")
         ),
         Parameter(kernel="linear/exllamav3/exl3", at=2048, rows=("blog.prefill_32k",)),
         Parameter(kernel="attend_sparse/exllamav3/fp16", at=1, rows=("blog.prefill_1M",)),

@@ -47,7 +47,7 @@ from realkernels.codecs.codec import (
 from realkernels.codecs.per_token_head import dequantise_int8
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import scaled_code
-from realkernels.kernels.decode_form import DecodeForm, plan_busy_groups, plan_groups
+from realkernels.kernels.decode_form import DecodeForm, plan_groups
 from realkernels.kernels.decode_words import Codes, WordCodec, attend_words
 
 GROUP = 32
@@ -308,7 +308,7 @@ class Q51(Ggml):
     block = (SCALE, Part("minimum", torch.float16), Part("fifth", torch.int32), NIBBLES)
     kernels = dev.RowKernels(_encode_q5_1, _dequantise_q5_1)
     decode_form = DecodeForm(
-        loop=attend_words, plan=plan_busy_groups,
+        loop=attend_words, plan=partial(plan_groups, wide_codes=True),
         options={
             "codec": _words(
                 _scaled_q5_1, zero="min", minima=("key_minimum", "value_minimum", "key_fifth", "value_fifth")
@@ -432,7 +432,9 @@ class Iq4Nl(Ggml):
 
     block = (SCALE, NIBBLES)
     kernels = dev.RowKernels(_encode_iq4_nl, _dequantise_iq4_nl)
-    decode_form = DecodeForm(loop=attend_words, plan=plan_busy_groups, options={"codec": _words(_scaled_iq4_nl)})
+    decode_form = DecodeForm(
+        loop=attend_words, plan=partial(plan_groups, wide_codes=True), options={"codec": _words(_scaled_iq4_nl)}
+    )
     interleaved = dev.InterleavedKernels(_numbers_iq4_nl, element=dev.halves_of_32)
 
     def warm(self, head_dim: int, device: torch.device) -> None:

@@ -85,7 +85,7 @@ def plan_rows(case: PlanCase) -> TilePlan:
 
 
 def plan_groups(case: PlanCase, *, wide_codes: bool = False) -> TilePlan:
-    """Of words with a scale per 32 elements; `wide_codes`: K's or V's codes have 8 bits.
+    """Of words with a scale per 32 elements; `wide_codes`: of 8 bits, or of many instructions.
 
     More than 24 or 32 query rows are several blocks. Rows aligned to 2 bytes cannot be copied asynchronously: they pass
     through registers, which a wide plan has none left for.
@@ -100,15 +100,6 @@ def plan_groups(case: PlanCase, *, wide_codes: bool = False) -> TilePlan:
     return plan_columns(
         case, tile=case.tile(of_256=64), num_warps=2 if alone else 4, per_multiprocessor=4 if alone else 2
     )
-
-
-def plan_busy_groups(case: PlanCase) -> TilePlan:
-    """The same for codes that take many instructions, not measured yet: 128 threads, whose registers hold a tile's."""
-    if case.large and case.aligned >= LEAST_ASYNCHRONOUS and wide_is_less(case.q_rows, sets=2):
-        return plan_wide(case)
-    if not case.large:
-        return plan_small(case, wide_codes=True)
-    return plan_columns(case, tile=case.tile(of_256=64), num_warps=4, per_multiprocessor=2)
 
 
 def plan_bytes(case: PlanCase) -> TilePlan:

@@ -26,7 +26,7 @@ class FakeDevice:
 
     def seconds(self, work: Callable[[], object], *, repeats: int, warm_up: int = 0, before: Any = None) -> list[float]:
         """As told, after doing it."""
-        for repeat in range(-warm_up, repeats):
+        for _repeat in range(-warm_up, repeats):
             if before is not None:
                 before()
             work()

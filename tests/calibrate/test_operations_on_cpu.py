@@ -112,9 +112,7 @@ def test_a_format_without_a_kernel_is_skipped_with_the_reason(tmp_path: Path, mo
 def test_without_flash_attention_a_probe_is_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "realkernels.timed.library.flash_missing", lambda *_given, **_named: "no flash attention: sm75"
-    )
+    monkeypatch.setattr("realkernels.timed.library.flash_missing", lambda *_given, **_named: "no flash attention: sm75")
     for name in ("prefill_dense", "decode_dense"):
         probe = next(probe for probe in all_probes() if probe.name == name)
         with pytest.raises(CannotRun, match="sm75"):

@@ -12,7 +12,9 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
+from twin.engines.twin import INLINE, QUANTISED
 from twin.layouts import layout_names, load_layout
+from twin.operations import occupancy
 from twin.operations.counts import complete_blocks, is_sparse, selected_tokens, sparse_threshold
 from twin.operations.ops import Op, Program
 
@@ -202,3 +204,40 @@ def test_a_decode_step_s_bytes_are_those_of_its_program(fmt: str, end: int) -> N
 def test_a_context_below_the_budget_is_no_step_of_the_kernels() -> None:
     with cache_of("fp16", tokens=2_048) as cache, pytest.raises(ValueError, match="read whole"):
         DecodeGather(cache, ctx_tokens=2_047)
+
+
+# How decode attention is divided into thread blocks
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("inline", [False, True])
+def test_thread_blocks_are_those_of_the_kernel_s_plan(name: str, inline: bool) -> None:
+    pytest.importorskip("triton")
+    from realkernels.caches.paged import PagedCache
+    from realkernels.codecs import default_arrangement
+    from realkernels.kernels import decode
+    from realkernels.shape import AttentionShape
+
+    if inline and name not in INLINE:
+        return
+    codec = codec_named(name, arrangement="inline" if inline else default_arrangement(name))
+    cache = PagedCache.fill(codec, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
+    rules, backend = load_engine("twin"), "twin_inline" if inline else "twin"
+    mirrored = rules.own_kernels.plan(name, backend)
+    assert mirrored is not None
+    assert mirrored.other_splits == codec.decode_form.other_splits
+    for q_rows in range(1, 193):
+        plan = decode.plan_for(cache, q_rows)
+        block = plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles
+        assert mirrored.thread_blocks_of(q_rows) == (plan.blocks(q_rows), block), q_rows
+
+
+@pytest.mark.parametrize(("slots", "extra", "prologue"), [(132, 0, 3), (264, 0, 40), (396, 1, 3), (528, 0, 3)])
+def test_splits_are_those_of_the_kernels(slots: int, extra: int, prologue: int) -> None:
+    pytest.importorskip("triton")
+    from realkernels.kernels import split_kv
+
+    for pairs in (1, 3, 4, 8, 32, 100, 528):
+        for tiles in (1, 2, 7, 96, 384, 2_048):
+            given = {"pairs": pairs, "tiles": tiles, "slots": slots, "extra": extra, "prologue": prologue}
+            assert occupancy.even_splits(**given) == split_kv.even_splits(**given), given

@@ -66,7 +66,9 @@ def main() -> None:
     parser.add_argument("report", nargs="?", type=Path, help="where to write samples and rates as JSON")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--hw", default="h200", help="the shipped profile whose roofs the efficiencies are shares of")
-    parser.add_argument("--only", default=",".join(one.name for one in OPERATIONS if one.fits), help="operations, or their probes")
+    parser.add_argument(
+        "--only", default=",".join(one.name for one in OPERATIONS if one.fits), help="operations, or their probes"
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", type=Path, help="fit the samples of this report, measure nothing")
     parser.add_argument("--into", type=Path, help="where to write that profile with the new rates")

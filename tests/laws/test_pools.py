@@ -44,7 +44,6 @@ def test_the_longest_context_is_one_whose_blocks_are_there(question: Question) -
     usable = found.blocks - 1
     if longest:
         assert question.batch * found.plan.blocks_per_request(longest) <= usable
-        assert found.residents(longest) >= question.batch
     windows = any(group.kind == "sliding" for group in found.plan.groups)
     far = max(longest, 20_000) if windows else longest  # windows count full, which those of short requests are not
     if plan.limit().name == "gpu0" and far == longest:

@@ -18,8 +18,7 @@ from twin.models import ModelSpec
 from twin.models.store import QUALITY, published
 from twin.prediction import Prediction, predict
 
-MANY_FORMATS = 12
-"""An engine with more formats is shown by those with as many bits for K as for V."""
+MANY_FORMATS = 12  # an engine with more formats is shown by those with as many bits for K as for V
 
 
 class Quality(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,8 +26,7 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     kv_dtype: str
     metric: Literal["perplexity", "perplexity_change_percent", "needle"]
-    value: Annotated[float, Meta(ge=0)]
-    """Perplexity, its change against 16 bits in per cent, or 1 where a needle was found."""
+    value: Annotated[float, Meta(ge=0)]  # perplexity, its change against 16 bits in per cent, or 1 for a found needle
     conditions: str
     source: str
 
@@ -41,11 +39,9 @@ def published_quality(model: ModelSpec, kv_dtype: str) -> tuple[Quality, ...]:
 class Comparison(Struct, frozen=True, kw_only=True):
     """Predictions of one question, and the choices that are refused."""
 
-    over: str
-    """`layouts` or `formats`."""
+    over: str  # `layouts` or `formats`
     predictions: tuple[Prediction, ...]
-    refused: dict[str, str]
-    """Why a choice cannot be asked for, by its name."""
+    refused: dict[str, str]  # why a choice cannot be asked for, by its name
 
     def quality(self, prediction: Prediction) -> tuple[Quality, ...]:
         """What is published about the answers of that format: carried, not predicted."""
@@ -53,10 +49,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare_all(question: Question, *, over: str | None = None, formats: Sequence[str] | None = None) -> Comparison:
-    """Predict every layout, or every format, of the question's engine; refusals of single choices are kept.
-
-    Raises what `predict` raises where no choice at all can be asked for.
-    """
+    """Predict every layout, or every format, of the question's engine; a refusal is raised if all are refused."""
     case = resolve(replace(question, kv_dtype=None, backend=None))
     rules, one_layout = case.rules, question.layout is not None or len(case.rules.layouts) == 1
     kind = over or ("formats" if one_layout or formats else "layouts")
@@ -77,9 +70,7 @@ def compare_all(question: Question, *, over: str | None = None, formats: Sequenc
     if not predictions:
         raise next(iter(refused.values()))
     return Comparison(
-        over=kind,
-        predictions=tuple(predictions),
-        refused={name: wrong.message for name, wrong in refused.items()},
+        over=kind, predictions=tuple(predictions), refused={name: wrong.message for name, wrong in refused.items()}
     )
 
 

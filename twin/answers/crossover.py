@@ -7,59 +7,45 @@ same share of its own roofs and as many operations for each stored element, at i
 
 from collections.abc import Sequence
 from math import hypot
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.profile import Kernel
-from hwprofiles.rates import Counts, Curve, Rate
 from twin.ask.case import Case
 from twin.ask.resolve import check_capability
-from twin.cost.roofline import WALLS, Roofs
+from twin.cost.roofline import KERNEL_RATES, WALLS, Roofs
 from twin.engines.twin import QUANTISED, RULES
 from twin.errors import Impossible, MissingRate
 from twin.formats import kv_format
 from twin.operations.format_ops import decode_op, format_case
 
-Number = TypeVar("Number", Rate, Curve, Counts)
-
 PLAIN = "bf16"
 Q_TOKENS = 1
 BATCHES = (1, 4, 16)
 CONTEXTS = tuple(2**power for power in range(10, 21))
-SHOWN_CTX = 131_072
-"""Context, at batch 1, for which seconds are told."""
-
-CARRIED_SPREAD = 0.3
-"""How far a kernel's rates may be off on a machine that it was not measured on."""
+SHOWN_CTX = 131_072  # context, at batch 1, for which seconds are told
+CARRIED_SPREAD = 0.3  # how far a kernel's rates may be off on a machine that it was not measured on
 
 
 class Crossing(Struct, frozen=True, kw_only=True):
     """One format against another at one batch."""
 
     batch: int
-    ctx_tokens: int | None
-    """The first context of the ladder from which on the format is faster at every longer one; None: at none."""
-    wall: str
-    """What holds the format there; at the longest context where it is never faster."""
-    ratio: float
-    """Its seconds over the other's, there."""
+    ctx_tokens: int | None  # from this context of the ladder on the format is always faster; None: from none
+    wall: str  # what holds the format there; at the longest context where it is never faster
+    ratio: float  # its seconds over the other's, there
 
 
 class FormatLine(Struct, frozen=True, kw_only=True):
     """All that is told of one format on one machine."""
 
     kv_dtype: str
-    kernel: str
-    """Key of the kernel whose time this is."""
-    seconds: float
-    """Attention of one layer at the shown context, batch 1."""
-    ratio: float
-    """Over the other format's."""
-    spread: float
-    """Of the ratio, relative: both kernels' rates."""
+    kernel: str  # key of the kernel whose time this is
+    seconds: float  # attention of one layer at the shown context, batch 1
+    ratio: float  # over the other format's
+    spread: float  # of the ratio, relative: both kernels' rates
     wall: str
     crossings: tuple[Crossing, ...]
 
@@ -68,20 +54,15 @@ class Crossover(Struct, frozen=True, kw_only=True):
     """Every quantised format of this project's kernels against one other on one machine."""
 
     machine: str
-    engine: str
-    """Whose kernels these are."""
-    others: tuple[str, ...]
-    """Back ends of other engines whose decode kernels the machine has rates of: their order may be another."""
+    engine: str  # whose kernels these are
+    others: tuple[str, ...]  # back ends whose decode kernels the machine has rates of, too: their order may be another
     against: str
     query_tokens: int
     ctx_tokens: int
     lines: tuple[FormatLine, ...]
-    refused: dict[str, str]
-    """Formats that this machine does not run, and why."""
-    carried_from: str
-    """The machine whose kernels some of these are, where they were not measured here; else empty."""
-    carried: tuple[str, ...] = ()
-    """The formats whose kernels those are, `against` included."""
+    refused: dict[str, str]  # formats that this machine does not run, and why
+    carried_from: str  # the machine whose kernels some of these are, where they were not measured here; else empty
+    carried: tuple[str, ...] = ()  # the formats whose kernels those are, `against` included
 
 
 def crossover(hw: str, *, formats: Sequence[str] = QUANTISED) -> Crossover:
@@ -100,10 +81,11 @@ def crossover(hw: str, *, formats: Sequence[str] = QUANTISED) -> Crossover:
             refused[name] = why.message
     if not lines:
         raise MissingRate(next(iter(refused.values())))
+    backends = {key.split("/")[1] for key in own.kernels if key.startswith("attend_decode/")}
     return Crossover(
         machine=profile.name,
         engine=RULES.name,
-        others=_others(own),
+        others=tuple(sorted(backends - {RULES.name, *RULES.all_backends()})),
         against=PLAIN,
         query_tokens=Q_TOKENS,
         ctx_tokens=SHOWN_CTX,
@@ -112,12 +94,6 @@ def crossover(hw: str, *, formats: Sequence[str] = QUANTISED) -> Crossover:
         carried_from=donor,
         carried=tuple(name for name in (PLAIN, *formats) if _key(name) in taken),
     )
-
-
-def _others(profile: HardwareProfile) -> tuple[str, ...]:
-    ours = {RULES.name, *RULES.all_backends()}
-    backends = (key.split("/")[1] for key in sorted(profile.kernels) if key.startswith("attend_decode/"))
-    return tuple(dict.fromkeys(backend for backend in backends if backend not in ours))
 
 
 def kept(name: str | None) -> tuple[str, ...]:
@@ -135,58 +111,43 @@ def _key(name: str) -> str:
 
 
 def with_kernels(profile: HardwareProfile, formats: Sequence[str]) -> tuple[HardwareProfile, str]:
-    """(the machine with a decode kernel for each format that is known anywhere, whose kernels it took over or "").
-
-    MissingRate where no shipped machine has one of any of the formats.
-    """
+    """(`profile` with each format's decode kernel, from elsewhere if need be, and from where); MissingRate for none."""
     keys = [_key(name) for name in formats]
     absent = [key for key in keys if key not in profile.kernels]
     if not absent:
         return profile, ""
-    donors = [load_profile(name) for name in profile_names() if name != profile.name]
-    found = [donor for donor in donors if any(key in donor.kernels for key in absent)]
-    if not found:
+    donors = (load_profile(name) for name in profile_names() if name != profile.name)
+    donor = next((each for each in donors if any(key in each.kernels for key in absent)), None)
+    if donor is None:
         if len(absent) == len(keys):
-            raise MissingRate(
-                f"no machine has a rate for {absent[0]}", hint="twin calibrate measures these kernels on a GPU"
-            )
+            hint = "twin calibrate measures these kernels on a GPU"
+            raise MissingRate(f"no machine has a rate for {absent[0]}", hint=hint)
         return profile, ""
-    donor = found[0]
     taken = {key: carried(donor.kernels[key], donor.name) for key in absent if key in donor.kernels}
     return replace(profile, kernels={**profile.kernels, **taken}), donor.name
 
 
 def carried(kernel: Kernel, origin: str) -> Kernel:
     """A kernel's rates on another machine: the same numbers, far less certain."""
-    return Kernel(
-        efficiency=_widened(kernel.efficiency, origin),
-        latency=_widened(kernel.latency, origin),
-        combine=_widened(kernel.combine, origin),
-        machine=kernel.machine,
-        operations=_widened(kernel.operations, origin),
+    note = f"carried over from {origin}, where it was measured"
+    rates = {name: rate for name in KERNEL_RATES if (rate := getattr(kernel, name)) is not None}
+    return replace(
+        kernel,
+        **{
+            name: replace(rate, spread=min(1.0, hypot(rate.spread, CARRIED_SPREAD)), note=note)
+            for name, rate in rates.items()
+        },
     )
-
-
-def _widened(rate: Number | None, origin: str) -> Number | None:
-    if rate is None:
-        return None
-    spread = min(1.0, hypot(rate.spread, CARRIED_SPREAD))
-    return replace(rate, spread=spread, note=f"carried over from {origin}, where it was measured")
 
 
 def _line(roofs: Roofs, case: Case, other: Case) -> FormatLine:
     """All that is told of a format, held against another."""
     seconds, wall, spread = _attention(roofs, case, SHOWN_CTX, 1)
     other_s, _, other_spread = _attention(roofs, other, SHOWN_CTX, 1)
-    return FormatLine(
-        kv_dtype=case.fmt.name,
-        kernel=_key(case.fmt.name),
-        seconds=seconds,
-        ratio=seconds / other_s,
-        spread=hypot(spread, other_spread),
-        wall=wall,
-        crossings=tuple(_crossing(roofs, case, other, batch) for batch in BATCHES),
-    )
+    names = {"kv_dtype": case.fmt.name, "kernel": _key(case.fmt.name), "wall": wall}
+    ratio, spread = seconds / other_s, hypot(spread, other_spread)
+    crossings = tuple(_crossing(roofs, case, other, batch) for batch in BATCHES)
+    return FormatLine(**names, seconds=seconds, ratio=ratio, spread=spread, crossings=crossings)
 
 
 def _crossing(roofs: Roofs, case: Case, other: Case, batch: int) -> Crossing:

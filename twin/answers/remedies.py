@@ -1,9 +1,11 @@
 """What would make a question fit: every change is tried before it is suggested."""
 
-from itertools import product
+from collections.abc import Iterator
+from itertools import islice, product
 
 from msgspec.structs import replace
 
+from twin.ask.question import flag
 from twin.ask.resolve import check_capability, resolve
 from twin.errors import TwinError
 from twin.formats import kv_format
@@ -11,24 +13,15 @@ from twin.memory.block_pool import most_pool_bytes
 from twin.memory.plan import plan_memory
 from twin.prediction import Prediction
 
-Change = dict[str, str | int]
-"""Fields of a question with their new values."""
-
-OPTIONS = {"pool_bytes": "pool"}
-"""Options that are not named after their fields."""
-
-WIDEST_FIRST = 2
-"""How many formats are suggested: the ones that keep most bits."""
+Change = dict[str, str | int]  # fields of a question with their new values
+WIDEST_FIRST = 2  # how many formats are suggested: the ones that keep most bits
 
 
 def remedies(prediction: Prediction) -> list[str]:
     """The longest context that fits, and the fewest changes with which the whole context does."""
     longest = prediction.memory.max_ctx_tokens()
     tips = [f"--ctx {longest}"] if longest else []
-    tips += [
-        " ".join(f"--{OPTIONS.get(field, field).replace('_', '-')} {value}" for field, value in change.items())
-        for change in _helping(prediction)
-    ]
+    tips += [" ".join(f"{flag(field)} {value}" for field, value in change.items()) for change in _helping(prediction)]
     return tips or ["a machine with more memory"]
 
 
@@ -37,28 +30,21 @@ def _helping(prediction: Prediction) -> list[Change]:
     case = prediction.case
     layouts: list[Change] = [{"layout": name} for name in case.rules.layouts if name != case.layout.name]
     tables: list[Change] = [{"ngram": "disk"}] if case.model.ngram is not None and case.ngram == "ram" else []
-    changes = (*layouts, *tables, *_pools(prediction), *_formats(prediction))
+    pools: list[Change] = []
+    if case.question.pool_bytes is not None:  # the largest that the device holds
+        pools = [{"pool_bytes": most_pool_bytes(case, prediction.machine)}]
+    changes = (*layouts, *tables, *pools, *_formats(prediction))
     single = [change for change in changes if _fits(prediction, change)]
     return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]
 
 
-def _pools(prediction: Prediction) -> list[Change]:
-    """The largest pool that the device holds, where one of given size is asked for."""
-    case = prediction.case
-    return [{"pool_bytes": most_pool_bytes(case, prediction.machine)}] if case.question.pool_bytes else []
-
-
 def _formats(prediction: Prediction) -> list[Change]:
     """The widest formats of the engine with which the whole context would fit, where its device runs them."""
-    case, found = prediction.case, []
+    case = prediction.case
     kept = [kv_format(name) for name in case.rules.formats_of(case.layout.name)]
-    for fmt in sorted(kept, key=lambda each: -(each.key.bits + each.value.bits)):
-        change: Change = {"kv_dtype": fmt.name}
-        if _fits(prediction, change):
-            found.append(change)
-        if len(found) == WIDEST_FIRST:
-            break
-    return found
+    widest = sorted(kept, key=lambda each: -(each.key.bits + each.value.bits))
+    changes: Iterator[Change] = ({"kv_dtype": fmt.name} for fmt in widest)
+    return list(islice((change for change in changes if _fits(prediction, change)), WIDEST_FIRST))
 
 
 def _fits(prediction: Prediction, change: Change) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any
 
 from msgspec import Struct
@@ -23,14 +24,12 @@ from twin.serving.engine import StepCosts, simulate_serving
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Limits, Request
 
-FAR = 4096
-"""Cached tokens a sequence over which the slope is taken; any number gives the same."""
+FAR = 4096  # cached tokens a sequence over which the slope is taken; any number gives the same
 
 FAR_IN_THREAD_BLOCKS = 2**17
 """The same where thread blocks of attention are counted: they fill a device by steps, which long contexts even out."""
 
-Requests = Callable[[], Iterable[Request]]
-"""Gives the workload from its start, as often as it is asked."""
+Requests = Callable[[], Iterable[Request]]  # gives the workload from its start, as often as it is asked
 
 
 class Service(Struct, frozen=True, kw_only=True):
@@ -41,8 +40,7 @@ class Service(Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     kv_pool: KVPool
     result: ServingResult
-    fast: ServingResult | None
-    """Steps as short as the 90 % interval allows; None where intervals were not asked for, or nothing was served."""
+    fast: ServingResult | None  # steps as short as the 90 % interval allows; None: not asked for, or nothing served
     slow: ServingResult | None
 
     @property
@@ -56,20 +54,6 @@ class Service(Struct, frozen=True, kw_only=True):
             return figure(self.result), figure(self.result)
         low, _, high = sorted((figure(self.fast), figure(self.result), figure(self.slow)))
         return low, high
-
-
-class _Scaled(StepCosts):
-    """Costs whose every second is `factor` as long."""
-
-    def __init__(self, costs: StepCosts, factor: float) -> None:
-        self.costs, self.factor = costs, factor
-
-    def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
-        seconds, token_s = self.costs.decode(sequences, ctx_tokens)
-        return seconds * self.factor, token_s * self.factor
-
-    def mixed(self, sequences: int, ctx_tokens: int, chunks: Any) -> float:
-        return self.costs.mixed(sequences, ctx_tokens, chunks) * self.factor
 
 
 def serve(
@@ -89,12 +73,9 @@ def serve(
     machine = machine_of(case, profile)
     plan = plan_memory(case, machine)
     if plan.kv_pool is None:
-        raise Impossible(
-            f"{case.rules.name} shares no pool of blocks among requests",
-            hint="serving is modelled for engines that do, such as vllm",
-        )
-    rules = pool_rules(case)
-    speculation = case.speculation
+        hint = "serving is modelled for engines that do, such as vllm"
+        raise Impossible(f"{case.rules.name} shares no pool of blocks among requests", hint=hint)
+    rules, speculation = pool_rules(case), case.speculation
     limits = Limits(
         batched_tokens=question.chunk_tokens or rules.batched_tokens,
         max_sequences=question.max_sequences or rules.max_sequences,
@@ -109,9 +90,7 @@ def serve(
     fast = slow = None
     if intervals and result.steps:
         factor = math.exp(Z90 * _spread(case, roofs, result))
-        fast, slow = (
-            simulate_serving(requests(), _Scaled(costs, scale), pool, limits) for scale in (1 / factor, factor)
-        )
+        fast, slow = (simulate_serving(requests(), costs.scaled(scale), pool, limits) for scale in (1 / factor, factor))
     return Service(case=case, machine=machine, memory=plan, kv_pool=plan.kv_pool, result=result, fast=fast, slow=slow)
 
 
@@ -137,13 +116,20 @@ class CaseCosts(StepCosts):
             raise Impossible(f"serving is modelled for attention that reads its whole cache, not for {case.model.name}")
         self.case, self.roofs = case, roofs
         self.devices = roofs.profile.gpu_count
+        self._factor = 1.0
         self._decodes: dict[int, tuple[float, float]] = {}
         self._backbones: dict[tuple[int, int, int], float] = {}
+
+    def scaled(self, factor: float) -> "CaseCosts":
+        """The same with every second `factor` as long; what is looked up serves both."""
+        other = copy(self)
+        other._factor = factor
+        return other
 
     def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
         """Seconds of a step that decodes `sequences` over `ctx_tokens` cached tokens in all, and per token more."""
         base_s, token_s = self._decode(sequences)
-        return base_s + token_s * ctx_tokens, token_s
+        return (base_s + token_s * ctx_tokens) * self._factor, token_s * self._factor
 
     def mixed(self, sequences: int, ctx_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Seconds of the same step with prefill chunks (kv_tokens, q_tokens) beside it."""
@@ -154,7 +140,7 @@ class CaseCosts(StepCosts):
             base_s, token_s = self._decode(sequences)
             alone_s = self._backbone(decoded, sequences, decoded)
             seconds += base_s - alone_s + token_s * ctx_tokens
-        return seconds + sum(self._chunk(*chunk) for chunk in chunks)
+        return (seconds + sum(self._chunk(*chunk) for chunk in chunks)) * self._factor
 
     def _decode(self, sequences: int) -> tuple[float, float]:
         if sequences not in self._decodes:
@@ -170,10 +156,8 @@ class CaseCosts(StepCosts):
     def _backbone(self, tokens: int, sequences: int, logits: int) -> float:
         key = tokens, sequences, logits
         if key not in self._backbones:
-            program = (
-                *backbone_program(self.case, tokens, sequences, self.devices),
-                *head_program(self.case, logits, self.devices),
-            )
+            program = backbone_program(self.case, tokens, sequences, self.devices)
+            program += head_program(self.case, logits, self.devices)
             self._backbones[key] = Breakdown().run(program, self.roofs).seconds
         return self._backbones[key]
 

@@ -19,10 +19,8 @@ class Case(Struct, frozen=True, kw_only=True):
     rules: EngineRules
     fmt: KVFormat
     layout: CacheLayout
-    backend: str
-    """Attention backend of single-token steps and prefill; empty where the engine has only its own kernels."""
-    verify_backend: str
-    """Attention backend of a step of several query tokens."""
+    backend: str  # attention backend of single-token steps and prefill; empty: the engine's own kernels only
+    verify_backend: str  # attention backend of a step of several query tokens
     chunk_tokens: int
     staging_bytes: int
     prefill: Prefill
@@ -32,8 +30,7 @@ class Case(Struct, frozen=True, kw_only=True):
     huge_pages: bool
     state_element_bytes: int
     speculation: Speculation | None
-    cached_tokens: int = 0
-    """Prompt tokens that the engine finds in its prefix cache and does not compute again."""
+    cached_tokens: int = 0  # prompt tokens that the engine finds in its prefix cache and does not compute again
 
     @property
     def index_key_bytes(self) -> int:
@@ -89,8 +86,3 @@ class Case(Struct, frozen=True, kw_only=True):
         """Key of the attention backend's kernel; passes of several query tokens may have a backend of their own."""
         backend = self.verify_backend if query_tokens > 1 else self.backend
         return f"{operation}/{backend}/{self.rated_format}" if backend else self.kernel(operation)
-
-    @property
-    def linear_kernel(self) -> str:
-        """Key of the kernel of the weights' matrix products."""
-        return self.rules.kernel("linear", self.model.weights.format)

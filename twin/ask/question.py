@@ -28,12 +28,22 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "state_dtype": get_args(StateType),
 }
 
+_FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool", "max_model_tokens": "max-model-len"}
+_FLAGS |= {"max_sequences": "max-seqs", "prefix_caching": "prefix-cache", "cached_tokens": "cached", "patched": "stock"}
+_FLAGS |= {"async_scheduling": "sync-scheduling", "accepted": "accept", "output_length": "output"}
+_FLAGS |= {"prefix_tokens": "prefix"}
+"""Options that are not named after what they set."""
+
+
+def flag(field: str) -> str:
+    """The option that sets a field of a question or of a workload."""
+    return f"--{_FLAGS.get(field, field).replace('_', '-')}"
+
 
 class Question(Struct, frozen=True, kw_only=True):
     """What is asked. None means: as the engine does by default, and for the engine: one that loads the model."""
 
-    ctx_tokens: int
-    """Tokens in the cache when the predicted decode step begins, and length of the prompt in prefill."""
+    ctx_tokens: int  # tokens in the cache when the predicted decode step begins, and length of the prompt in prefill
     model: str = "qwen3.8-flash-next"
     hw: str | None = None
     engine: str | None = None
@@ -48,35 +58,22 @@ class Question(Struct, frozen=True, kw_only=True):
     ngram: Ngram | None = None
     host_pages: HostPages | None = None
     lanes: int = FULL_LANES
-    backend: str | None = None
-    """Attention backend, where the engine has several for the format."""
-    what_if: bool = False
-    """Ask for a format that the engine does not keep there: its bytes count, dequantisation is taken as free (A14)."""
-    speculation: str | None = None
-    """`<drafter>:<tokens>`, such as mtp:3."""
-    accepted: float | None = None
-    """Tokens that a verify step yields on average, 1 to k + 1."""
-    task: str | None = None
-    """In place of `accepted`: a task with a published acceptance."""
-    utilisation: float | None = None
-    """Share of VRAM that an engine with a block pool may take."""
-    pool_bytes: int | None = None
-    """Size of the block pool, in place of what utilisation leaves."""
-    max_model_tokens: int | None = None
-    """Longest request that the engine is told to expect; None: the context asked about."""
+    backend: str | None = None  # attention backend, where the engine has several for the format
+    what_if: bool = False  # ask for a format that the engine does not keep: bytes count, dequantising is free (A14)
+    speculation: str | None = None  # `<drafter>:<tokens>`, such as mtp:3
+    accepted: float | None = None  # tokens that a verify step yields on average, 1 to k + 1
+    task: str | None = None  # in place of `accepted`: a task with a published acceptance
+    utilisation: float | None = None  # share of VRAM that an engine with a block pool may take
+    pool_bytes: int | None = None  # size of the block pool, in place of what utilisation leaves
+    max_model_tokens: int | None = None  # longest request that the engine expects; None: the context asked about
     max_sequences: int | None = None
     prefix_caching: bool = False
-    patched: bool = True
-    """Whether the published patches to groups and pages are in."""
-    promotes_windows: bool = True
-    """Whether the patch to the pages of sliding layers is among them."""
-    async_scheduling: bool = True
-    """Whether an engine with a block pool schedules a step while the one before it runs."""
-    cold_start: bool = False
-    """Whether the engine compiles while it profiles, which costs pool."""
+    patched: bool = True  # whether the published patches to groups and pages are in
+    promotes_windows: bool = True  # whether the patch to the pages of sliding layers is among them
+    async_scheduling: bool = True  # whether an engine with a block pool schedules a step while the one before it runs
+    cold_start: bool = False  # whether the engine compiles while it profiles, which costs pool
     state_dtype: StateType | None = None
-    cached_tokens: int = 0
-    """Prompt tokens that an earlier request left in the prefix cache."""
+    cached_tokens: int = 0  # prompt tokens that an earlier request left in the prefix cache
 
 
 def check_numbers(question: Question) -> None:

@@ -4,7 +4,7 @@ from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import FULL_LANES
 from hwprofiles.spelling import match, plain
 from twin.ask.case import Case
-from twin.ask.question import Question, check_numbers
+from twin.ask.question import Question, check_numbers, flag
 from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, kv_format, listed
@@ -14,32 +14,18 @@ from twin.models import ModelSpec, load_model
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import HALF_BYTES
 
-_HOST_OPTIONS = {
-    "staging_bytes": "--staging",
-    "prefill": "--prefill",
-    "copies": "--copies",
-    "pooled": "--pooled",
-    "host_pages": "--host-pages",
-}
+_HOST_OPTIONS = {"staging_bytes", "prefill", "copies", "pooled", "host_pages"}
 """What only a layout with planes on the host understands."""
 
-_POOL_OPTIONS: dict[str, tuple[str, object]] = {
-    "utilisation": ("--util", None),
-    "pool_bytes": ("--pool", None),
-    "max_model_tokens": ("--max-model-len", None),
-    "max_sequences": ("--max-seqs", None),
-    "prefix_caching": ("--prefix-cache", False),
-    "cached_tokens": ("--cached", 0),
-    "cold_start": ("--cold-start", False),
-    "patched": ("--stock", True),
-    "async_scheduling": ("--sync-scheduling", True),
-}
-"""What only an engine with a block pool understands: the option, and the value that asks for nothing."""
+_POOL_OPTIONS = {"utilisation", "pool_bytes", "max_model_tokens", "max_sequences", "prefix_caching", "cached_tokens"}
+_POOL_OPTIONS |= {"cold_start", "patched", "async_scheduling"}
+"""What only an engine with a block pool understands."""
+
+_NOTHING_ASKED = Question(ctx_tokens=1)
 
 _STATE_BYTES: dict[str | None, int] = {"fp16": HALF_BYTES, "fp32": 2 * HALF_BYTES}
 
-ENGINES_OWN = "auto"
-"""What engines call their default format."""
+ENGINES_OWN = "auto"  # what engines call their default format
 
 
 def resolve(question: Question) -> Case:
@@ -47,7 +33,11 @@ def resolve(question: Question) -> Case:
     check_numbers(question)
     model = load_model(question.model)
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
-    layout = _default_layout(model, rules) if question.layout is None else load_layout(question.layout)
+    if question.layout is None:  # the engine's first that the model can be asked for
+        layouts = (load_layout(name) for name in rules.layouts)
+        layout = next(each for each in layouts if model.indexer or not each.needs_indexer)
+    else:
+        layout = load_layout(question.layout)
     _check_options(question, layout, rules)
     if layout.name not in rules.layouts:
         raise Impossible(f"{rules.name} has no layout {layout.name!r}", hint=f"it has {', '.join(rules.layouts)}")
@@ -79,12 +69,6 @@ def resolve(question: Question) -> Case:
     return with_prefix_cache(case) if rules.block_pool else case
 
 
-def _default_layout(model: ModelSpec, rules: EngineRules) -> CacheLayout:
-    """The engine's first that the model can be asked for."""
-    layouts = (load_layout(name) for name in rules.layouts)
-    return next(layout for layout in layouts if model.indexer or not layout.needs_indexer)
-
-
 def _engine_of(model: ModelSpec) -> EngineRules:
     """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
     engines = [load_engine(name) for name in engine_names() if name != OWN]
@@ -97,11 +81,10 @@ def _engine_of(model: ModelSpec) -> EngineRules:
 def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout: CacheLayout) -> KVFormat:
     asked = question.kv_dtype
     fmt = kv_format(rules.formats[0] if asked is None or plain(asked) == ENGINES_OWN else asked)
-    if fmt.name not in rules.formats_of(layout.name) and not question.what_if:
-        raise Impossible(
-            f"{rules.name} keeps no {fmt.name} cache under {layout.name}",
-            hint=f"it keeps {listed(rules.formats_of(layout.name))}; --what-if counts its bytes anyway",
-        )
+    kept = rules.formats_of(layout.name)
+    if fmt.name not in kept and not question.what_if:
+        hint = f"it keeps {listed(kept)}; --what-if counts its bytes anyway"
+        raise Impossible(f"{rules.name} keeps no {fmt.name} cache under {layout.name}", hint=hint)
     refused = fmt.check(head_dim=model.attention.head_dim)
     if refused:
         raise Impossible(refused)
@@ -124,29 +107,27 @@ def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple
 
 def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: KVFormat) -> Speculation | None:
     if question.speculation is None:
-        for field, flag in (("accepted", "--accept"), ("task", "--task")):
+        for field in ("accepted", "task"):
             if getattr(question, field) is not None:
-                raise Impossible(f"{flag} means nothing without --spec: one step yields one token")
+                raise Impossible(f"{flag(field)} means nothing without --spec: one step yields one token")
         return None
     if rules.block_pool is None:
         raise Impossible(f"speculation is modelled for vllm only, not for {rules.name}")
-    return speculation_of(
-        model,
-        question.speculation,
-        accepted=question.accepted,
-        task=question.task,
-        kv_dtype=fmt.name,
-        ctx_tokens=question.ctx_tokens,
-    )
+    text, accepted, task = question.speculation, question.accepted, question.task
+    ctx_tokens = question.ctx_tokens
+    return speculation_of(model, text, accepted=accepted, task=task, kv_dtype=fmt.name, ctx_tokens=ctx_tokens)
 
 
 def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) -> None:
-    for field, flag in _HOST_OPTIONS.items():
-        if getattr(question, field) is not None and field not in layout.options:
-            raise Impossible(f"{flag} means nothing under layout {layout.name!r}: its planes never cross the link")
-    for field, (flag, untouched) in _POOL_OPTIONS.items():
-        if getattr(question, field) != untouched and rules.block_pool is None:
-            raise Impossible(f"{flag} means nothing to {rules.name}: it shares no pool of blocks among requests")
+    asked = [
+        field for field in Question.__struct_fields__ if getattr(question, field) != getattr(_NOTHING_ASKED, field)
+    ]
+    for field in asked:
+        if field in _HOST_OPTIONS and field not in layout.options:
+            where = f"layout {layout.name!r}: its planes never cross the link"
+            raise Impossible(f"{flag(field)} means nothing under {where}")
+        if field in _POOL_OPTIONS and rules.block_pool is None:
+            raise Impossible(f"{flag(field)} means nothing to {rules.name}: it shares no pool of blocks among requests")
 
 
 def _check_case(case: Case) -> None:
@@ -156,10 +137,8 @@ def _check_case(case: Case) -> None:
         raise BadValue(f"chunk of {case.chunk_tokens:,} tokens is not a multiple of {engine}'s page of {page}")
     least = page * case.plane_bytes
     if question.staging_bytes is not None and case.staging_bytes < least:
-        raise BadValue(
-            f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B",
-            hint=f"one page of {page} tokens with K and V",
-        )
+        hint = f"one page of {page} tokens with K and V"
+        raise BadValue(f"staging of {case.staging_bytes:,} B is below the smallest of {least:,} B", hint=hint)
     if question.ngram is not None and case.model.ngram is None:
         raise Impossible(f"{case.model.name} has no n-gram table")
     if case.prefill == "staged" and question.batch != 1:
@@ -185,11 +164,9 @@ def check_capability(case: Case, machine: HardwareProfile) -> None:
     needs = case.rules.needs.get(case.fmt.name, case.fmt.min_capability)
     has = machine.gpu.compute_capability
     if needs and _version(has) < _version(needs) and not case.question.what_if:
-        raise Impossible(
-            f"{case.fmt.name} does not start on {machine.name}: {case.rules.name}'s kernels need SM {needs} or newer, "
-            f"{machine.gpu.name} has SM {has}",
-            hint="--what-if counts its bytes anyway",
-        )
+        kernels = f"{case.rules.name}'s kernels need SM {needs} or newer, {machine.gpu.name} has SM {has}"
+        hint = "--what-if counts its bytes anyway"
+        raise Impossible(f"{case.fmt.name} does not start on {machine.name}: {kernels}", hint=hint)
 
 
 def _version(capability: str) -> tuple[int, ...]:

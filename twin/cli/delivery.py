@@ -11,14 +11,7 @@ import click
 
 from twin.cli import stopping
 from twin.cli.outputs import LostOutput, standard_streams, write_atomic
-from twin.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_CLOSED_PIPE,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    BadValue,
-    TwinError,
-)
+from twin.errors import EXIT_BAD_INPUT, EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_TERMINATED, BadValue, TwinError
 
 EXIT_CODES = """\b
 Exit codes:
@@ -31,8 +24,7 @@ Exit codes:
 """
 
 COMPLETE = "_TWIN_COMPLETE"
-LONGEST_LINE = 1200
-"""Characters of a message, and of a hint."""
+LONGEST_LINE = 1200  # characters of a message, and of a hint
 
 
 def end(command: click.Command, given: Sequence[str]) -> int:
@@ -100,10 +92,7 @@ def _complete(command: click.Command, instruction: str) -> int:
 
 
 def dump(document: Any) -> str:
-    """JSON text; a NaN or infinity in an answer is a bug and raises ValueError.
-
-    Bytes of a file's name that are no text are shown as question marks: half characters are no JSON to most readers.
-    """
+    """JSON text; NaN or infinity is a bug and raises ValueError, half characters become question marks."""
     text = json.dumps(document, indent=2, allow_nan=False)
     if "\\ud" in text:
         whole = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
@@ -112,10 +101,7 @@ def dump(document: Any) -> str:
 
 
 def deliver(text: str, output: Path | None) -> None:
-    """To the file if one is named, otherwise to standard output, flushed so that a full disk is noticed here.
-
-    Once standard output has a part of it, a signal ends the process at once: more would only follow that part.
-    """
+    """To the file, or flushed to standard output: once a part is there, a signal ends the process at once."""
     if output is not None:
         write_atomic(output, text)
         return

@@ -21,11 +21,8 @@ from twin.errors import BadValue, CannotWrite, TwinError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-UNFINISHED = ".twin-unfinished"
-"""How the names of files end that wait to take another's place."""
-
-LONGEST_NAME = 200
-"""Bytes of a target's name that the name beside it repeats; file systems end names at 255."""
+UNFINISHED = ".twin-unfinished"  # how the names of files end that wait to take another's place
+LONGEST_NAME = 200  # bytes of a target's name that the name beside it repeats; file systems end names at 255
 
 
 class LostOutput(CannotWrite):
@@ -105,10 +102,7 @@ def _standing_for(stream: TextIO | None, raw: io.RawIOBase) -> TextIO:
 
 
 def _plug() -> None:
-    """Take the numbers of streams that were closed: the next file would get them, and what is said be written there.
-
-    Reading from number 0 and writing to 1 and 2 fails as it does on a closed stream.
-    """
+    """Take the numbers of closed streams, so that no file gets them: using them fails as on a closed stream."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -138,33 +132,24 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Put `text` into `path`; on any failure the old file stays as it was and CannotWrite says why.
-
-    A link stays a link: its target is replaced. A pipe or a device is written to as it is.
-    """
+    """Put `text` into `path`, or raise CannotWrite and leave the old file as it was; a link stays a link."""
     with open_atomic(path) as out:
         out.write(text)
 
 
 @contextlib.contextmanager
 def open_atomic(path: Path) -> Iterator[TextIO]:
-    """A file to write piece by piece, which takes the place of `path` once the block has ended well.
-
-    On any failure the old file stays as it was; where it was writing that failed, CannotWrite says why, and
-    BrokenPipeError where the reader of a pipe has gone.
-    """
+    """A file that takes the place of `path` once the block has ended well; else CannotWrite or BrokenPipeError."""
     with _named(path):
         there = _status(path)
     with _replacing(path, there) if there is None or _is_file(there) else _writing_into(path, there) as out:
         yield out
 
 
-def check_outputs(
-    answer: Path | None,
-    *,
-    beside: Mapping[str, Path | None] | None = None,
-    read: Mapping[str, Path | None] | None = None,
-) -> None:
+Paths = Mapping[str, Path | None]  # by option
+
+
+def check_outputs(answer: Path | None, *, beside: Paths | None = None, read: Paths | None = None) -> None:
     """Raise before any work where what it yields could not be written, or two documents would go to one place.
 
     The answer goes to standard output where it names no file; the other documents, by their options, are `beside` it,
@@ -230,7 +215,9 @@ def _is_file(there: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def _replacing(path: Path, there: os.stat_result | None) -> Iterator[TextIO]:
-    mode = 0o666 & ~_umask() if there is None else there.st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    mode = 0o666 & ~umask if there is None else there.st_mode & 0o777
     with _named(path):
         target = Path(os.path.realpath(path))
         _sweep(target)
@@ -328,9 +315,3 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
-"""Exit code and word of each."""
+ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}  # exit code and word of each
 
-unfinished: set[str] = set()
-"""Files that this process has made beside those that they shall replace: of no use once it has gone."""
+unfinished: set[str] = set()  # files that wait to replace others: of no use once this process has gone
 
 _code: int | None = None
 

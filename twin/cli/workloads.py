@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from twin.answers.service import Service, serve
-from twin.ask.question import Question
+from twin.ask.question import Question, flag
 from twin.cli.outputs import open_atomic, progress_bar
 from twin.errors import Impossible
 from twin.models import load_model
@@ -26,33 +26,19 @@ DEFAULT_REQUESTS = 1000
 DEFAULT_PROMPT_TOKENS = 512
 DEFAULT_OUTPUT_TOKENS = 256
 
-_FLAGS = {
-    "requests": "--requests",
-    "rate": "--rate",
-    "prompt": "--prompt",
-    "output_length": "--output",
-    "lengths": "--lengths",
-    "cv": "--cv",
-    "arrivals": "--arrivals",
-    "burstiness": "--burstiness",
-    "prefix_tokens": "--prefix",
-}
-_TRACE_FLAGS = {"time_unit": "--time-unit", "hash_tokens": "--hash-tokens"}
+_SHAPE = ("prompt", "output_length", "lengths", "cv", "prefix_tokens")
+_OF_WORKLOADS = ("requests", "rate", "arrivals", "burstiness", *_SHAPE)
+_OF_TRACES = ("time_unit", "hash_tokens")
 
 
 class Source(Struct, frozen=True, kw_only=True):
     """Where requests come from."""
 
-    text: str
-    """What is served, in a line."""
-    requests: Callable[[], Iterable[Request]]
-    """The requests from the first on; reading them raises BadFile where a trace is not one."""
-    count: int = 0
-    """How many there are; 0 where a trace does not say."""
-    once: bool = False
-    """Whether they can be read but once."""
-    readings: list[Reading] = []
-    """How the trace was read, each time that it was."""
+    text: str  # what is served, in a line
+    requests: Callable[[], Iterable[Request]]  # from the first on; BadFile where a trace is not one
+    count: int = 0  # how many there are; 0 where a trace does not say
+    once: bool = False  # whether they can be read but once
+    readings: list[Reading] = []  # how the trace was read, each time that it was
 
     @property
     def reading(self) -> Reading | None:
@@ -62,8 +48,8 @@ class Source(Struct, frozen=True, kw_only=True):
 
 def source_of(trace: Path | None, asked: dict[str, Any]) -> Source:
     """The trace, or the workload that the options `asked` describe; Impossible where both are asked for."""
-    others = _FLAGS if trace is not None else _TRACE_FLAGS
-    refused = [flag for name, flag in others.items() if asked.get(name) is not None]
+    others = _OF_WORKLOADS if trace is not None else _OF_TRACES
+    refused = [flag(name) for name in others if asked.get(name) is not None]
     if trace is None:
         if refused:
             raise Impossible(f"{refused[0]} means nothing without --trace-in")
@@ -79,21 +65,18 @@ def source_of(trace: Path | None, asked: dict[str, Any]) -> Source:
 
 
 def _made_up(asked: dict[str, Any]) -> Source:
-    kind: Distribution = asked["lengths"] or "exponential"
+    def given(name: str, default: Any) -> Any:
+        return default if asked[name] is None else asked[name]
+
+    kind: Distribution = given("lengths", "exponential")
     prompt, output = (
-        Lengths(mean=default if asked[name] is None else asked[name], distribution=kind, cv=asked["cv"])
+        Lengths(mean=given(name, default), distribution=kind, cv=asked["cv"])
         for name, default in (("prompt", DEFAULT_PROMPT_TOKENS), ("output_length", DEFAULT_OUTPUT_TOKENS))
     )
-    workload = Workload(
-        count=DEFAULT_REQUESTS if asked["requests"] is None else asked["requests"],
-        prompt=prompt,
-        output=output,
-        rate_per_s=asked["rate"],
-        arrivals=asked["arrivals"] or "poisson",
-        burstiness=1.0 if asked["burstiness"] is None else asked["burstiness"],
-        prefix_tokens=asked["prefix_tokens"] or 0,
-        seed=asked["seed"],
-    )
+    named = ("arrivals", "burstiness", "prefix_tokens", "seed")
+    others = {name: asked[name] for name in named if asked[name] is not None}
+    count = given("requests", DEFAULT_REQUESTS)
+    workload = Workload(count=count, prompt=prompt, output=output, rate_per_s=asked["rate"], **others)
     when = "all at once" if workload.at_once else f"{workload.rate_per_s:g} a second"
     shape = f"{kind} lengths of {prompt.mean:,} and {output.mean:,} tokens"
     text = f"{workload.count:,} request{'s' if workload.count > 1 else ''}, {when}, {shape}"
@@ -101,12 +84,9 @@ def _made_up(asked: dict[str, Any]) -> Source:
 
 
 def serve_asked(asked: dict[str, Any]) -> tuple[Service, Source]:
-    """Serve what the options of `twin simulate` describe; files that they name are complete or not there at all.
-
-    Raises as `twin.answers.service.serve` does; CannotWrite where a file cannot be written.
-    """
+    """Serve what the options of `twin simulate` describe, into whole files. Raises as `serve`, or CannotWrite."""
     asked = dict(asked)
-    workload = {name: asked.pop(name, None) for name in (*_FLAGS, *_TRACE_FLAGS, "seed")}
+    workload = {name: asked.pop(name, None) for name in (*_OF_WORKLOADS, *_OF_TRACES, "seed")}
     source = source_of(asked.pop("trace_in"), workload)
     trace, finished, intervals = asked.pop("trace"), asked.pop("requests_out"), not asked.pop("no_interval")
     longest = asked["max_model_tokens"] or load_model(asked["model"]).native_ctx_tokens

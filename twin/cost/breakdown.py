@@ -3,14 +3,14 @@
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from twin.cost.roofline import WALLS, Cost, Roofs
 from twin.cost.schedule import schedule
 from twin.errors import MissingRate
 from twin.operations.ops import Engine, Op, Program
 
-NOT_CACHE = {"hop", "ngram"}
-"""Parts whose link bytes are no cache traffic: they cross the link under every layout."""
+NOT_CACHE = {"hop", "ngram"}  # parts whose link bytes are no cache traffic: they cross the link under every layout
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -18,16 +18,12 @@ class Part(Struct, frozen=True, kw_only=True):
 
     name: str
     seconds: float
-    sol_s: float
-    """The same work at the calibrated roofs: no latency, efficiency 1."""
-    wall: str
-    """What holds it: VRAM bandwidth, host link, tensor cores, ..."""
-    rates: tuple[str, ...]
-    """Names of the rates that it depends on."""
+    sol_s: float  # the same work at the calibrated roofs: no latency, efficiency 1
+    wall: str  # what holds it: VRAM bandwidth, host link, tensor cores, ..
+    rates: tuple[str, ...]  # names of the rates that it depends on
 
 
-Account = tuple[str, str, tuple[str, ...]]
-"""What seconds on the critical path are summed by: part, wall, rates that they depend on."""
+Account = tuple[str, str, tuple[str, ...]]  # what critical seconds are summed by: part, wall, rates behind them
 
 
 def _all_missing(program: Program, roofs: Roofs, first: MissingRate) -> MissingRate:
@@ -51,8 +47,7 @@ class Breakdown:
         """Seconds and speed-of-light seconds on the critical path."""
         self.engines: dict[Engine, tuple[float, float]] = {}
         """Busy seconds and seconds at datasheet peaks of each kind of engine, over all devices."""
-        self.products_s = 0.0
-        """All products at the tensor cores' datasheet peaks, whichever engine their op holds."""
+        self.products_s = 0.0  # all products at the tensor cores' datasheet peaks, whichever engine their op holds
         self.link_bytes = 0.0
         self.link_write_bytes = 0.0
 
@@ -68,8 +63,12 @@ class Breakdown:
             for op, cost, critical in zip(graph.ops, own, played.critical, strict=True):
                 self._add_work(op, cost, graph.iterations * graph.times)
                 self.products_s += roofs.products_floor_s(op) * graph.iterations * graph.times
-                if critical:
-                    self._add_critical(op, cost, critical * graph.times)
+                calls = critical * graph.times
+                if calls and cost.bound_s:
+                    self._add_seconds((op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
+                if calls and cost.latency_s:
+                    latency = (f"{op.part}.latency", "latency", cost.latency_rates)
+                    self._add_seconds(latency, cost.latency_s * calls, 0.0)
         return self
 
     def add(self, other: "Breakdown", times: float = 1.0) -> "Breakdown":
@@ -88,17 +87,9 @@ class Breakdown:
         """Shares of the time by part, longest first; their seconds add up to `seconds`."""
         found: dict[str, Part] = {}
         for (name, wall, rates), (seconds, sol_s) in sorted(self.by_account.items(), key=lambda item: -item[1][0]):
-            same = found.get(name)
-            if same is None:
-                found[name] = Part(name=name, seconds=seconds, sol_s=sol_s, wall=WALLS[wall], rates=rates)
-            else:
-                found[name] = Part(
-                    name=name,
-                    seconds=seconds + same.seconds,
-                    sol_s=sol_s + same.sol_s,
-                    wall=same.wall,
-                    rates=tuple(dict.fromkeys((*same.rates, *rates))),
-                )
+            same = found.get(name) or Part(name=name, seconds=0.0, sol_s=0.0, wall=WALLS[wall], rates=())
+            both = tuple(dict.fromkeys((*same.rates, *rates)))
+            found[name] = replace(same, seconds=same.seconds + seconds, sol_s=same.sol_s + sol_s, rates=both)
         return tuple(sorted(found.values(), key=lambda part: -part.seconds))
 
     def sensitivity(self) -> dict[str, float]:
@@ -132,19 +123,13 @@ class Breakdown:
         """Busy seconds of each kind of engine, over all devices."""
         return {engine: busy_s for engine, (busy_s, _) in self.engines.items()}
 
-    def _add_critical(self, op: Op, cost: Cost, calls: float) -> None:
-        if cost.bound_s:
-            self._add_seconds((op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
-        if cost.latency_s:
-            self._add_seconds((f"{op.part}.latency", "latency", cost.latency_rates), cost.latency_s * calls, 0.0)
-
     def _add_seconds(self, account: Account, seconds: float, sol_s: float) -> None:
         before, before_sol = self.by_account.get(account, (0.0, 0.0))
         self.by_account[account] = (before + seconds, before_sol + sol_s)
 
     def _add_work(self, op: Op, cost: Cost, calls: float) -> None:
         self._add_busy(op.engine, cost.seconds * calls, cost.floor_s * calls)
-        if not op.link_bytes or op.part in NOT_CACHE:
+        if op.part in NOT_CACHE:
             return
         if op.engine is Engine.D2H:
             self.link_write_bytes += op.link_bytes * op.calls * calls

@@ -12,11 +12,8 @@ from twin.ask.case import Case
 from twin.operations.counts import sparse_threshold
 from twin.operations.ops import Step
 
-STRAIGHT = 2e-4
-"""Largest relative distance of a line's middle from the truth at which the line is kept."""
-
-Weights = dict[int, float]
-"""How many chunks each simulated chunk stands for, by the chunk's index."""
+STRAIGHT = 2e-4  # largest relative distance of a line's middle from the truth at which the line is kept
+Weights = dict[int, float]  # how many chunks each simulated chunk stands for, by the chunk's index
 
 
 def prefilled_tokens(case: Case, prompt_tokens: int) -> int:

@@ -27,14 +27,10 @@ class Cost(NamedTuple):
 
     seconds: float
     latency_s: float
-    bound_s: float
-    """Seconds beyond the latency."""
-    sol_s: float
-    """Speed of light: the same bytes and operations at the calibrated roofs, no latency, efficiency 1."""
-    floor_s: float
-    """The same at the datasheet's peaks: no machine of this kind can be faster."""
-    wall: str
-    """Key in WALLS of the roof that sets bound_s."""
+    bound_s: float  # seconds beyond the latency
+    sol_s: float  # speed of light: the same bytes and operations at the calibrated roofs, no latency, efficiency 1
+    floor_s: float  # the same at the datasheet's peaks: no machine of this kind can be faster
+    wall: str  # key in WALLS of the roof that sets bound_s
     bound_rates: tuple[str, ...]
     latency_rates: tuple[str, ...]
 
@@ -47,11 +43,9 @@ class _KernelRates(NamedTuple):
     latency_s: float
     latency_rates: tuple[str, ...]
     of_attention: bool
-    operations: Counts | None = None
-    """Operations that an element costs a thread block; None where they are free or inside the efficiency."""
+    operations: Counts | None = None  # operations that an element costs; None: free, or inside the efficiency
     operations_rates: tuple[str, ...] = ()
-    combine: float = 0.0
-    """Share of the memory's rate for partial results; 0 where combining them is inside the latency."""
+    combine: float = 0.0  # share of the memory's rate for partial results; 0: combining is inside the latency
 
 
 NO_KERNEL = _KernelRates(efficiency=None, efficiency_rates=(), latency_s=0.0, latency_rates=(), of_attention=False)
@@ -85,14 +79,11 @@ class Roofs:
         self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
         self._instructions = gpu.instructions.rate.value if gpu.instructions else None
         self._kernels: dict[str, _KernelRates] = {}
+        # a plain copy or read has the latency of its link
         self._plain_of = {
             engine: NO_KERNEL._replace(latency_s=link.latency.value, latency_rates=(f"{name}.latency",))
             for engine, (name, link) in self._links.items()
         }
-        self._name_rates()
-
-    def _name_rates(self) -> None:
-        gpu = self.profile.gpu
         self.rates["vram"] = gpu.vram_read.rate
         self.rates |= {f"tensor.{name}": roof.rate for name, roof in gpu.tensor.items()}
         if gpu.instructions is not None:
@@ -101,7 +92,7 @@ class Roofs:
             self.rates |= {name: link.rate, f"{name}.latency": link.latency, f"{name}.run_length": link.run_length}
         self.rates |= {
             f"{key}#{name}": rate
-            for key, kernel in self.profile.kernels.items()
+            for key, kernel in profile.kernels.items()
             for name in KERNEL_RATES
             if (rate := getattr(kernel, name)) is not None
         }
@@ -116,15 +107,17 @@ class Roofs:
         kernel = self.profile.kernels.get(key)
         if kernel is None:
             raise MissingRate(f"machine {self.profile.name} has no rate for {key}", hint=self._alike(key))
-        named = {name: f"{key}#{name}" for name in KERNEL_RATES if getattr(kernel, name) is not None}
+        efficiency, latency, combine, operations = (
+            (f"{key}#{name}",) if getattr(kernel, name) is not None else () for name in KERNEL_RATES
+        )
         return _KernelRates(
             efficiency=kernel.efficiency,
-            efficiency_rates=(named["efficiency"],) if kernel.efficiency is not None else (),
+            efficiency_rates=efficiency,
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
-            latency_rates=tuple(named[name] for name in ("latency", "combine") if name in named),
+            latency_rates=(*latency, *combine),
             of_attention=key.startswith(ATTENTION_OPS),
             operations=kernel.operations,
-            operations_rates=("instructions", named["operations"]) if kernel.operations is not None else (),
+            operations_rates=("instructions", *operations),
             combine=kernel.combine.value if kernel.combine is not None else 0.0,
         )
 
@@ -144,7 +137,7 @@ class Roofs:
         The efficiency of ATTENTION_OPS is a share of the tensor roof alone: their bytes stream beside the products. Any
         other efficiency lowers every roof.
         """
-        kernel = self.kernel(op.kernel) if op.kernel else self._plain(op)
+        kernel = self.kernel(op.kernel) if op.kernel else self._plain_of.get(op.engine, NO_KERNEL)
         efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
         bound = self._slowest_roof(op, efficiency if kernel.of_attention else 1.0)
         wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
@@ -162,23 +155,15 @@ class Roofs:
             if kernel.combine:
                 latency_s += occupancy.combined_bytes / (self._vram[0] * kernel.combine)
             if kernel.operations is not None:
-                each = self._operations(op, kernel.operations, op.split_kv.q_rows)
+                each = self._read(op.kernel, kernel.operations, op.split_kv.q_rows)
                 work_s = occupancy.elements * each / self._instructions_per_s()
                 if work_s > bound_s:
                     dequantising = op.dequantised_elements and each < MOSTLY_PRODUCTS * kernel.operations.counts[0]
                     wall, bound_s = "decode" if dequantising else "tensor", work_s
                     rates = kernel.operations_rates
         calls = op.calls
-        return Cost(
-            (latency_s + bound_s) * calls,
-            latency_s * calls,
-            bound_s * calls,
-            bound.sol_s * calls,
-            bound.floor_s * calls,
-            wall,
-            rates,
-            kernel.latency_rates,
-        )
+        times = ((latency_s + bound_s) * calls, latency_s * calls, bound_s * calls)
+        return Cost(*times, bound.sol_s * calls, bound.floor_s * calls, wall, rates, kernel.latency_rates)
 
     def products_floor_s(self, op: Op) -> float:
         """Seconds of the products of all calls at the tensor cores' datasheet peak."""
@@ -195,7 +180,8 @@ class Roofs:
                 wall, bound_s, rates = "tensor", op.flops / (rate * of_tensor), (f"tensor.{op.dtype}",)
         moved = op.link_bytes + op.host_bytes
         if moved:
-            name, link = self._link(op)
+            # a kernel that reads host memory holds the SMs and pulls over H2D
+            name, link = self._links[Engine.H2D if op.engine is Engine.SM else op.engine]
             share = link.run_length(op.run_bytes) if op.run_bytes else 1.0
             if op.run_bytes and op.run_bytes < link.run_length.at[0]:
                 self.extrapolated.add(f"{name} at runs of {op.run_bytes:g} B")
@@ -234,7 +220,7 @@ class Roofs:
             return self._in_waves(op.kernel, op.flash_grid, curve)
         return self._read(op.kernel, curve, op.grain)
 
-    def _read(self, key: str, curve: Curve, at: float) -> float:
+    def _read(self, key: str, curve: Curve | Counts, at: float) -> float:
         if not curve.covers(at):
             self.extrapolated.add(f"{key} at {at:g} {curve.over}")
         return curve(at)
@@ -246,19 +232,6 @@ class Roofs:
         lasting = waves.full * RESIDENT / self._read(key, curve, RESIDENT) if waves.full else 0.0
         lasting += waves.alone / self._read(key, curve, 1) if waves.alone else 0.0
         return waves.thread_blocks / multiprocessors / lasting
-
-    def _operations(self, op: Op, counts: Counts, q_rows: int) -> float:
-        if not counts.covers(q_rows):
-            self.extrapolated.add(f"{op.kernel} at {q_rows} {counts.over}")
-        return counts(q_rows)
-
-    def _link(self, op: Op) -> tuple[str, Link]:
-        """The link that an op's bytes cross; a kernel that reads host memory holds the SMs and pulls over H2D."""
-        return self._links[Engine.H2D if op.engine is Engine.SM else op.engine]
-
-    def _plain(self, op: Op) -> _KernelRates:
-        """A plain copy or read, which has the latency of its link; work without a kernel or a link has none."""
-        return self._plain_of.get(op.engine, NO_KERNEL)
 
     def _instructions_per_s(self) -> float:
         if self._instructions is None:

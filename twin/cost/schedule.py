@@ -14,11 +14,8 @@ from simpy.resources.resource import Request
 
 from twin.operations.ops import Engine, Op, OpGraph, Program
 
-WARM_UP = 8
-"""Iterations after which a pipeline's rhythm is looked for."""
-
-STEADY = 1e-9
-"""Largest relative change of the time per iteration that counts as steady."""
+WARM_UP = 8  # iterations after which a pipeline's rhythm is looked for
+STEADY = 1e-9  # largest relative change of the time per iteration that counts as steady
 
 
 class Span(NamedTuple):
@@ -33,8 +30,7 @@ class GraphRun(Struct, frozen=True, kw_only=True):
     """One playing of a graph (all its iterations, once)."""
 
     seconds: float
-    critical: tuple[float, ...]
-    """How often each op of the graph lies on the critical path: its seconds x this count add up to `seconds`."""
+    critical: tuple[float, ...]  # how often each op is on the critical path: its seconds x this sum up to `seconds`
     spans: tuple[Span, ...] = ()
 
 

@@ -8,8 +8,7 @@ from twin.errors import find
 
 __all__ = ["OWN", "EngineRules", "backend_names", "engine_names", "load_engine"]
 
-OWN = "twin"
-"""The engine that runs this project's own kernels."""
+OWN = "twin"  # the engine that runs this project's own kernels
 
 _NOT_ENGINES = {"__init__", "rules"}
 

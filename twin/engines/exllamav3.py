@@ -4,8 +4,7 @@ Sources: `constants.py` (page), `modules/qsa_indexer.py` (selection), `modules/a
 `cache/qsa_offload.py` of the port cosmicnag/exllamav3@b7dcfa62 (staging), `generator` defaults (chunk).
 """
 
-from hwprofiles.rates import Rate
-from twin.engines.rules import EngineRules, SparseRules
+from twin.engines.rules import EngineRules, SparseRules, stated
 from twin.formats import EXL3_BITS
 from twin.units import MIB
 
@@ -22,14 +21,10 @@ RULES = EngineRules(
     unprefilled_tokens=1,
     hop_element_bytes=4,
     ngram="disk",
-    workspace=Rate(
-        value=2_013_853_901,
-        unit="B",
-        spread=0.03,
-        n=1,
-        source="fitted",
-        date="2026-11-29",
-        note="what 64.35 GiB of loaded VRAM leave beside weights and recurrent state, a third per device",
+    workspace=stated(
+        2_013_853_901,
+        0.03,
+        "what 64.35 GiB of loaded VRAM leave beside weights and recurrent state, a third per device",
         fitted_on=("blog.vram_model",),
     ),
     compute_dtype="fp16",

@@ -2,74 +2,61 @@
 
 from msgspec import Struct
 
-from hwprofiles.rates import Rate
+from hwprofiles.rates import Rate, Source, Unit
 from twin.errors import Impossible
 from twin.layouts import load_layout
 from twin.operations.occupancy import DecodePlan
+
+DATE = "2026-11-29"  # when the numbers of the rulebooks were looked up
+
+
+def stated(value: float, spread: float, note: str, *, unit: Unit = "B", fitted_on: tuple[str, ...] = ()) -> Rate:
+    """A number of a rulebook: fitted where it names the rows, else published."""
+    n = max(1, len(fitted_on))
+    source: Source = "fitted" if fitted_on else "published"
+    return Rate(value=value, unit=unit, spread=spread, n=n, source=source, date=DATE, note=note, fitted_on=fitted_on)
 
 
 class SparseRules(Struct, frozen=True, kw_only=True):
     """How an engine runs sparse attention, in VRAM and from the host."""
 
-    selection_alignment: int
-    """Rows of selected indices are padded to a multiple of this."""
-    index_element_bytes: int | None
-    """Bytes of an element of raw and pooled indexer keys; None: as the cache's format."""
-    score_bytes: int
-    """Bytes of one block score between scoring and top-k."""
-    head_tile: int
-    """Query heads that the sparse kernel computes at once: a smaller group is padded up to it."""
-    splits_selection: bool
-    """Whether a staged prefill issues only the products that fall into the bucket, or all of them, masked."""
-    score_rows: int
-    """Query tokens scored against all pooled keys in one go."""
-    staging_bytes: int
-    """Buffer through which a prefill pulls host planes."""
-    copies_whole_buckets: bool
-    """Whether a bucket crosses the link in one run a plane, or page by page."""
-    overlaps_copies: bool
-    """Whether staged copies run beside the kernels unless asked otherwise."""
+    selection_alignment: int  # rows of selected indices are padded to a multiple of this
+    index_element_bytes: int | None  # bytes of an element of raw and pooled indexer keys; None: as the cache's format
+    score_bytes: int  # bytes of one block score between scoring and top-k
+    head_tile: int  # query heads that the sparse kernel computes at once: a smaller group is padded up to it
+    splits_selection: bool  # whether a staged prefill issues only a bucket's products, or all of them, masked
+    score_rows: int  # query tokens scored against all pooled keys in one go
+    staging_bytes: int  # buffer through which a prefill pulls host planes
+    copies_whole_buckets: bool  # whether a bucket crosses the link in one run a plane, or page by page
+    overlaps_copies: bool  # whether staged copies run beside the kernels unless asked otherwise
 
 
 class BlockPoolRules(Struct, frozen=True, kw_only=True):
     """How an engine that shares one pool of blocks among requests sizes that pool."""
 
-    utilisation: float
-    """Share of the device's memory that the engine may take."""
-    batched_tokens: int
-    """Tokens of one step, decodes and prefill chunks together."""
+    utilisation: float  # share of the device's memory that the engine may take
+    batched_tokens: int  # tokens of one step, decodes and prefill chunks together
     max_sequences: int
-    bounds_context: bool
-    """Whether it refuses a longest request beyond what the model's own configuration takes."""
-    activations: Rate
-    """Bytes of the largest transient that the start-up profile sees, code compiled before."""
-    cold_activations: Rate
-    """The same where the first run compiles: the compiler's buffers count into the profile."""
-    graphs: Rate
-    """Bytes of captured CUDA graphs without speculation."""
-    draft_graphs: Rate
-    """The same with a block drafter."""
-    long_draft_graphs: Rate
-    """The same where drafts are longer than the drafter's own block."""
-    backend_workspace: dict[str, Rate]
-    """Bytes that an attention backend keeps for itself, by backend."""
+    bounds_context: bool  # whether it refuses a longest request beyond what the model's own configuration takes
+    activations: Rate  # bytes of the largest transient that the start-up profile sees, code compiled before
+    cold_activations: Rate  # the same where the first run compiles: the compiler's buffers count into the profile
+    graphs: Rate  # bytes of captured CUDA graphs without speculation
+    draft_graphs: Rate  # the same with a block drafter
+    long_draft_graphs: Rate  # the same where drafts are longer than the drafter's own block
+    backend_workspace: dict[str, Rate]  # bytes that an attention backend keeps for itself, by backend
     dequantises_prefix: dict[str, Rate]
     """Backends whose prefill dequantises the whole cached prefix: copies of it that the profile does not see."""
-    untracked: Rate
-    """Bytes outside the engine's share: the context and what other libraries allocate."""
+    untracked: Rate  # bytes outside the engine's share: the context and what other libraries allocate
 
 
 class BackendRules(Struct, frozen=True, kw_only=True):
     """Which attention backend runs what, where an engine has several; empty: its own kernels run every format."""
 
-    by_format: dict[str, tuple[str, ...]] = {}
-    """Backends that run a format, the default first."""
+    by_format: dict[str, tuple[str, ...]] = {}  # backends that run a format, the default first
     verify_only: dict[str, tuple[str, ...]] = {}
     """Backends that run a format in steps of several query tokens only, beside those of `by_format`."""
-    verify: dict[str, str] = {}
-    """Default backend of a step of several query tokens by format, where it differs."""
-    piecewise: tuple[str, ...] = ()
-    """Backends whose steps of several query tokens are not captured whole in a CUDA graph."""
+    verify: dict[str, str] = {}  # default backend of a step of several query tokens by format, where it differs
+    piecewise: tuple[str, ...] = ()  # backends whose steps of several query tokens are not captured whole in a graph
 
 
 class OwnKernelRules(Struct, frozen=True, kw_only=True):
@@ -78,8 +65,7 @@ class OwnKernelRules(Struct, frozen=True, kw_only=True):
     decode_plans: dict[str, DecodePlan] = {}
     """Thread blocks of the decode kernel over a format; `<backend>/<format>` before the format alone. Not named: all
     query rows at once, none of them padding, no tiles or splits that a device would have to be filled with."""
-    kv_chunk_tokens: int = 0
-    """Tokens of the cache that a chunk's dense attention dequantises at a time; 0: it reads the cache as it is."""
+    kv_chunk_tokens: int = 0  # cached tokens that a chunk's dense attention dequantises at a time; 0: none
     interleaved_formats: tuple[str, ...] = ()
     """Formats that it keeps on the host in interleaved blocks: codes and scales of K and V of one block in one run."""
 
@@ -89,37 +75,22 @@ class EngineRules(Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str
-    machine: str
-    """Shipped machine that a question is about unless it names another."""
-    layouts: tuple[str, ...]
-    """The first that a model can be asked for is its default."""
-    formats: tuple[str, ...]
-    """What it keeps in VRAM; the first is the default."""
-    host_formats: tuple[str, ...] = ()
-    """What it keeps on the host."""
-    weight_formats: tuple[str, ...]
-    """Checkpoints that it loads."""
-    page_tokens: int
-    """Tokens that the cache grows by; where a block pool sizes its own blocks, their smallest step."""
-    chunk_tokens: int
-    """Prompt tokens of one prefill pass."""
-    unprefilled_tokens: int
-    """Prompt tokens left for the first decode step."""
-    ngram: str
-    """Where the n-gram table is read from unless asked otherwise."""
-    workspace: Rate
-    """Bytes of a device that hold neither weights, state nor cache: context, buffers, the largest transient."""
-    compute_dtype: str
-    """Operand type of the weights' matrix products."""
+    machine: str  # shipped machine that a question is about unless it names another
+    layouts: tuple[str, ...]  # the first that a model can be asked for is its default
+    formats: tuple[str, ...]  # what it keeps in VRAM; the first is the default
+    host_formats: tuple[str, ...] = ()  # what it keeps on the host
+    weight_formats: tuple[str, ...]  # checkpoints that it loads
+    page_tokens: int  # tokens that the cache grows by; where a block pool sizes its own blocks, their smallest step
+    chunk_tokens: int  # prompt tokens of one prefill pass
+    unprefilled_tokens: int  # prompt tokens left for the first decode step
+    ngram: str  # where the n-gram table is read from unless asked otherwise
+    workspace: Rate  # bytes that hold neither weights, state nor cache: context, buffers, the largest transient
+    compute_dtype: str  # operand type of the weights' matrix products
     state_element_bytes: int = 2
-    hop_element_bytes: int = 2
-    """Bytes of one element of the residual streams that cross from device to device."""
-    row_tiles: dict[str, int] = {}
-    """Tokens that a product with weights of a format is rounded up to; 1 where it is not named."""
-    needs: dict[str, str] = {}
-    """Least compute capability that its kernels of a format start on, where that is more than the format's own."""
-    implementations: dict[str, str] = {}
-    """Whose kernel runs an operation, by `<operation>/<variant>`, where it is not the engine's own."""
+    hop_element_bytes: int = 2  # bytes of one element of the residual streams that cross from device to device
+    row_tiles: dict[str, int] = {}  # tokens that a product with weights of a format is rounded up to, else 1
+    needs: dict[str, str] = {}  # least compute capability of its kernels of a format, where above the format's own
+    implementations: dict[str, str] = {}  # whose kernel runs `<operation>/<variant>`, where not its own
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None
@@ -132,15 +103,6 @@ class EngineRules(Struct, frozen=True, kw_only=True):
             raise Impossible(f"{self.name} has no sparse attention", hint="ask for another engine or model")
         return self.sparse_kernels
 
-    @property
-    def samples(self) -> bool:
-        """Whether sampling over all logits has a rate of its own."""
-        return "sample/fp32" in self.implementations
-
-    def separate_elementwise(self, weight_format: str) -> bool:
-        """Whether norms, rotation and gating have a rate of their own, which products with weights leave out (A3)."""
-        return f"elementwise/{weight_format}" in self.implementations
-
     def formats_of(self, layout: str) -> tuple[str, ...]:
         """Formats that it keeps under the placement of that name."""
         return self.host_formats if load_layout(layout).host_planes else self.formats
@@ -152,11 +114,6 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     def all_backends(self) -> set[str]:
         """Attention backends that run any format."""
         return {name for fmt in self.formats for name in self.backends_of(fmt)}
-
-    def decode_plan(self, fmt: str, backend: str) -> DecodePlan | None:
-        """Thread blocks of the decode kernel of an attention backend over a format; None where they are not known."""
-        plans = self.own_kernels.decode_plans
-        return plans.get(f"{backend}/{fmt}", plans.get(fmt))
 
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

@@ -3,8 +3,9 @@
 A whole model can be predicted under these rules where a machine's profile has a linear rate for its weights' format.
 """
 
-from hwprofiles.rates import Rate
-from twin.engines.rules import BackendRules, EngineRules, OwnKernelRules, SparseRules
+from msgspec.structs import replace
+
+from twin.engines.rules import BackendRules, EngineRules, OwnKernelRules, SparseRules, stated
 from twin.operations.occupancy import DecodePlan, ThreadBlock
 from twin.units import MIB
 
@@ -50,7 +51,7 @@ DECODE_PLANS: dict[str, DecodePlan] = {
         ("int8_per_token_head", "fp8_per_token_head"), DecodePlan(thread_blocks=(*_SCALED, ThreadBlock(64, 16, 3, 2)))
     ),
     "int4_per_token_head": _narrow(128),
-    **dict.fromkeys(("q8_0", "exl3_k8v8"), _narrow(64)),
+    **dict.fromkeys(("q8_0", "exl3_k8v8", "q5_1", "iq4_nl"), _narrow(64)),
     **dict.fromkeys(("q4_0", "exl3_k4v4"), _GROUPS),
     "turboquant_4bit_nc": DecodePlan(
         alone=ThreadBlock(64, 8, 1, 3),
@@ -60,7 +61,7 @@ DECODE_PLANS: dict[str, DecodePlan] = {
         alone=ThreadBlock(128, 8, 1, 3), thread_blocks=(ThreadBlock(128, 8, 1, 4),), other_splits=1
     ),
 }
-"""By format, held equal to the kernels' own plans in `realkernels/attend/` for all query rows.
+"""By format, held equal to the kernels' own plans (`realkernels/codecs/`) for all query rows.
 
 They are those of multiprocessors with 228 KiB of shared memory, taken over to smaller ones, which hold fewer thread
 blocks or sets.
@@ -83,14 +84,8 @@ RULES = EngineRules(
     ),
     own_kernels=OwnKernelRules(decode_plans=DECODE_PLANS, kv_chunk_tokens=8192, interleaved_formats=INTERLEAVED),
     ngram="disk",
-    workspace=Rate(
-        value=1_500_000_000,
-        unit="B",
-        spread=0.3,
-        n=1,
-        source="datasheet",
-        date="2026-11-29",
-        note="an allowance for a context, libraries and buffers of a chunk",
+    workspace=replace(
+        stated(1_500_000_000, 0.3, "an allowance for a context, libraries and buffers of a chunk"), source="datasheet"
     ),
     compute_dtype="bf16",
     sparse_kernels=SparseRules(

@@ -4,19 +4,12 @@ Sources: `v1/worker/gpu_worker.py` (utilisation, profile), `v1/core/kv_cache_uti
 (blocks, see `twin/memory/block_pool.py`), the start scripts of that repository (sequences, tokens a step, back ends).
 """
 
-from hwprofiles.rates import Rate
-from twin.engines.rules import BackendRules, BlockPoolRules, EngineRules
+from twin.engines.rules import BackendRules, BlockPoolRules, EngineRules, stated
 from twin.units import GIB
-
-DATE = "2026-11-29"
 
 TRITON = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 KVARN = ("kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64")
 TURBOQUANT = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
-
-
-def _published(value: float, spread: float, note: str) -> Rate:
-    return Rate(value=value, unit="B", spread=spread, n=1, source="published", date=DATE, note=note)
 
 
 RULES = EngineRules(
@@ -30,47 +23,38 @@ RULES = EngineRules(
     chunk_tokens=2048,
     unprefilled_tokens=0,
     ngram="ram",
-    workspace=_published(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
+    workspace=stated(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
     compute_dtype="bf16",
     block_pool=BlockPoolRules(
         utilisation=0.9,
         batched_tokens=2048,
         max_sequences=64,
         bounds_context=True,
-        activations=_published(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
-        cold_activations=_published(1.96 * GIB, 0.08, "the first run compiles: syv-ai docs/gotchas.md"),
-        graphs=_published(
+        activations=stated(1.09 * GIB, 0.08, "warm start: syv-ai docs/gotchas.md"),
+        cold_activations=stated(1.96 * GIB, 0.08, "the first run compiles: syv-ai docs/gotchas.md"),
+        graphs=stated(
             1, 0.0, "captured graphs are no part of the profile unless VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS asks"
         ),
-        draft_graphs=_published(
-            1.4 * GIB, 0.1, "reserved for up to 7 drafted tokens: syv-ai single-user/start_qwen.sh"
-        ),
-        long_draft_graphs=_published(1.9 * GIB, 0.1, "reserved beyond 7 drafted tokens: the same script"),
+        draft_graphs=stated(1.4 * GIB, 0.1, "reserved for up to 7 drafted tokens: syv-ai single-user/start_qwen.sh"),
+        long_draft_graphs=stated(1.9 * GIB, 0.1, "reserved beyond 7 drafted tokens: the same script"),
         backend_workspace={
-            "flashinfer": Rate(
-                value=0.565 * GIB,
-                unit="B",
-                spread=0.1,
-                n=1,
-                source="fitted",
-                date=DATE,
-                note="5.10 GiB of pool against 5.63 and 5.69 with Triton in the same table",
+            "flashinfer": stated(
+                0.565 * GIB,
+                0.1,
+                "5.10 GiB of pool against 5.63 and 5.69 with Triton in the same table",
                 fitted_on=("vllm.u93.fp8.pool",),
             )
         },
         dequantises_prefix={
-            "turboquant": Rate(
-                value=4,
+            "turboquant": stated(
+                4,
+                0.3,
+                "the least whole number of 16-bit copies of the prefix that explains both published failures",
                 unit="1",
-                spread=0.3,
-                n=2,
-                source="fitted",
-                date=DATE,
-                note="the least whole number of 16-bit copies of the prefix that explains both published failures",
                 fitted_on=("vllm.turbo.oom32k", "vllm.turbo.oom128k"),
             )
         },
-        untracked=_published(0.41 * GIB, 0.1, "used on the device beside weights: syv-ai docs/gotchas.md 9"),
+        untracked=stated(0.41 * GIB, 0.1, "used on the device beside weights: syv-ai docs/gotchas.md 9"),
     ),
     backends=BackendRules(
         by_format={
@@ -85,10 +69,6 @@ RULES = EngineRules(
         piecewise=("flashinfer", "kvarn"),
     ),
     row_tiles={"w4a16": 16},
-    implementations={
-        "linear/w4a16": "marlin",
-        "linear/bf16": "library",
-        "elementwise/bf16": "library",
-        "sample/fp32": "library",
-    },
+    implementations={"linear/w4a16": "marlin"}
+    | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library"),
 )

@@ -19,20 +19,20 @@ class Placement(Struct, frozen=True, kw_only=True):
 
 
 class CacheLayout(Protocol):
-    """One placement. Everything is per attention layer; `device` is where that layer runs."""
+    """One placement. Everything is per attention layer; `device` is where that layer runs.
+
+    What one does not say of itself is as where all planes lie in VRAM and are read in place.
+    """
 
     name: str
     summary: str
-    options: frozenset[str]
-    """Fields of a Question that only mean something under this placement."""
-    host_planes: bool
-    """Whether K and V lie in host memory."""
-    needs_indexer: bool
-    """Whether only models with sparse attention can be asked for it."""
+    options: frozenset[str] = frozenset()  # fields of a Question that only mean something under this placement
+    host_planes: bool = False  # whether K and V lie in host memory
+    needs_indexer: bool = False  # whether only models with sparse attention can be asked for it
 
-    def assumptions(self, case: "Case") -> tuple[str, ...]:
+    def assumptions(self, _case: "Case") -> tuple[str, ...]:
         """Keys of the assumptions that a case leans on because of this placement."""
-        ...
+        return ()
 
     def placement(self, case: "Case") -> Placement:
         """Bytes per token of one attention layer."""
@@ -46,17 +46,17 @@ class CacheLayout(Protocol):
         """Ops of one decode step, a chain; `first` is the index in the graph of the first of them."""
         ...
 
-    def breaks(self, case: "Case") -> Iterable[int]:
-        """Contexts after which a prefill chunk is read in another way."""
-        ...
+    def breaks(self, _case: "Case") -> Iterable[int]:
+        """Contexts after which a prefill chunk is read in another way, beside the engine's sparse threshold."""
+        return ()
 
     def bucket_tokens(self, case: "Case") -> int:
         """Tokens after which a chunk's history takes one more bucket; 0 where there are none."""
         ...
 
-    def buckets(self, case: "Case", chunk: Step) -> int:
+    def buckets(self, _case: "Case", _chunk: Step) -> int:
         """Parts in which a sparse chunk's history crosses the link; 0 where it is read in place."""
-        ...
+        return 0
 
     def prefill_graphs(self, case: "Case", chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Op graphs of one prefill chunk, for `times` equal layers."""

@@ -11,25 +11,18 @@ from collections.abc import Iterable
 
 from twin.ask.case import Case
 from twin.errors import MissingRate
-from twin.layouts.layout import Placement
-from twin.operations.attention import (
-    combine_partials,
-    decode_selection,
-    dense_graph,
-    issued_flops,
-    prefill_selection,
-    sparse_attention,
-)
+from twin.layouts.layout import CacheLayout, Placement
+from twin.operations import attention
 from twin.operations.counts import block_run_bytes, is_sparse, padded_selection, selected_tokens
 from twin.operations.ops import Carried, Engine, Op, OpGraph, Step
 
 
-class Offload:
+class Offload(CacheLayout):
     """K, V and raw keys on the host; `pooled` moves the pooled keys there too (a what-if)."""
 
     name = "offload"
     summary = "K and V in host RAM, read in place by the GPU; only pooled keys in VRAM"
-    options: frozenset[str] = frozenset({"staging_bytes", "prefill", "copies", "pooled", "host_pages"})
+    options = frozenset({"staging_bytes", "prefill", "copies", "pooled", "host_pages"})
     host_planes = True
     needs_indexer = True
 
@@ -54,24 +47,22 @@ class Offload:
     def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Write the new token to the host, select when the context is long, gather over the link."""
         sparse = is_sparse(case.model, step.end)
-        selection = decode_selection(case, step, device, first=first) if sparse else ()
+        selection = attention.decode_selection(case, step, device, first=first) if sparse else ()
+        both = case.plane_bytes * (2 if case.is_interleaved else 1)  # K and V of an interleaved block are one run
         gather = Op(
-            part="kv_gather",
+            "kv_gather",
+            device,
             engine=Engine.H2D,
-            device=device,
             kernel=case.kernel("gather_host" if case.huge_pages else "gather_host_4k"),
             link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
-            run_bytes=self._block_run_bytes(case) if sparse else self._page_run_bytes(case),
+            run_bytes=block_run_bytes(case.model, both) if sparse else self._page_run_bytes(case),
             grain=step.end,
             after=(first + len(selection) - 1,),
         )
         return (*selection, gather, self._write_back(case, step, device, after=(first - 1,)))
 
     def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
-        """Write the chunk to the host, then dense, staged or token-by-token attention.
-
-        MissingRate for interleaved blocks, which no kernel of a prefill reads.
-        """
+        """The chunk written to the host, then dense, staged or token-by-token attention; MissingRate if interleaved."""
         if case.is_interleaved:
             raise MissingRate(
                 f"{case.rules.name} has no kernel for a prefill over {case.fmt.name} planes on the host: "
@@ -81,8 +72,8 @@ class Offload:
         write = OpGraph(ops=(self._write_back(case, chunk, device, after=()),), times=times)
         if not is_sparse(case.model, chunk.end):
             history_bytes = chunk.kv_tokens * case.plane_bytes * chunk.batch
-            return write, dense_graph(case, chunk, device, times=times, link_bytes=history_bytes)
-        selection = OpGraph(ops=prefill_selection(case, chunk, device, first=0), times=times)
+            return write, attention.dense_graph(case, chunk, device, times=times, link_bytes=history_bytes)
+        selection = OpGraph(ops=attention.prefill_selection(case, chunk, device, first=0), times=times)
         attend = self._staged if self.is_staged(case, chunk) else self._naive
         return write, selection, attend(case, chunk, device, times)
 
@@ -118,28 +109,21 @@ class Offload:
         """Copy a bucket (K, then V), attend to it, combine; all pages in use cross the link once."""
         buckets = self.buckets(case, chunk)
         history_bytes = case.rules.pages(chunk.end) * case.rules.page_tokens * case.plane_bytes
-        copy = Op(
-            part="kv_copy",
-            engine=Engine.H2D,
-            device=device,
-            calls=2,
-            link_bytes=history_bytes / buckets / 2,
-            run_bytes=0 if case.rules.sparse.copies_whole_buckets else self._page_run_bytes(case),
-        )
+        run_bytes = 0 if case.rules.sparse.copies_whole_buckets else self._page_run_bytes(case)
+        moved = history_bytes / buckets / 2
+        copy = Op("kv_copy", device, engine=Engine.H2D, calls=2, link_bytes=moved, run_bytes=run_bytes)
         region = min(self.bucket_tokens(case), chunk.end)
-        attend = sparse_attention(
+        attend = attention.sparse_attention(
             case, chunk, device, after=(0,), buckets=buckets, region_tokens=region, vram_bytes=history_bytes / buckets
         )
-        ops = (copy, attend) if buckets == 1 else (copy, attend, combine_partials(case, chunk, device, after=(1,)))
+        ops: tuple[Op, ...] = (copy, attend)
+        if buckets > 1:
+            ops += (attention.combine_partials(case, chunk, device, after=(1,)),)
         last = len(ops) - 1
         in_stream = Carried(1, last, 1)  # a kernel begins when the bucket before is combined
         buffer_read = Carried(0, 1, 2)  # the second buffer is free when its attention has ended
         carried = (in_stream, buffer_read) if case.copies == "overlapped" else (Carried(0, last, 1),)
         return OpGraph(ops=ops, iterations=buckets, times=times, carried=carried)
-
-    def _block_run_bytes(self, case: Case) -> int:
-        """Contiguous bytes of one selected block: of K (or of V); interleaved, of both."""
-        return block_run_bytes(case.model, case.plane_bytes * (2 if case.is_interleaved else 1))
 
     def _page_run_bytes(self, case: Case) -> float:
         """Contiguous bytes of one page: of K (or of V); interleaved, of both."""
@@ -148,13 +132,13 @@ class Offload:
     def _naive(self, case: Case, chunk: Step, device: int, times: int) -> OpGraph:
         """Every query token gathers its own selection over the link, inside the sparse kernel."""
         gather = Op(
-            part="kv_gather",
+            "kv_gather",
+            device,
             engine=Engine.H2D,
-            device=device,
             kernel=case.kernel("gather_rows_host"),
             link_bytes=naive_read_bytes(case, chunk),
             run_bytes=block_run_bytes(case.model, case.plane_bytes),
-            flops=issued_flops(case, chunk.q_tokens * chunk.batch, 1),
+            flops=attention.issued_flops(case, chunk.q_tokens * chunk.batch, 1),
             dtype=case.operand_dtype,
             grain=chunk.end,
         )
@@ -162,7 +146,7 @@ class Offload:
 
     def _write_back(self, case: Case, step: Step, device: int, *, after: tuple[int, ...]) -> Op:
         written = self.placement(case).host_bytes * step.q_tokens * step.batch
-        return Op(part="kv_write", engine=Engine.D2H, device=device, link_bytes=written, after=after)
+        return Op("kv_write", device, engine=Engine.D2H, link_bytes=written, after=after)
 
 
 def naive_read_bytes(case: Case, chunk: Step) -> int:

@@ -1,36 +1,17 @@
 """vram: every plane of the cache in device memory, read in place."""
 
-from collections.abc import Iterable
-
 from twin.ask.case import Case
-from twin.layouts.layout import Placement
-from twin.operations.attention import (
-    decode_attention,
-    decode_selection,
-    dense_graph,
-    dequantised_graph,
-    dequantises_history,
-    prefill_scratch_bytes,
-    prefill_selection,
-    sparse_attention,
-)
+from twin.layouts.layout import CacheLayout, Placement
+from twin.operations import attention
 from twin.operations.counts import block_run_bytes, is_sparse, selected_tokens
 from twin.operations.ops import Op, OpGraph, Step
 
 
-class Vram:
+class Vram(CacheLayout):
     """K, V, raw and pooled indexer keys in VRAM."""
 
     name = "vram"
     summary = "the whole cache in VRAM"
-    options: frozenset[str] = frozenset()
-    host_planes = False
-    needs_indexer = False
-
-    def assumptions(self, case: Case) -> tuple[str, ...]:
-        """None of its own."""
-        del case
-        return ()
 
     def placement(self, case: Case) -> Placement:
         """K, V, the raw key, and a pooled key every `ratio` tokens."""
@@ -40,17 +21,17 @@ class Vram:
 
     def working_bytes(self, case: Case) -> dict[str, int]:
         """What a chunk's history is dequantised into, where it is; else nothing beyond the engine's workspace."""
-        return {"prefill scratch": prefill_scratch_bytes(case)} if dequantises_history(case) else {}
+        return {"prefill scratch": attention.prefill_scratch_bytes(case)} if attention.dequantises_history(case) else {}
 
     def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Append, select when the context is long, read what was selected; without an indexer read everything."""
         if case.model.indexer is None and case.backend:
-            return (decode_attention(case, step, device, after=(first - 1,)),)
+            return (attention.decode_attention(case, step, device, after=(first - 1,)),)
         sparse = is_sparse(case.model, step.end)
-        selection = decode_selection(case, step, device, first=first) if sparse else ()
+        selection = attention.decode_selection(case, step, device, first=first) if sparse else ()
         read = Op(
-            part="kv_gather",
-            device=device,
+            "kv_gather",
+            device,
             kernel=case.kernel("gather_vram"),
             vram_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
             run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
@@ -59,36 +40,22 @@ class Vram:
         )
         return (*selection, read)
 
-    def breaks(self, case: Case) -> Iterable[int]:
-        """None: only the engine's sparse threshold changes anything."""
-        del case
-        return ()
-
     def bucket_tokens(self, case: Case) -> int:
         """Tokens of a history that are dequantised at a time; none where the planes are read in place."""
-        return case.rules.own_kernels.kv_chunk_tokens if dequantises_history(case) else 0
-
-    def buckets(self, case: Case, chunk: Step) -> int:
-        """None: the planes are read in place."""
-        del case, chunk
-        return 0
+        return case.rules.own_kernels.kv_chunk_tokens if attention.dequantises_history(case) else 0
 
     def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
-        if dequantises_history(case):
-            return (dequantised_graph(case, chunk, device, times=times),)
+        if attention.dequantises_history(case):
+            ops = attention.dequantised_ops(case, chunk, device, first=1)
+            return (OpGraph(ops=(attention.append(case, chunk, device), *ops), times=times),)
         if not is_sparse(case.model, chunk.end):
-            return (dense_graph(case, chunk, device, times=times, link_bytes=0),)
-        selection = prefill_selection(case, chunk, device, first=0)
-        read_tokens = min(chunk.q_tokens * selected_tokens(case.model, chunk.end), chunk.end)
-        attend = sparse_attention(
-            case,
-            chunk,
-            device,
-            after=(1,),
-            buckets=1,
-            region_tokens=chunk.end,
-            vram_bytes=read_tokens * case.plane_bytes * chunk.batch,
+            return (attention.dense_graph(case, chunk, device, times=times, link_bytes=0),)
+        selection = attention.prefill_selection(case, chunk, device, first=0)
+        end = chunk.end
+        read = min(chunk.q_tokens * selected_tokens(case.model, end), end) * case.plane_bytes * chunk.batch
+        attend = attention.sparse_attention(
+            case, chunk, device, after=(1,), buckets=1, region_tokens=end, vram_bytes=read
         )
         return (OpGraph(ops=(*selection, attend), times=times),)
 

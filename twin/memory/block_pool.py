@@ -26,11 +26,9 @@ from twin.errors import BadValue, Impossible
 from twin.operations.counts import HALF_BYTES, embedding_bytes, head_bytes, layer_parameters, weight_bytes
 from twin.operations.lower import draft_token_bytes, draft_weight_bytes
 
-KVARN_SLOTS_FREE = 8
-"""Slots of the sidecar beyond two a sequence and one a tile of a step's tokens (`kvarn/config.py`)."""
+KVARN_SLOTS_FREE = 8  # slots of the sidecar beyond two a sequence and one a tile of a step (`kvarn/config.py`)
 SCRATCH_TOKENS = 262_144
-LEAST_SCRATCH_TOKENS = 4_096
-"""Bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)."""
+LEAST_SCRATCH_TOKENS = 4_096  # bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)
 
 LayerKind = Literal["attention", "recurrent", "sliding"]
 
@@ -42,12 +40,9 @@ class CacheSpec(Struct, frozen=True, kw_only=True):
 
     kind: LayerKind
     layers: int
-    token_bytes: int = 0
-    """Bytes per token and layer, of attention and sliding layers."""
-    state_bytes: int = 0
-    """Bytes of one recurrent state and its convolution tail in one layer, before padding."""
-    window: int = 0
-    """Tokens that a sliding layer looks back on, the last one included."""
+    token_bytes: int = 0  # bytes per token and layer, of attention and sliding layers
+    state_bytes: int = 0  # bytes of one recurrent state and its convolution tail in one layer, before padding
+    window: int = 0  # tokens that a sliding layer looks back on, the last one included
     kernel_block: int = 16
     """Tokens of the shortest block that the kernel takes, or `--block-size` if that is longer; KVarN's tile is 128."""
     takes_padding: bool = True
@@ -63,35 +58,23 @@ class CacheSpec(Struct, frozen=True, kw_only=True):
 class PoolSettings(Struct, frozen=True, kw_only=True):
     """What the engine is told, and which patches it carries."""
 
-    promotes_sliding: bool
-    """Patch hybrid-sw-block-promote: a page that does not divide the longest gets more tokens instead of a gap."""
-    balances_groups: bool
-    """Patch hybrid-kv-groups: few sliding layers are padded rather than all the others."""
-    speculative_tokens: int
-    """Tokens drafted per step, k."""
-    prefix_caching: bool
-    """Whether states are kept at block boundaries too (`mamba_cache_mode` align), or only the last (none)."""
-    batched_tokens: int
-    """Most tokens of one step (`max_num_batched_tokens`)."""
-    async_scheduling: bool
-    """Whether a step is scheduled while the one before it runs."""
+    promotes_sliding: bool  # patch hybrid-sw-block-promote: odd pages get more tokens instead of a gap
+    balances_groups: bool  # patch hybrid-kv-groups: few sliding layers are padded rather than all the others
+    speculative_tokens: int  # tokens drafted per step, k
+    prefix_caching: bool  # whether states are kept at block boundaries (`mamba_cache_mode` align), or the last
+    batched_tokens: int  # most tokens of one step (`max_num_batched_tokens`)
+    async_scheduling: bool  # whether a step is scheduled while the one before it runs
 
 
 class Group(Struct, frozen=True, kw_only=True):
     """Layers that share a block table: a block of theirs holds one page of each."""
 
     kind: LayerKind
-    layers: int
-    """Layers really in it; its blocks are as long as those of a full group."""
-    block_tokens: int
-    """Tokens in a block; 0 for states, which stand for any number."""
-    page_bytes: int
-    """Bytes used of a page in one layer; the plan's page is at least as long."""
-    window: int
-    reach_tokens: int
-    """Most tokens that a sliding group keeps: window - 1 and those of the steps in flight (`max_in_flight_tokens`)."""
-    states: int
-    """Blocks that a recurrent group holds of every request: 1 + k, or 2 + k with prefix caching (`MambaSpec`)."""
+    layers: int  # layers really in it; its blocks are as long as those of a full group
+    block_tokens: int  # tokens in a block; 0 for states, which stand for any number
+    page_bytes: int  # bytes used of a page in one layer; the plan's page is at least as long
+    reach_tokens: int  # most tokens of a sliding group: window - 1 and steps in flight (`max_in_flight_tokens`)
+    states: int  # blocks of a recurrent group of a request: 1 + k, 2 + k with prefix caching (`MambaSpec`)
 
     def blocks(self, tokens: int) -> int:
         """Blocks that vLLM reserves for a request of that many tokens (`max_memory_usage_bytes` of its spec / page)."""
@@ -105,12 +88,9 @@ class Group(Struct, frozen=True, kw_only=True):
 class BlockPlan(Struct, frozen=True, kw_only=True):
     """How a pool is divided into blocks, whatever its size."""
 
-    block_tokens: int
-    """Tokens in a block of attention."""
-    page_bytes: int
-    """Bytes of a block in one layer, the same in every group."""
-    group_layers: int
-    """Layers of a full group, g."""
+    block_tokens: int  # tokens in a block of attention
+    page_bytes: int  # bytes of a block in one layer, the same in every group
+    group_layers: int  # layers of a full group, g
     groups: tuple[Group, ...]
 
     @property
@@ -150,10 +130,7 @@ _Blocks = dict[CacheSpec, int]  # tokens in a block of each type, 0 for states
 
 
 def plan_blocks(specs: Sequence[CacheSpec], rules: PoolSettings) -> BlockPlan:
-    """Block, page and groups of these layers; specs that differ in nothing but `layers` are one type.
-
-    Raises `Impossible` where vLLM has no such plan, or where this file knows none: it takes one type of attention.
-    """
+    """Block, page and groups of layers, alike ones together; Impossible where no such plan is known."""
     layers: Counter[CacheSpec] = Counter()
     for spec in specs:
         layers[replace(spec, layers=1)] += spec.layers
@@ -244,7 +221,6 @@ def _split(spec: CacheSpec, tokens: int, full: int, rules: PoolSettings) -> list
             layers=len(range(first, spec.layers, count)),
             block_tokens=tokens,
             page_bytes=_page(spec, tokens),
-            window=spec.window,
             reach_tokens=spec.window - 1 + in_flight if spec.kind == "sliding" else 0,
             states=states if spec.kind == "recurrent" else 0,
         )
@@ -267,8 +243,7 @@ class KVPool(Struct, frozen=True, kw_only=True):
     blocks: int
     """Whole blocks; one of them is the engine's null block and holds nothing (`v1/core/block_pool.py`). None where the
     device does not hold a pool of given size."""
-    max_model_tokens: int
-    """Longest request that the engine is told to expect: what it prints depends on it."""
+    max_model_tokens: int  # longest request that the engine is told to expect: what it prints depends on it
 
     @property
     def printed_tokens(self) -> int:
@@ -279,10 +254,6 @@ class KVPool(Struct, frozen=True, kw_only=True):
     def concurrency(self) -> float:
         """What it prints as the maximum concurrency at the longest request."""
         return self.plan.concurrency(self.blocks, self.max_model_tokens)
-
-    def residents(self, tokens: int) -> int:
-        """Requests of so many tokens each that the pool holds at once."""
-        return max(0, self.blocks - 1) // self.plan.blocks_per_request(tokens)
 
 
 def block_plan(case: Case) -> BlockPlan:
@@ -349,14 +320,11 @@ def _specs(case: Case) -> list[CacheSpec]:
         state = model.recurrent.state_elements * case.state_element_bytes
         specs.append(CacheSpec(kind="recurrent", layers=model.recurrent_layers, state_bytes=state + tail))
     if drafter and drafter.window:
-        window = CacheSpec(
-            kind="sliding",
-            layers=drafter.layers,
-            token_bytes=draft_token_bytes(case, drafter),
-            window=drafter.window,
-            kernel_block=kernel_block,
+        layers, window, token_bytes = drafter.layers, drafter.window, draft_token_bytes(case, drafter)
+        sliding = CacheSpec(
+            kind="sliding", layers=layers, token_bytes=token_bytes, window=window, kernel_block=kernel_block
         )
-        specs.append(window)
+        specs.append(sliding)
     return specs
 
 
@@ -380,7 +348,7 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
         max_model_tokens=case.question.max_model_tokens or case.question.ctx_tokens,
     )
     uncertain = (*_taken(case, rules).values(), profile.gpu.vram) if given is None else ()
-    return pool, parts, math.hypot(*(rate.value * rate.spread for rate in uncertain))
+    return pool, parts, math.hypot(*(rate.deviation for rate in uncertain))
 
 
 def share_bytes(case: Case, profile: HardwareProfile) -> float:
@@ -408,7 +376,10 @@ def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
     if case.fmt.sidecar_bytes:
         sequences = question.max_sequences or max(rules.max_sequences, question.batch)
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
-        parts["unquantised tiles"] = float(_sidecar_bytes(case, sequences, rules.batched_tokens))
+        # tiles that wait for their last token, and every sequence's first
+        slots = 2 * sequences + _ceil(rules.batched_tokens, case.fmt.tile_tokens) + KVARN_SLOTS_FREE
+        slot_bytes = case.fmt.tile_tokens * _half_token_bytes(case) * model.attention_layers
+        parts["unquantised tiles"] = float(slots * slot_bytes)
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))
     if case.backend in rules.dequantises_prefix:
         parts["prefill scratch"] = float(longest * _half_token_bytes(case))
@@ -427,13 +398,6 @@ def _taken(case: Case, rules: BlockPoolRules) -> dict[str, Rate]:
     return taken
 
 
-def _sidecar_bytes(case: Case, sequences: int, batched_tokens: int) -> int:
-    """Tiles that wait for their last token, and every sequence's first: 2 a sequence, a step's tokens, 8 free."""
-    tile = case.fmt.tile_tokens
-    slots = 2 * sequences + -(-batched_tokens // tile) + KVARN_SLOTS_FREE
-    return slots * tile * _half_token_bytes(case) * case.model.attention_layers
-
-
 def scratch_token_bytes(case: Case) -> float:
     """Bytes that prefill takes outside the profile for every token of context; 0 where scratch is bounded."""
     copies = pool_rules(case).dequantises_prefix.get(case.backend)
@@ -442,4 +406,4 @@ def scratch_token_bytes(case: Case) -> float:
 
 def _half_token_bytes(case: Case) -> int:
     """K and V of one token and layer in 16 bits."""
-    return 2 * case.model.attention.kv_heads * case.model.attention.head_dim * HALF_BYTES
+    return case.model.attention.kv_elements * HALF_BYTES

@@ -27,14 +27,10 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     name: str
     capacity_bytes: float
-    fixed: dict[str, float]
-    """Bytes by part that do not depend on the context."""
-    page_bytes: dict[str, float]
-    """Bytes by part that one page of every sequence takes here."""
-    capacity_spread: float = 0.0
-    """Standard deviation of capacity less fixed parts, in bytes."""
-    held_bytes: float = 0.0
-    """Bytes that are taken at once, before any context: with a pool of given size all of it."""
+    fixed: dict[str, float]  # bytes by part that do not depend on the context
+    page_bytes: dict[str, float]  # bytes by part that one page of every sequence takes here
+    capacity_spread: float = 0.0  # standard deviation of capacity less fixed parts, in bytes
+    held_bytes: float = 0.0  # bytes that are taken at once, before any context: with a pool of given size all of it
 
     def free_bytes(self) -> float:
         """What the cache may take; negative where even an empty cache does not fit."""
@@ -68,8 +64,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     memories: tuple[Memory, ...]
     pages: int
     page_tokens: int
-    kv_pool: KVPool | None = None
-    """The pool of blocks, under an engine that shares one among requests."""
+    kv_pool: KVPool | None = None  # the pool of blocks, under an engine that shares one among requests
 
     @property
     def fits(self) -> bool:
@@ -173,9 +168,9 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     its groups. A drafter's windows are counted full, whatever the context.
     """
     if profile.gpu_count > 1:
+        hint = "name a machine with one, such as --hw rtx3090 or --hw h200"
         raise Impossible(
-            f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}",
-            hint="name a machine with one, such as --hw rtx3090 or --hw h200",
+            f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}", hint=hint
         )
     kv_pool, parts, spread = plan_pool(case, profile)
     plan, batch = kv_pool.plan, case.question.batch
@@ -200,7 +195,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         capacity_bytes=outside,
         fixed={"context": min(untracked.value, outside)},
         page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
-        capacity_spread=untracked.value * untracked.spread,
+        capacity_spread=untracked.deviation,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
     memories = _memories(profile, device, headroom, host_memory(case, profile))
@@ -220,18 +215,14 @@ def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]
     def joined(device: dict[str, float], kept: dict[str, float]) -> dict[str, float]:
         return {part: device.get(part, 0.0) + kept.get(part, 0.0) for part in device | kept}
 
-    both = replace(
-        last,
-        fixed=joined(last.fixed, host.fixed),
-        page_bytes=joined(last.page_bytes, host.page_bytes),
-        capacity_spread=math.hypot(last.capacity_spread, host.capacity_spread),
-    )
+    spread, pages = math.hypot(last.capacity_spread, host.capacity_spread), joined(last.page_bytes, host.page_bytes)
+    both = replace(last, fixed=joined(last.fixed, host.fixed), page_bytes=pages, capacity_spread=spread)
     return (*others, both)
 
 
 def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     """Each device with its layers' weights, state and cache, under an engine that takes what it needs."""
-    devices = split_layers(case, profile.gpu_count)
+    devices = split_layers(case.model.layers, profile.gpu_count)
     kinds = case.model.layer_kinds
     layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
     fixed = [
@@ -241,17 +232,13 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     page = case.rules.page_tokens * case.question.batch
     placed = case.layout.placement(case)
     tables = page * placed.host_bytes * case.model.attention_layers * PAGE_TABLE_SHARE
-    workspace_spread = case.rules.workspace.value * case.rules.workspace.spread
-    spread = math.hypot(workspace_spread, profile.gpu.vram.value * profile.gpu.vram.spread)
+    spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
     return [
         Memory(
             name=f"gpu{device}",
             capacity_bytes=profile.gpu.vram.value,
             fixed=parts | {"workspace": workspace},
-            page_bytes={
-                "kv cache": own.count("attention") * placed.vram_bytes * page,
-                "page tables": tables,
-            },
+            page_bytes={"kv cache": own.count("attention") * placed.vram_bytes * page, "page tables": tables},
             capacity_spread=spread,
         )
         for device, (own, parts, workspace) in enumerate(zip(layers, fixed, spare, strict=True))
@@ -313,8 +300,5 @@ def host_memory(case: Case, profile: HardwareProfile) -> Memory:
         capacity_bytes=profile.host.memory.value,
         fixed=fixed,
         page_bytes={"kv cache": per_token * case.rules.page_tokens * batch},
-        capacity_spread=math.hypot(
-            profile.host.reserved.value * profile.host.reserved.spread,
-            profile.host.memory.value * profile.host.memory.spread,
-        ),
+        capacity_spread=math.hypot(profile.host.reserved.deviation, profile.host.memory.deviation),
     )

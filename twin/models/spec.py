@@ -9,12 +9,10 @@ SCHEMA = "twin.model/1"
 Tokens = Annotated[int, Meta(ge=1, le=2**31)]
 Layers = Annotated[int, Meta(ge=1, le=4096)]
 Heads = Annotated[int, Meta(ge=1, le=4096)]
-Width = Annotated[int, Meta(ge=1, le=2**20)]
-"""Elements of a vector, or bytes of a row."""
+Width = Annotated[int, Meta(ge=1, le=2**20)]  # elements of a vector, or bytes of a row
 Experts = Annotated[int, Meta(ge=1, le=65536)]
 Vocabulary = Annotated[int, Meta(ge=1, le=2**24)]
-Few = Annotated[int, Meta(ge=1, le=65536)]
-"""Tokens of a block, rows of a token, streams: what a loop may go over."""
+Few = Annotated[int, Meta(ge=1, le=65536)]  # tokens of a block, rows of a token, streams: what a loop may go over
 Bits = Annotated[float, Meta(ge=0.01, le=64)]
 Bytes = Annotated[int, Meta(ge=1, le=2**50)]
 LayerKind = Literal["attention", "recurrent"]
@@ -32,6 +30,16 @@ class Attention(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.query_heads % self.kv_heads:
             raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of K and V of one token."""
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.query_heads // self.kv_heads
 
 
 class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -105,10 +113,8 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     bits: Bits
     embedding_on_host: bool
     embedding_bits: Bits
-    head_bits: Bits | None = None
-    """None: as the layers."""
-    mlp_operands: str = ""
-    """Operand type of the feed-forward products where it is another than the engine's, such as int8."""
+    head_bits: Bits | None = None  # None: as the layers
+    mlp_operands: str = ""  # operand type of feed-forward products where not the engine's, such as int8
 
 
 class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,22 +127,16 @@ class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     query_heads: Heads
     kv_heads: Heads
     head_dim: Width
-    window: Annotated[int, Meta(ge=0, le=2**31)]
-    """Tokens of its cache that a layer keeps; 0: all."""
-    parameters: Annotated[int, Meta(ge=1, le=2**50)]
-    """Parameters that each token of the context runs through."""
-    weight_bytes: Bytes
-    """Bytes of the layers, read in every pass."""
+    window: Annotated[int, Meta(ge=0, le=2**31)]  # tokens of its cache that a layer keeps; 0: all
+    parameters: Annotated[int, Meta(ge=1, le=2**50)]  # parameters that each token of the context runs through
+    weight_bytes: Bytes  # bytes of the layers, read in every pass
     head_bytes: Annotated[int, Meta(ge=0, le=2**50)]
     """Bytes of the output head that a pass reads: a pruned vocabulary, or the model's own head."""
-    own_head: bool
-    """Whether that head takes memory of its own."""
+    own_head: bool  # whether that head takes memory of its own
     max_tokens: Annotated[int, Meta(ge=1, le=64)]
     default_tokens: Annotated[int, Meta(ge=1, le=64)]
-    kv_dtype: str | None = None
-    """Format of its cache; None: as the model's."""
-    block_tokens: Annotated[int, Meta(ge=1, le=65)] = 1
-    """Query tokens of one block of its own: an anchor and what it proposes."""
+    kv_dtype: str | None = None  # format of its cache; None: as the model's
+    block_tokens: Annotated[int, Meta(ge=1, le=65)] = 1  # query tokens of a block: an anchor and what it proposes
     block_accepts: Annotated[float, Meta(ge=1, le=65)] = 1.0
     """Tokens that a step with its own block yields, where longer drafts are looked up in the context."""
     lookup_accepts: Annotated[float, Meta(ge=1, le=65)] = 2.0
@@ -158,8 +158,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, d
     name: str
     summary: str
     source: str
-    family: str = ""
-    """Under which published acceptances and qualities are kept; empty: none are."""
+    family: str = ""  # under which published acceptances and qualities are kept; empty: none are
     hidden: Width
     vocab: Vocabulary
     layers: Layers

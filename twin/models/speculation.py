@@ -37,12 +37,9 @@ class Speculation(Struct, frozen=True, kw_only=True):
     """A drafter, the tokens that it proposes, and the tokens that a step yields."""
 
     drafter: Drafter
-    tokens: int
-    """Proposed tokens, k."""
-    accepted: float
-    """Tokens that a step yields on average, from 1 (only the bonus token) to k + 1."""
-    source: str
-    """Where the acceptance comes from."""
+    tokens: int  # proposed tokens, k
+    accepted: float  # tokens that a step yields on average, from 1 (only the bonus token) to k + 1
+    source: str  # where the acceptance comes from
 
     @property
     def steps(self) -> tuple[VerifyStep, ...]:
@@ -78,15 +75,16 @@ def speculation_of(
     if name is None:
         raise BadValue(f"{model.name} has no drafter {asked!r}", hint=f"it has {', '.join(sorted(drafters))}")
     drafter = drafters[name]
-    tokens = _count(text, count) if colon else drafter.default_tokens
+    if colon and (not count.isdecimal() or len(count) > 4):
+        raise BadValue(f"{text!r} is not a speculation", hint="write mtp:3 or dflash2:15")
+    tokens = int(count) if colon else drafter.default_tokens
     if not 1 <= tokens <= drafter.max_tokens:
         raise BadValue(f"{name} proposes 1 to {drafter.max_tokens} tokens, not {tokens}")
     if accepted is not None and task is not None:
         raise Impossible("an acceptance and a task were given; the task stands for a published acceptance")
     if accepted is None:
-        found = published_acceptance(
-            model.family or model.name, name, tokens, kv_dtype=kv_dtype, ctx_tokens=ctx_tokens, task=task
-        )
+        family = model.family or model.name
+        found = published_acceptance(family, name, tokens, kv_dtype=kv_dtype, ctx_tokens=ctx_tokens, task=task)
         accepted = found.accepted
         source = f"{found.task}, {found.kv_dtype}, {found.ctx_tokens:,} tokens: {found.source}"
     else:
@@ -94,12 +92,6 @@ def speculation_of(
     if not 1 <= accepted <= tokens + 1:
         raise BadValue(f"accepted tokens {accepted:g} is outside the range of 1 to {tokens + 1} (k + 1) a step")
     return Speculation(drafter=drafter, tokens=tokens, accepted=accepted, source=source)
-
-
-def _count(text: str, count: str) -> int:
-    if not count.isdecimal() or len(count) > 4:
-        raise BadValue(f"{text!r} is not a speculation", hint="write mtp:3 or dflash2:15")
-    return int(count)
 
 
 def published_acceptance(
@@ -112,11 +104,10 @@ def published_acceptance(
     meant = match(asked, tasks)
     fitting = [row for row in rows if row.task == meant]
     if not fitting:
-        raise BadValue(
-            f"no acceptance of {drafter} on task {asked!r} is published for {model}",
-            hint=f"give --accept, or one of the tasks {', '.join(tasks) or '(none)'}",
-        )
-    return min(
-        fitting,
-        key=lambda row: (abs(row.tokens - tokens), row.kv_dtype != kv_dtype, abs(row.ctx_tokens - ctx_tokens)),
-    )
+        hint = f"give --accept, or one of the tasks {', '.join(tasks) or '(none)'}"
+        raise BadValue(f"no acceptance of {drafter} on task {asked!r} is published for {model}", hint=hint)
+
+    def distance(row: Accepted) -> tuple[int, bool, int]:
+        return abs(row.tokens - tokens), row.kv_dtype != kv_dtype, abs(row.ctx_tokens - ctx_tokens)
+
+    return min(fitting, key=distance)

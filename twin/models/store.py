@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from operator import or_
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,14 +30,12 @@ def model_names() -> list[str]:
 
 
 def load_model(name: str) -> ModelSpec:
-    """The model called `name` (case and separators aside), or read from the file `name` if it looks like a path.
-
-    Raises UnknownName for a name that is not shipped, BadFile for a file that is not a model.
-    """
+    """The model called `name` (case and separators aside) or read from a file. Raises UnknownName or BadFile."""
     known = match(name, model_names())
     if known is not None:
         return _shipped(known)
-    if is_hub_name(name):
+    # owner/model, and no folder of that owner is here
+    if _HUB_NAME.fullmatch(name) and not name.endswith(".json") and not Path(name).parent.is_dir():
         near = suggestions(name.split("/")[1], model_names())
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise BadFile(f"{name}: no such file, and names on a hub are not looked up", hint=f"{meant}{_INSTEAD}")
@@ -48,11 +47,6 @@ def load_model(name: str) -> ModelSpec:
     raise UnknownName("model", name, model_names())
 
 
-def is_hub_name(name: str) -> bool:
-    """Whether it reads like `owner/model`, and no folder of that owner is here."""
-    return _HUB_NAME.fullmatch(name) is not None and not name.endswith(".json") and not Path(name).parent.is_dir()
-
-
 @cache
 def _shipped(name: str) -> ModelSpec:
     return _parse(DATA / f"{name}.json")
@@ -60,14 +54,7 @@ def _shipped(name: str) -> ModelSpec:
 
 def _parse(path: Path) -> ModelSpec:
     """A key of a file that extends a shipped model replaces the parent's whole: a table that is written is complete."""
-    raw = extended(
-        read_json(path),
-        path,
-        kind="model",
-        names=model_names(),
-        shipped=lambda name: read_json(DATA / f"{name}.json"),
-        lay_over=lambda parent, own: {**parent, **own},
-    )
+    raw = extended(read_json(path), path, ("model", model_names(), lambda name: read_json(DATA / f"{name}.json"), or_))
     try:
         return msgspec.convert(raw, ModelSpec)
     except (msgspec.ValidationError, ValueError) as wrong:
@@ -76,10 +63,7 @@ def _parse(path: Path) -> ModelSpec:
 
 @cache
 def published(folder: Path, family: str, kind: type[Row]) -> tuple[Row, ...]:
-    """What is published of a family of models, in a file of `folder`: rows of a `kind`; none where nothing is.
-
-    Raises BadFile for a file that holds something else.
-    """
+    """What is published of a family of models in `folder`: rows of a `kind`, or none. Raises BadFile."""
     path = folder / f"{family}.json"
     if "/" in family or not path.exists():
         return ()

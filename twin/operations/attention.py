@@ -13,14 +13,9 @@ from twin.operations.counts import HALF_BYTES, complete_blocks, padded_selection
 from twin.operations.occupancy import ACCUMULATOR_BYTES, STATISTICS, SplitKV, flash_grid
 from twin.operations.ops import Engine, Op, OpGraph, Step
 
-FULL_BYTES = 4
-"""Bytes of an fp32 element."""
-
-INDEX_BYTES = 4
-"""Bytes of one selected token index (int32)."""
-
-MANY = 64.0
-"""Mean from which on the remainder of a Poisson count is even."""
+FULL_BYTES = 4  # bytes of an fp32 element
+INDEX_BYTES = 4  # bytes of one selected token index (int32)
+MANY = 64.0  # mean from which on the remainder of a Poisson count is even
 
 
 # Decode, append and dense prefill
@@ -32,9 +27,10 @@ def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, .
     A kernel whose plan is known pads query rows to those of its thread blocks, each of which dequantises the cache.
     """
     attention = case.model.attention
-    q_rows = step.q_tokens * (attention.query_heads // attention.kv_heads)
+    q_rows = step.q_tokens * attention.group
     kernel = case.attention_kernel("attend_decode", step.q_tokens)
-    plan = case.rules.decode_plan(case.fmt.name, kernel.split("/")[1])
+    plans, backend, fmt = case.rules.own_kernels.decode_plans, kernel.split("/")[1], case.fmt.name
+    plan = plans.get(f"{backend}/{fmt}", plans.get(fmt))
     dequantised, split_kv = 1, None
     if plan is not None:
         dequantised, thread_block = plan.thread_blocks_of(q_rows)
@@ -52,14 +48,14 @@ def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, .
             partial_bytes=outputs * (attention.head_dim + STATISTICS) * ACCUMULATOR_BYTES,
             other_splits=plan.other_splits,
         )
-    elements = step.end * step.batch * attention.kv_heads * attention.head_dim
+    elements = step.end * step.batch * attention.kv_elements
     return Op(
-        part="attention",
-        device=device,
+        "attention",
+        device,
         kernel=kernel,
         vram_bytes=step.end * case.plane_bytes * step.batch,
-        flops=4.0 * elements * q_rows,
-        dequantised_elements=2.0 * elements * dequantised if case.fmt.kind != "plain" else 0,
+        flops=2.0 * elements * q_rows,
+        dequantised_elements=float(elements * dequantised) if case.fmt.kind != "plain" else 0,
         dtype=case.operand_dtype,
         grain=step.q_tokens,
         split_kv=split_kv,
@@ -69,27 +65,24 @@ def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, .
 
 def append(case: Case, chunk: Step, device: int) -> Op:
     """Write a chunk's K and V: computed in 16 bits, stored (and quantised) in the format."""
-    attention = case.model.attention
-    computed = 2 * attention.kv_heads * attention.head_dim * HALF_BYTES
     tokens = chunk.q_tokens * chunk.batch
-    return Op(
-        part="append",
-        device=device,
-        kernel=case.attention_kernel("append"),
-        vram_bytes=(computed + case.plane_bytes) * tokens,
-        grain=tokens,
-    )
+    moved = (case.model.attention.kv_elements * HALF_BYTES + case.plane_bytes) * tokens
+    return Op("append", device, kernel=case.attention_kernel("append"), vram_bytes=moved, grain=tokens)
+
+
+def _causal_flops(case: Case, chunk: Step) -> float:
+    """Two products for every pair of a new token and one that it sees."""
+    return 4 * case.model.attention.query_heads * case.model.attention.head_dim * chunk.pairs * chunk.batch
 
 
 def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes: float) -> OpGraph:
-    """Causal attention of a chunk over everything before it: 4 x heads x dim operations per pair of tokens."""
-    attention = case.model.attention
+    """Causal attention of a chunk over everything before it."""
     write = (append(case, chunk, device),) if case.backend and case.model.indexer is None else ()
     attend = Op(
-        part="attention",
-        device=device,
+        "attention",
+        device,
         kernel=case.attention_kernel("attend_dense"),
-        flops=4 * attention.query_heads * attention.head_dim * chunk.pairs * chunk.batch,
+        flops=_causal_flops(case, chunk),
         vram_bytes=chunk.end * case.plane_bytes * chunk.batch - link_bytes,
         link_bytes=link_bytes,
         dtype=case.operand_dtype,
@@ -108,19 +101,16 @@ def decode_selection(case: Case, step: Step, device: int, *, first: int) -> tupl
     """Scan of all pooled keys and top-k for one new token of each sequence; a chain after op `first` - 1."""
     blocks = complete_blocks(case.model, step.end) * step.batch
     scan = _scoring(case, device, part="pooled_scan", operation="scan", blocks=blocks, scores=blocks, grain=step.end)
-    scores_bytes = case.rules.sparse.score_bytes * blocks
-    return _selection(case, scan, score_bytes=2 * scores_bytes, first=first)
+    return _selection(case, scan, score_bytes=2 * case.rules.sparse.score_bytes * blocks, first=first)
 
 
 def prefill_selection(case: Case, chunk: Step, device: int, *, first: int) -> tuple[Op, Op]:
     """Scoring and top-k for all query tokens of a chunk, a slab of `score_rows` of them at a time."""
     slabs = -(-chunk.q_tokens // case.rules.sparse.score_rows) * chunk.batch
-    scores = chunk.batch * chunk.pairs / case.model.indexer.ratio if case.model.indexer else 0
+    scores = chunk.batch * chunk.pairs / case.model.indexer.ratio / slabs if case.model.indexer else 0
     blocks = complete_blocks(case.model, chunk.end)
-    score = _scoring(
-        case, device, part="score", operation="score", blocks=blocks, scores=scores / slabs, grain=chunk.end
-    )
-    score_bytes = case.rules.sparse.score_bytes * scores / slabs
+    score = _scoring(case, device, part="score", operation="score", blocks=blocks, scores=scores, grain=chunk.end)
+    score_bytes = case.rules.sparse.score_bytes * scores
     score = replace(score, calls=slabs, vram_bytes=score.vram_bytes + score_bytes)
     return _selection(case, score, score_bytes=score_bytes, first=first)
 
@@ -130,9 +120,9 @@ def _scoring(case: Case, device: int, *, part: str, operation: str, blocks: int,
     on_host, key_bytes = case.pooled == "host", blocks * case.index_key_bytes
     indexer = case.model.indexer
     return Op(
-        part=part,
+        part,
+        device,
         engine=Engine.H2D if on_host else Engine.SM,
-        device=device,
         kernel=case.index_kernel(operation),
         vram_bytes=0 if on_host else key_bytes,
         link_bytes=key_bytes if on_host else 0,
@@ -144,16 +134,11 @@ def _scoring(case: Case, device: int, *, part: str, operation: str, blocks: int,
 
 def _selection(case: Case, scoring: Op, *, score_bytes: float, first: int) -> tuple[Op, Op]:
     """Scoring after op `first` - 1, and the top-k of its scores."""
-    select = Op(
-        part="select",
-        device=scoring.device,
-        kernel=case.index_kernel("select"),
-        calls=scoring.calls,
-        vram_bytes=score_bytes,
-        grain=scoring.grain,
-        after=(first,),
+    kernel, calls, grain = case.index_kernel("select"), scoring.calls, scoring.grain
+    return (
+        replace(scoring, after=(first - 1,) if first else ()),
+        Op("select", scoring.device, kernel=kernel, calls=calls, vram_bytes=score_bytes, grain=grain, after=(first,)),
     )
-    return replace(scoring, after=(first - 1,) if first else ()), select
 
 
 # Sparse prefill: every query token attends to its own selection, bucket by bucket where the history is staged
@@ -161,9 +146,8 @@ def _selection(case: Case, scoring: Op, *, score_bytes: float, first: int) -> tu
 
 def padded_heads(case: Case) -> int:
     """Query heads that the sparse kernel computes: each KV head's group is padded up to whole tiles."""
-    attention = case.model.attention
-    group = attention.query_heads // attention.kv_heads
-    return attention.kv_heads * -(-group // case.rules.sparse.head_tile) * case.rules.sparse.head_tile
+    attention, tile = case.model.attention, case.rules.sparse.head_tile
+    return attention.kv_heads * -(-attention.group // tile) * tile
 
 
 def issued_tokens(case: Case, buckets: int) -> float:
@@ -206,8 +190,8 @@ def sparse_attention(
     tokens = chunk.q_tokens * chunk.batch
     selection = padded_selection(case.model, case.rules.sparse.selection_alignment)
     return Op(
-        part="attention",
-        device=device,
+        "attention",
+        device,
         kernel=case.kernel("attend_sparse"),
         flops=issued_flops(case, tokens, buckets),
         vram_bytes=vram_bytes + tokens * selection * INDEX_BYTES * case.model.attention.kv_heads,
@@ -219,17 +203,11 @@ def sparse_attention(
 
 def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, ...]) -> Op:
     """Combine one bucket's partial outputs with the running softmax: both are written and read."""
-    attention = case.model.attention
+    attention, kernel = case.model.attention, case.kernel("combine")
     partials = 0 if case.rules.sparse.splits_selection else padded_heads(case)  # such a kernel carries the sum itself
-    elements = 2 * partials + 2 * attention.query_heads
-    return Op(
-        part="combine",
-        device=device,
-        kernel=case.kernel("combine"),
-        vram_bytes=chunk.q_tokens * elements * attention.head_dim * ACCUMULATOR_BYTES,
-        grain=chunk.q_tokens,
-        after=after,
-    )
+    elements = 2 * (partials + attention.query_heads) * attention.head_dim
+    moved = chunk.q_tokens * elements * ACCUMULATOR_BYTES
+    return Op("combine", device, kernel=kernel, vram_bytes=moved, grain=chunk.q_tokens, after=after)
 
 
 # Prefill over a history that is dequantised kv chunk by kv chunk (`realkernels/chunk.py`): into one buffer of K and of
@@ -249,8 +227,7 @@ def operand_bytes(case: Case) -> int:
 
 def dequantised_token_bytes(case: Case) -> int:
     """K and V of one token in one layer, dequantised."""
-    attention = case.model.attention
-    return 2 * attention.kv_heads * attention.head_dim * operand_bytes(case)
+    return case.model.attention.kv_elements * operand_bytes(case)
 
 
 def attention_calls(case: Case, chunk: Step) -> int:
@@ -268,10 +245,7 @@ def prefill_scratch_bytes(case: Case) -> int:
 
 
 def combined_bytes(case: Case, chunk: Step) -> int:
-    """Of one sequence: every result of a query token that sees a kv chunk read, sums between them written and read.
-
-    A query token's first result is no sum yet, and its last sum is its output.
-    """
+    """Of one sequence: results of all kv chunks read, sums between them written and read; the first is none yet."""
     size, attention = case.rules.own_kernels.kv_chunk_tokens, case.model.attention
     kv_tokens, q_tokens, end = int(chunk.kv_tokens), int(chunk.q_tokens), int(chunk.end)
     whole = kv_tokens // size + 1  # kv chunks that every query token sees a token of
@@ -281,18 +255,15 @@ def combined_bytes(case: Case, chunk: Step) -> int:
 
 
 def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> tuple[Op, ...]:
-    """Dequantise, attend and combine over all kv chunks; `first` is the index in the graph of the first of these ops.
-
-    The kv chunks take turns on one engine: their calls are counted together. Only pairs of a token and what it sees
-    are multiplied.
-    """
+    """Dequantise, attend and combine over all kv chunks, their calls counted together; `first` is their index."""
     attention, size = case.model.attention, case.rules.own_kernels.kv_chunk_tokens
     calls, attends = -(-int(chunk.end) // size) * chunk.batch, attention_calls(case, chunk) * chunk.batch
     tokens, token_bytes = chunk.end * chunk.batch, dequantised_token_bytes(case)
     kv_tokens = min(chunk.end, size)
+    shape = {"query_heads": attention.query_heads, "head_dim": attention.head_dim}
     dequantise = Op(
-        part="dequantise",
-        device=device,
+        "dequantise",
+        device,
         kernel=case.attention_kernel("dequantise"),
         calls=calls,
         vram_bytes=tokens * (case.plane_bytes + token_bytes) / calls,
@@ -300,32 +271,16 @@ def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> 
         after=(first - 1,) if first else (),
     )
     attend = Op(
-        part="attention",
-        device=device,
+        "attention",
+        device,
         kernel=case.rules.kernel("attend_dense", case.operand_dtype),
         calls=attends,
-        flops=4 * attention.query_heads * attention.head_dim * chunk.pairs * chunk.batch / attends,
+        flops=_causal_flops(case, chunk) / attends,
         vram_bytes=tokens * token_bytes / attends,
         dtype=case.operand_dtype,
         grain=chunk.q_tokens,
-        flash_grid=flash_grid(
-            query_heads=attention.query_heads,
-            head_dim=attention.head_dim,
-            q_tokens=int(chunk.q_tokens),
-            kv_tokens=int(kv_tokens),
-        ),
+        flash_grid=flash_grid(**shape, q_tokens=int(chunk.q_tokens), kv_tokens=int(kv_tokens)),
         after=(first,),
     )
-    combine = Op(
-        part="combine",
-        device=device,
-        calls=attends,
-        vram_bytes=combined_bytes(case, chunk) * chunk.batch / attends,
-        after=(first + 1,),
-    )
-    return dequantise, attend, combine
-
-
-def dequantised_graph(case: Case, chunk: Step, device: int, *, times: int) -> OpGraph:
-    """The chunk's K and V appended, then attended to with everything before them."""
-    return OpGraph(ops=(append(case, chunk, device), *dequantised_ops(case, chunk, device, first=1)), times=times)
+    moved = combined_bytes(case, chunk) * chunk.batch / attends
+    return dequantise, attend, Op("combine", device, calls=attends, vram_bytes=moved, after=(first + 1,))

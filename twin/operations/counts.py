@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from twin.models.spec import ModelSpec
 
-HALF_BYTES = 2
-"""Bytes of an fp16 or bf16 element."""
+HALF_BYTES = 2  # bytes of an fp16 or bf16 element
 
 
 class Parameters(Struct, frozen=True, kw_only=True):
@@ -20,8 +19,7 @@ class Parameters(Struct, frozen=True, kw_only=True):
     attention: int
     recurrent: int
     expert: int
-    always_on: int
-    """Router and shared expert: run for every token, on every layer."""
+    always_on: int  # router and shared expert: run for every token, on every layer
     head: int
     embedding: int
 
@@ -32,7 +30,7 @@ def parameters(model: ModelSpec) -> Parameters:
     attention, feed_forward = model.attention, model.feed_forward
     width = attention.query_heads * attention.head_dim
     queries = model.hidden * width * (2 if attention.output_gate else 1)
-    keys_values = model.hidden * 2 * attention.kv_heads * attention.head_dim
+    keys_values = model.hidden * attention.kv_elements
     index = model.hidden * (model.indexer.query_heads + 1) * model.indexer.head_dim if model.indexer else 0
     router = model.hidden * feed_forward.experts if feed_forward.experts > 1 else 0
     return Parameters(
@@ -56,8 +54,7 @@ def _recurrent_parameters(model: ModelSpec) -> int:
 def layer_parameters(model: ModelSpec, kind: str) -> int:
     """All parameters of one layer of that kind, every expert included."""
     counts = parameters(model)
-    mixer = counts.attention if kind == "attention" else counts.recurrent
-    return mixer + counts.always_on + counts.expert * model.feed_forward.experts
+    return mixer_parameters(model, kind) + counts.always_on + counts.expert * model.feed_forward.experts
 
 
 def layer_active_parameters(model: ModelSpec, kind: str) -> int:

@@ -11,8 +11,7 @@ from twin.ask.resolve import resolve
 from twin.operations.attention import append, decode_attention, dequantised_ops
 from twin.operations.ops import Op, Step
 
-MODEL = "qwen3.8-27b"
-"""24 query heads, 4 KV heads x 256, all tokens read: the shape of all format cases on a GPU."""
+MODEL = "qwen3.8-27b"  # 24 query heads, 4 KV heads x 256, all tokens read: the shape of all format cases on a GPU
 
 INLINE_BACKEND = "twin_inline"
 
@@ -23,11 +22,6 @@ class Heads(NamedTuple):
     query_heads: int = 24
     kv_heads: int = 4
     head_dim: int = 256
-
-
-def heads_of(words: str) -> Heads:
-    """Of "24x4x256"; those of the model for an empty string."""
-    return Heads(*(int(word) for word in words.split("x"))) if words else Heads()
 
 
 @cache

@@ -12,24 +12,12 @@ from twin.ask.case import Case
 from twin.formats import kv_format
 from twin.models.spec import Drafter
 from twin.models.speculation import Speculation
-from twin.operations.counts import (
-    HALF_BYTES,
-    elementwise_elements,
-    feed_forward_active_parameters,
-    feed_forward_read_parameters,
-    head_bytes,
-    mixer_parameters,
-    parameters,
-    state_bytes,
-    weight_bytes,
-)
+from twin.operations import counts
+from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
 
-LOGIT_BYTES = 4
-"""Bytes of one logit (fp32)."""
-
-DISK_PAGE_BYTES = 4096
-"""Least that one random read takes from a disk."""
+LOGIT_BYTES = 4  # bytes of one logit (fp32)
+DISK_PAGE_BYTES = 4096  # least that one random read takes from a disk
 
 
 class LayerGroup(Struct, frozen=True, kw_only=True):
@@ -41,30 +29,21 @@ class LayerGroup(Struct, frozen=True, kw_only=True):
     count: int
 
 
-def split_layers(case: Case, device_count: int) -> tuple[int, ...]:
-    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first."""
-    return _split(case.model.layers, device_count)
-
-
 @cache
-def _split(layers: int, device_count: int) -> tuple[int, ...]:
+def split_layers(layers: int, device_count: int) -> tuple[int, ...]:
+    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first."""
     share, larger = divmod(layers, device_count)
     sizes = [share + (device < larger) for device in range(device_count)]
     return tuple(device for device, size in enumerate(sizes) for _ in range(size))
 
 
-def layer_groups(case: Case, device_count: int, *, grouped: bool = True, alone: int = 0) -> tuple[LayerGroup, ...]:
-    """Layers one by one in true order, or grouped by kind (all but the first `alone`), since devices are alike."""
-    kinds = case.model.layer_kinds
-    return _groups(kinds, split_layers(case, device_count), alone if grouped else len(kinds))
-
-
 @cache
-def _groups(kinds: tuple[str, ...], devices: tuple[int, ...], last_single: int) -> tuple[LayerGroup, ...]:
-    groups = [LayerGroup(device=devices[at], kind=kinds[at], index=at, count=1) for at in range(last_single)]
-    rest = kinds[last_single:]
+def layer_groups(kinds: tuple[str, ...], device_count: int, *, alone: int = 0) -> tuple[LayerGroup, ...]:
+    """The first `alone` layers one by one in true order, the others grouped by kind, since devices are alike."""
+    devices, rest = split_layers(len(kinds), device_count), kinds[alone:]
+    groups = [LayerGroup(device=devices[at], kind=kinds[at], index=at, count=1) for at in range(alone)]
     for kind in dict.fromkeys(rest):
-        first = last_single + rest.index(kind)
+        first = alone + rest.index(kind)
         groups.append(LayerGroup(device=devices[first], kind=kind, index=first, count=rest.count(kind)))
     return tuple(groups)
 
@@ -77,7 +56,7 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
     needed_at = case.model.ngram.before_layer if case.model.ngram else 0
     graphs = [] if needed_at else list(prefetch_program(case, step))
     tokens = step.q_tokens * step.batch
-    for group in layer_groups(case, device_count, grouped=grouped, alone=needed_at):
+    for group in layer_groups(case.model.layer_kinds, device_count, alone=needed_at if grouped else case.model.layers):
         ops = _weights(case, group, tokens)
         if group.kind == "attention":
             ops += case.layout.decode_ops(case, step, group.device, first=len(ops))
@@ -86,59 +65,47 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         graphs.append(OpGraph(ops=ops, times=group.count))
-    graphs = _with_hops(case, step, device_count, graphs, grouped=grouped)
+    graphs = _with_hops(case, tokens, device_count, graphs, grouped=grouped)
     return (*graphs, *head_program(case, tokens, device_count))
 
 
 def prefill_program(case: Case, chunk: Step, device_count: int, *, grouped: bool = True) -> Program:
     """One prefill chunk through all layers, without logits."""
-    graphs: list[OpGraph] = []
-    for group in layer_groups(case, device_count, grouped=grouped):
-        ops = _weights(case, group, chunk.q_tokens * chunk.batch)
-        if group.kind == "attention":
-            graphs.append(OpGraph(ops=ops, times=group.count))
-            graphs.extend(case.layout.prefill_graphs(case, chunk, group.device, times=group.count))
-        else:
-            state = _recurrence(case, _last_token(chunk.batch), group.device, after=len(ops) - 1)
-            graphs.append(OpGraph(ops=(*ops, state), times=group.count))
-    return tuple(_with_hops(case, chunk, device_count, graphs, grouped=grouped))
+    tokens = chunk.q_tokens * chunk.batch
+    return backbone_program(case, tokens, chunk.batch, device_count, chunk=chunk, grouped=grouped)
 
 
-def backbone_program(case: Case, tokens: int, sequences: int, device_count: int) -> Program:
-    """A step without its attention: the weights' products over `tokens` tokens and the states of `sequences`."""
+def backbone_program(
+    case: Case, tokens: int, sequences: int, device_count: int, *, chunk: Step | None = None, grouped: bool = True
+) -> Program:
+    """Products over `tokens` tokens, states of `sequences` after their last; attention of a `chunk` alone."""
     graphs: list[OpGraph] = []
-    for group in layer_groups(case, device_count):
+    last_token = Step(kv_tokens=0, q_tokens=1, batch=sequences)
+    for group in layer_groups(case.model.layer_kinds, device_count, alone=0 if grouped else case.model.layers):
         ops = _weights(case, group, tokens)
         if group.kind == "recurrent":
-            ops += (_recurrence(case, _last_token(sequences), group.device, after=len(ops) - 1),)
+            ops += (_recurrence(case, last_token, group.device, after=len(ops) - 1),)
         graphs.append(OpGraph(ops=ops, times=group.count))
-    return tuple(_with_hops(case, Step(kv_tokens=0, q_tokens=tokens), device_count, graphs, grouped=True))
+        if chunk is not None and group.kind == "attention":
+            graphs.extend(case.layout.prefill_graphs(case, chunk, group.device, times=group.count))
+    return tuple(_with_hops(case, tokens, device_count, graphs, grouped=grouped))
 
 
 def prefill_attention_program(case: Case, chunk: Step, device_count: int) -> Program:
     """Attention of one prefill chunk in all layers that have it."""
+    groups = [each for each in layer_groups(case.model.layer_kinds, device_count) if each.kind == "attention"]
     return tuple(
-        graph
-        for group in layer_groups(case, device_count)
-        if group.kind == "attention"
-        for graph in case.layout.prefill_graphs(case, chunk, group.device, times=group.count)
+        graph for group in groups for graph in case.layout.prefill_graphs(case, chunk, group.device, times=group.count)
     )
 
 
 def head_program(case: Case, tokens: int, device_count: int) -> Program:
     """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate."""
-    device = split_layers(case, device_count)[-1]
-    ops: tuple[Op, ...] = (_linear(case, device, head_bytes(case.model), parameters(case.model).head, tokens),)
-    if case.rules.samples:
-        sample = Op(
-            part="sampling",
-            device=device,
-            kernel=case.rules.kernel("sample", "fp32"),
-            vram_bytes=tokens * case.model.vocab * LOGIT_BYTES,
-            grain=tokens,
-            after=(0,),
-        )
-        ops += (sample,)
+    model, device = case.model, split_layers(case.model.layers, device_count)[-1]
+    ops: tuple[Op, ...] = (_linear(case, device, counts.head_bytes(model), counts.parameters(model).head, tokens),)
+    if "sample/fp32" in case.rules.implementations:  # sampling over all logits has a rate of its own
+        kernel, logits = case.rules.kernel("sample", "fp32"), tokens * model.vocab
+        ops += (Op("sampling", device, kernel=kernel, vram_bytes=logits * LOGIT_BYTES, grain=tokens, after=(0,)),)
     return (OpGraph(ops=ops),)
 
 
@@ -158,30 +125,24 @@ def _weights(case: Case, group: LayerGroup, tokens: int) -> tuple[Op, ...]:
     between the products, where the rate of the products leaves them out.
     """
     model, operands = case.model, case.model.weights.mlp_operands
-    mixer, active = mixer_parameters(model, group.kind), feed_forward_active_parameters(model)
-    read = feed_forward_read_parameters(model, tokens)
+    mixer, active = counts.mixer_parameters(model, group.kind), counts.feed_forward_active_parameters(model)
+    read = counts.feed_forward_read_parameters(model, tokens)
     dense = model.feed_forward.experts == model.feed_forward.active
     device = group.device
     ops: tuple[Op, ...]
     if operands and operands != case.rules.compute_dtype:
-        feed_bytes = weight_bytes(model, read)
+        feed_bytes = counts.weight_bytes(model, read)
         ops = (
-            _linear(case, device, weight_bytes(model, mixer), mixer, tokens),
+            _linear(case, device, counts.weight_bytes(model, mixer), mixer, tokens),
             _linear(case, device, feed_bytes, active, tokens, dense=dense, operands=operands, after=(0,)),
         )
     else:
-        ops = (_linear(case, device, weight_bytes(model, mixer + read), mixer + active, tokens, dense=dense),)
-    if not case.rules.separate_elementwise(model.weights.format):
-        return ops
-    elementwise = Op(
-        part="elementwise",
-        device=device,
-        kernel=case.rules.kernel("elementwise", model.weights.format),
-        vram_bytes=elementwise_elements(model, group.kind) * HALF_BYTES * tokens,
-        grain=tokens,
-        after=(len(ops) - 1,),
-    )
-    return (*ops, elementwise)
+        ops = (_linear(case, device, counts.weight_bytes(model, mixer + read), mixer + active, tokens, dense=dense),)
+    if f"elementwise/{model.weights.format}" not in case.rules.implementations:
+        return ops  # norms, rotation and gating are in the rate of the products (A3)
+    kernel = case.rules.kernel("elementwise", model.weights.format)
+    moved = counts.elementwise_elements(model, group.kind) * HALF_BYTES * tokens
+    return (*ops, Op("elementwise", device, kernel=kernel, vram_bytes=moved, grain=tokens, after=(len(ops) - 1,)))
 
 
 def _linear(
@@ -191,67 +152,58 @@ def _linear(
     active: float,
     tokens: int,
     *,
+    part: str = "weights",
     dense: bool = True,
     operands: str = "",
     after: tuple[int, ...] = (),
 ) -> Op:
     """Matrix products of `tokens` tokens with `active` parameters each, stored in `read_bytes` bytes.
 
-    `dense`: other numbers of tokens read the same bytes, as they do not where each chooses its experts.
+    `dense`: other numbers of tokens read the same bytes, as they do not where each chooses its experts. Tokens fill up
+    whole tiles of the model's own products, a drafter's are taken as they are.
     """
-    tile = case.rules.row_tiles.get(case.model.weights.format, 1)
+    drafted = part == "draft"
+    tile = 1 if drafted else case.rules.row_tiles.get(case.model.weights.format, 1)
     return Op(
-        part="weights",
-        device=device,
-        kernel=case.linear_kernel,
+        part,
+        device,
+        kernel=case.rules.kernel("linear", case.model.weights.format),
         vram_bytes=read_bytes,
         flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.compute_dtype,
         grain=tokens,
-        row_tile=tile if dense else 0,
+        row_tile=tile if dense and not drafted else 0,
         after=after,
     )
 
 
-def _last_token(sequences: int) -> Step:
-    """As what a prefill chunk passes through a recurrence: only the state after its last token is kept."""
-    return Step(kv_tokens=0, q_tokens=1, batch=sequences)
-
-
 def _recurrence(case: Case, step: Step, device: int, *, after: int) -> Op:
     """Recurrent state of one layer: read once per sequence, written after each token that may turn out the last."""
-    return Op(
-        part="state",
-        device=device,
-        kernel=case.rules.kernel("recurrent", "fp32" if case.state_element_bytes > HALF_BYTES else "fp16"),
-        vram_bytes=(1 + step.q_tokens) * state_bytes(case.model, case.state_element_bytes) * step.batch,
-        grain=step.batch,
-        after=(after,),
-    )
+    kernel = case.rules.kernel("recurrent", "fp32" if case.state_element_bytes > HALF_BYTES else "fp16")
+    moved = (1 + step.q_tokens) * counts.state_bytes(case.model, case.state_element_bytes) * step.batch
+    return Op("state", device, kernel=kernel, vram_bytes=moved, grain=step.batch, after=(after,))
 
 
-def _with_hops(case: Case, step: Step, device_count: int, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
+def _with_hops(case: Case, tokens: int, device_count: int, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
     """The hops between devices: each where the device changes, or all of them in one graph at the end."""
     if grouped:
-        crossings = split_layers(case, device_count)[-1]
-        return [*graphs, _hop(case, step, 0, 1, times=crossings)] if crossings else graphs
+        crossings = split_layers(case.model.layers, device_count)[-1]
+        return [*graphs, _hop(case, tokens, 0, 1, times=crossings)] if crossings else graphs
     placed: list[OpGraph] = []
     device = 0
     for graph in graphs:
         if graph.ops[0].device != device:
-            placed.append(_hop(case, step, device, graph.ops[0].device, times=1))
+            placed.append(_hop(case, tokens, device, graph.ops[0].device, times=1))
             device = graph.ops[0].device
         placed.append(graph)
     return placed
 
 
-def _hop(case: Case, step: Step, source: int, target: int, *, times: int) -> OpGraph:
+def _hop(case: Case, tokens: int, source: int, target: int, *, times: int) -> OpGraph:
     """The residual streams of all tokens, from one device through the host to the next."""
-    elements = step.q_tokens * step.batch * case.model.residual_streams * case.model.hidden
-    hop_bytes = elements * case.rules.hop_element_bytes
-    down = Op(part="hop", engine=Engine.D2H, device=source, link_bytes=hop_bytes)
-    up = Op(part="hop", engine=Engine.H2D, device=target, link_bytes=hop_bytes, after=(0,))
-    return OpGraph(ops=(down, up), times=times)
+    hop_bytes = tokens * case.model.residual_streams * case.model.hidden * case.rules.hop_element_bytes
+    down = Op("hop", source, engine=Engine.D2H, link_bytes=hop_bytes)
+    return OpGraph(ops=(down, Op("hop", target, engine=Engine.H2D, link_bytes=hop_bytes, after=(0,))), times=times)
 
 
 def _ngram_ops(case: Case, step: Step, *, first: int) -> tuple[Op, ...]:
@@ -260,17 +212,11 @@ def _ngram_ops(case: Case, step: Step, *, first: int) -> tuple[Op, ...]:
     if table is None:
         return ()
     rows = table.rows_per_token * step.q_tokens * step.batch
-    from_disk = case.ngram == "disk"
-    read_bytes = max(table.row_bytes, DISK_PAGE_BYTES) if from_disk else table.row_bytes
-    fetch = Op(
-        part="ngram",
-        engine=Engine.DISK if from_disk else Engine.HOST,
-        device=HOST_DEVICE,
-        host_bytes=rows * read_bytes,
-        run_bytes=read_bytes,
-    )
-    send = Op(part="ngram", engine=Engine.H2D, device=0, link_bytes=rows * table.row_bytes, after=(first,))
-    return fetch, send
+    engine, run_bytes = Engine.HOST, table.row_bytes
+    if case.ngram == "disk":
+        engine, run_bytes = Engine.DISK, max(run_bytes, DISK_PAGE_BYTES)
+    fetch = Op("ngram", HOST_DEVICE, engine=engine, host_bytes=rows * run_bytes, run_bytes=run_bytes)
+    return fetch, Op("ngram", 0, engine=Engine.H2D, link_bytes=rows * table.row_bytes, after=(first,))
 
 
 # Drafting: what proposing costs in a decode step, and what following the prompt costs in prefill
@@ -292,73 +238,42 @@ def draft_weight_bytes(speculation: Speculation | None) -> float:
 
 
 def draft_program(case: Case, speculation: Speculation, step: Step, device: int) -> Program:
-    """One draft for every sequence: its passes one after the other, each through the layers and the output head.
-
-    Beside them what a speculating step adds whatever it computes: sampling and rejection, and launches where the
-    verify pass is not captured whole.
-    """
-    drafter = speculation.drafter
-    drafting = Step(
-        kv_tokens=step.kv_tokens, q_tokens=drafter.block_tokens if drafter.kind == "block" else 1, batch=step.batch
-    )
-    tokens = drafting.q_tokens * drafting.batch
+    """A draft for every sequence in all its passes; before it what any speculating step adds: sampling, launches."""
+    drafter, model = speculation.drafter, case.model
+    q_tokens = drafter.block_tokens if drafter.kind == "block" else 1
+    drafting = Step(kv_tokens=step.kv_tokens, q_tokens=q_tokens, batch=step.batch)
     overheads = [case.rules.kernel("speculate", "step")]
     if case.backend in case.rules.backends.piecewise:
         overheads.append(case.rules.kernel("piecewise", "step"))
     launches = tuple(
-        Op(part="launches", device=device, kernel=kernel, after=(at - 1,) if at else ())
-        for at, kernel in enumerate(overheads)
+        Op("launches", device, kernel=kernel, after=(at - 1,) if at else ()) for at, kernel in enumerate(overheads)
     )
-    head_parameters = drafter.head_bytes * 8 / (case.model.weights.head_bits or case.model.weights.bits)
-    ops = (
-        _draft_product(case, device, drafter.weight_bytes, drafter.parameters, tokens, after=()),
-        _draft_attention(case, drafter, drafting, device, decoding=True),
-        _draft_product(case, device, drafter.head_bytes, head_parameters, tokens, after=(1,)),
-    )
+    head = drafter.head_bytes * 8 / (model.weights.head_bits or model.weights.bits)
+    logits = _linear(case, device, drafter.head_bytes, head, q_tokens * step.batch, part="draft", after=(1,))
+    ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits)
     return OpGraph(ops=launches), OpGraph(ops=ops, times=speculation.passes)
 
 
 def draft_prefill_program(case: Case, speculation: Speculation, chunk: Step, device: int) -> Program:
     """The drafter's layers over a prefill chunk, so that its cache follows the prompt."""
-    drafter = speculation.drafter
-    tokens = chunk.q_tokens * chunk.batch
-    product = _draft_product(case, device, drafter.weight_bytes, drafter.parameters, tokens, after=())
-    return (OpGraph(ops=(product, _draft_attention(case, drafter, chunk, device, decoding=False))),)
+    return (OpGraph(ops=_draft_ops(case, speculation.drafter, chunk, device, decoding=False)),)
 
 
-def _draft_product(
-    case: Case, device: int, read_bytes: int, parameters: float, tokens: int, *, after: tuple[int, ...]
-) -> Op:
-    return Op(
-        part="draft",
-        device=device,
-        kernel=case.linear_kernel,
-        vram_bytes=read_bytes,
-        flops=2.0 * parameters * tokens,
-        dtype=case.rules.compute_dtype,
-        grain=tokens,
-        after=after,
-    )
-
-
-def _draft_attention(case: Case, drafter: Drafter, step: Step, device: int, *, decoding: bool) -> Op:
-    """Attention of all the drafter's layers, over its window or the whole context."""
-    kv_tokens = min(step.kv_tokens, drafter.window) if drafter.window else step.kv_tokens
-    seen = kv_tokens + step.q_tokens if decoding else kv_tokens + (step.q_tokens + 1) / 2
-    if drafter.window:
-        seen = min(seen, drafter.window)
-    if decoding:
-        kernel = case.attention_kernel("attend_decode") if not drafter.window else ""
-    else:
-        kernel = case.attention_kernel("attend_dense")
+def _draft_ops(case: Case, drafter: Drafter, step: Step, device: int, *, decoding: bool) -> tuple[Op, Op]:
+    """Products and attention of all the drafter's layers, over its window or the whole context."""
+    window, tokens = drafter.window, step.q_tokens * step.batch
+    kv_tokens = min(step.kv_tokens, window) if window else step.kv_tokens
     held = kv_tokens + step.q_tokens
-    return Op(
-        part="draft",
-        device=device,
+    seen = held if decoding else kv_tokens + (step.q_tokens + 1) / 2
+    kernel = "" if decoding and window else case.attention_kernel("attend_decode" if decoding else "attend_dense")
+    attention = Op(
+        "draft",
+        device,
         kernel=kernel,
         vram_bytes=drafter.layers * held * draft_token_bytes(case, drafter) * step.batch,
-        flops=4.0 * drafter.layers * drafter.query_heads * drafter.head_dim * step.q_tokens * seen * step.batch,
+        flops=4.0 * drafter.layers * drafter.query_heads * drafter.head_dim * tokens * min(seen, window or seen),
         dtype=case.rules.compute_dtype,
-        grain=step.q_tokens if not decoding else 1,
+        grain=1 if decoding else step.q_tokens,
         after=(0,),
     )
+    return _linear(case, device, drafter.weight_bytes, drafter.parameters, tokens, part="draft"), attention

@@ -10,20 +10,14 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-ACCUMULATOR_BYTES = 4
-"""Bytes of an element of partial outputs and running sums (fp32)."""
+ACCUMULATOR_BYTES = 4  # bytes of an element of partial outputs and running sums (fp32)
 
 # Split-KV decode kernels: a thread block holds some query rows and reads a run of tiles of one KV head
 
 MAX_SPLITS = 256
-PROLOGUE_TILES = 3
-"""Tiles' time that the rule allows most thread blocks for their beginning and end."""
-
-BEGUN_TILES = 2
-"""Tiles' time that a thread block really takes before its first tile and after its last one: as measured."""
-
-STATISTICS = 2
-"""Numbers beside a row of partial results: its maximum and its sum."""
+PROLOGUE_TILES = 3  # tiles' time that the rule allows most thread blocks for their beginning and end
+BEGUN_TILES = 2  # tiles' time that a thread block takes before its first and after its last one, as measured
+STATISTICS = 2  # numbers beside a row of partial results: its maximum and its sum
 
 FULL_HEAD = 256
 LEAST_TILE, MOST_TILE = 16, 128
@@ -32,13 +26,10 @@ LEAST_TILE, MOST_TILE = 16, 128
 class ThreadBlock(NamedTuple):
     """What one thread block of a decode kernel works on."""
 
-    tile: int
-    """Tokens, at 256 elements a head; of a format that is stored in tiles its own count."""
-    set_rows: int
-    """Query rows of a set."""
+    tile: int  # tokens, at 256 elements a head; of a format that is stored in tiles its own count
+    set_rows: int  # query rows of a set
     sets: int
-    per_multiprocessor: int
-    """Thread blocks that fit a multiprocessor."""
+    per_multiprocessor: int  # thread blocks that fit a multiprocessor
     prologue: int = PROLOGUE_TILES
 
     @property
@@ -56,10 +47,8 @@ class DecodePlan(Struct, frozen=True, kw_only=True):
 
     thread_blocks: tuple[ThreadBlock, ...]
     """By their query rows, fewest first. More rows than the last holds take equal ones that dequantise a tile each."""
-    alone: ThreadBlock | None = None
-    """In place of the others where a single one holds all rows."""
-    other_splits: int = 0
-    """Splits of a sequence that read no run of tiles."""
+    alone: ThreadBlock | None = None  # in place of the others where a single one holds all rows
+    other_splits: int = 0  # splits of a sequence that read no run of tiles
 
     def thread_blocks_of(self, q_rows: int) -> tuple[int, ThreadBlock]:
         """(thread blocks that share `q_rows` query rows, what each of them works on)."""
@@ -72,28 +61,20 @@ class DecodePlan(Struct, frozen=True, kw_only=True):
 class Occupancy(NamedTuple):
     """What a split-KV kernel makes of a device."""
 
-    splits: int
-    """Parts of a sequence, those that read no tiles included."""
-    elements: float
-    """Stored elements that pass through thread blocks while the busiest place of the device works, times all places."""
-    combined_bytes: float
-    """Partial results, written and read again."""
+    splits: int  # parts of a sequence, those that read no tiles included
+    elements: float  # elements that pass while the busiest place of the device works, times all places
+    combined_bytes: float  # partial results, written and read again
 
 
 class SplitKV(Struct, frozen=True, kw_only=True, gc=False):
     """One call of a decode kernel, whatever device it runs on."""
 
-    pairs: int
-    """Sequences x KV heads x thread blocks that share their query rows."""
-    tiles: int
-    """Of a sequence."""
-    tile_elements: int
-    """Elements of K and V of a KV head in a tile."""
-    q_rows: int
-    """Query rows that a thread block multiplies."""
+    pairs: int  # sequences x KV heads x thread blocks that share their query rows
+    tiles: int  # of a sequence
+    tile_elements: int  # elements of K and V of a KV head in a tile
+    q_rows: int  # query rows that a thread block multiplies
     per_multiprocessor: int
-    partial_bytes: int
-    """Partial results of one split of all sequences."""
+    partial_bytes: int  # partial results of one split of all sequences
     other_splits: int = 0
     prologue: int = PROLOGUE_TILES
 
@@ -105,11 +86,8 @@ class SplitKV(Struct, frozen=True, kw_only=True, gc=False):
         )
         rounds = -(-self.pairs * splits // slots)
         longest = -(-self.tiles // (splits - self.other_splits))
-        return Occupancy(
-            splits=splits,
-            elements=float(rounds * slots * (longest + BEGUN_TILES) * self.tile_elements),
-            combined_bytes=2.0 * splits * self.partial_bytes,
-        )
+        elements = float(rounds * slots * (longest + BEGUN_TILES) * self.tile_elements)
+        return Occupancy(splits=splits, elements=elements, combined_bytes=2.0 * splits * self.partial_bytes)
 
 
 @lru_cache(maxsize=4096)
@@ -127,17 +105,10 @@ def even_splits(*, pairs: int, tiles: int, slots: int, extra: int = 0, prologue:
 FLASH_ROWS, FLASH_ROWS_WIDE, WIDE_HEAD = 128, 64, 128
 """Query rows of a thread block, and those of one whose heads are wider than WIDE_HEAD elements."""
 
-FLASH_TILE, FLASH_TILE_WIDE = 128, 64
-"""Keys of a tile, likewise."""
-
-RESIDENT = 2
-"""Thread blocks of a multiprocessor that the rule counts on; they fit where its shared memory is 192 KiB or more."""
-
-NEARLY_FULL = 0.8
-"""Thread blocks that take this share of a device's places are not split."""
-
-GOOD_ENOUGH = 0.85
-"""Of the best fill: the fewest splits that reach it are taken."""
+FLASH_TILE, FLASH_TILE_WIDE = 128, 64  # keys of a tile, likewise
+RESIDENT = 2  # thread blocks of a multiprocessor that the rule counts on: they fit 192 KiB of shared memory
+NEARLY_FULL = 0.8  # thread blocks that take this share of a device's places are not split
+GOOD_ENOUGH = 0.85  # of the best fill: the fewest splits that reach it are taken
 
 MAX_FLASH_SPLITS = 128
 
@@ -146,24 +117,18 @@ class Waves(NamedTuple):
     """What flash attention makes of a device."""
 
     splits: int
-    full: int
-    """Waves in which a multiprocessor holds RESIDENT thread blocks: the longest one counts."""
-    alone: int
-    """1 where a last wave has a multiprocessor for each of its thread blocks, which then run faster."""
-    thread_blocks: int
-    """Of all splits."""
-    combined_bytes: float
-    """Partial results, written and read again."""
+    full: int  # waves in which a multiprocessor holds RESIDENT thread blocks: the longest one counts
+    alone: int  # 1 where a last wave has a multiprocessor for each of its thread blocks, which then run faster
+    thread_blocks: int  # of all splits
+    combined_bytes: float  # partial results, written and read again
 
 
 class FlashGrid(NamedTuple):
     """Thread blocks of one call, all of one length."""
 
     thread_blocks: int
-    tiles: int = 1
-    """Of keys, that each walks through and may be split by."""
-    partial_bytes: int = 0
-    """Partial results of one split of all thread blocks."""
+    tiles: int = 1  # of keys, that each walks through and may be split by
+    partial_bytes: int = 0  # partial results of one split of all thread blocks
 
     def on(self, multiprocessors: int) -> Waves:
         """Waves of thread blocks on a device of so many multiprocessors."""
@@ -191,10 +156,7 @@ def flash_grid(*, query_heads: int, head_dim: int, q_tokens: int, kv_tokens: int
 
 @lru_cache(maxsize=4096)
 def flash_splits(*, thread_blocks: int, tiles: int, places: int) -> int:
-    """Splits of each thread block into runs of tiles: the fewest that fill waves of `places` nearly as well as any.
-
-    A number that leaves the longest run as long as one split fewer would is passed over.
-    """
+    """The fewest splits into runs of tiles that fill waves of `places` nearly as well as any number."""
     if thread_blocks >= NEARLY_FULL * places:
         return 1
 

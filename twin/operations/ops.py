@@ -36,42 +36,30 @@ class Engine(StrEnum):
     DISK = "DISK"
 
 
-HOST_DEVICE = -1
-"""Device index of HOST and DISK, which all devices share."""
+HOST_DEVICE = -1  # device index of HOST and DISK, which all devices share
 
 
-class Op(Struct, frozen=True, kw_only=True, gc=False):
+class Op(Struct, frozen=True, gc=False):
     """A piece of work: bytes by tier, operations, and the kernel whose rates apply. Counts are per call."""
 
-    part: str
-    """What it is called in a prediction: weights, kv_gather, pooled_scan, ..."""
+    part: str  # what it is called in a prediction: weights, kv_gather, pooled_scan, ..
     device: int
     engine: Engine = Engine.SM
-    kernel: str = ""
-    """Key of the kernel's rates: operation/implementation/format; empty for a plain copy."""
-    calls: float = 1
-    """Back-to-back calls, each of which pays the latency."""
+    kernel: str = ""  # key of the kernel's rates: operation/implementation/format; empty for a plain copy
+    calls: float = 1  # back-to-back calls, each of which pays the latency
     vram_bytes: float = 0
-    link_bytes: float = 0
-    """Bytes over the device's own host link, in the direction of the engine (SM ops read from the host)."""
-    host_bytes: float = 0
-    """Bytes read from host memory or disk by HOST or DISK itself."""
-    run_bytes: float = 0
-    """Length of one contiguous run of link, host or disk bytes; 0 for one long run."""
+    link_bytes: float = 0  # bytes over the device's host link, in the engine's direction (SM ops read from the host)
+    host_bytes: float = 0  # bytes read from host memory or disk by HOST or DISK itself
+    run_bytes: float = 0  # length of one contiguous run of link, host or disk bytes; 0 for one long run
     flops: float = 0
-    dequantised_elements: float = 0
-    """Stored elements that the kernel dequantises; 0 for plain formats."""
+    dequantised_elements: float = 0  # stored elements that the kernel dequantises; 0 for plain formats
     dtype: str = "fp16"
-    grain: float = 1
-    """The quantity that the kernel's efficiency depends on (tokens in the batch, ...)."""
-    row_tile: int = 0
-    """Of products with the same weights whatever `grain` is: tokens go through them in whole tiles of so many."""
-    split_kv: SplitKV | None = None
-    """How a decode attention is split into thread blocks, where that is known."""
+    grain: float = 1  # the quantity that the kernel's efficiency depends on (tokens in the batch, ...)
+    row_tile: int = 0  # of products with the same weights whatever `grain` is: tokens fill whole tiles of so many
+    split_kv: SplitKV | None = None  # how a decode attention is split into thread blocks, where that is known
     flash_grid: FlashGrid | None = None
     """Thread blocks of a call, where the kernel's efficiency depends on how they fill a device in waves."""
-    after: tuple[int, ...] = ()
-    """Ops of the same iteration, by index in the graph, that must have ended."""
+    after: tuple[int, ...] = ()  # ops of the same iteration, by index in the graph, that must have ended
 
 
 class Carried(NamedTuple):
@@ -91,5 +79,4 @@ class OpGraph(Struct, frozen=True, kw_only=True):
     carried: tuple[Carried, ...] = ()
 
 
-Program = tuple[OpGraph, ...]
-"""Graphs one after the other: each begins when the one before has ended on every engine."""
+Program = tuple[OpGraph, ...]  # graphs one after the other: each begins when the one before has ended on every engine

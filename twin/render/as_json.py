@@ -4,7 +4,9 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from hwprofiles import HardwareProfile
 from twin.answers.comparison import Comparison
+from twin.ask.case import Case
 from twin.assumptions import ASSUMPTIONS
 from twin.memory.plan import Memory, MemoryPlan
 from twin.prediction import Z90, Phase, Prediction
@@ -34,18 +36,17 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "prefill": _prefill_json(prediction),
         "assumptions": [f"{key}: {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key for key in prediction.assumptions],
         "sources": [
-            {
-                "rate": name,
-                "value": getattr(rate, "value", None) or list(getattr(rate, "efficiency", ())),
-                "spread": rate.spread,
-                "source": rate.source,
-                "date": rate.date,
-                "fitted_on": list(rate.fitted_on),
-                "note": rate.note,
-            }
+            {"rate": name, "value": getattr(rate, "value", None) or list(getattr(rate, "efficiency", ()))}
+            | {key: getattr(rate, key) for key in ("spread", "source", "date", "fitted_on", "note")}
             for name, rate in prediction.sources.items()
         ],
     }
+
+
+def names_json(case: Case, machine: HardwareProfile) -> dict[str, Any]:
+    """What a question is about."""
+    names = {"model": case.model.name, "hw": machine.name, "engine": case.rules.name, "layout": case.layout.name}
+    return {**names, "kv_dtype": case.fmt.name, "backend": case.backend or None}
 
 
 def _question_json(prediction: Prediction) -> dict[str, Any]:
@@ -56,11 +57,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         return value if name in case.layout.options else None
 
     return {
-        "model": case.model.name,
-        "hw": prediction.machine.name,
-        "engine": case.rules.name,
-        "layout": case.layout.name,
-        "kv_dtype": case.fmt.name,
+        **names_json(case, prediction.machine),
         "ctx_tokens": question.ctx_tokens,
         "batch": question.batch,
         "chunk_tokens": case.chunk_tokens,
@@ -71,7 +68,6 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "host_pages": of_layout("host_pages", "huge" if case.huge_pages else "4KiB"),
         "ngram": case.ngram if case.model.ngram is not None else None,
         "lanes": question.lanes,
-        "backend": case.backend or None,
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
         **_pool_question(prediction),
@@ -142,15 +138,9 @@ def _kv_pool_json(plan: MemoryPlan) -> dict[str, Any]:
     pool = plan.kv_pool
     if pool is None:
         return {}
-    return {
-        "kv_pool_tokens": pool.printed_tokens,
-        "kv_pool_bytes": pool.pool_bytes,
-        "kv_pool_blocks": pool.blocks,
-        "max_concurrency": pool.concurrency,
-        "block_tokens": pool.plan.block_tokens,
-        "block_bytes": pool.plan.block_bytes,
-        "state_blocks_per_request": pool.plan.state_blocks,
-    }
+    printed = {"kv_pool_tokens": pool.printed_tokens, "kv_pool_bytes": pool.pool_bytes, "kv_pool_blocks": pool.blocks}
+    blocks = {"block_tokens": pool.plan.block_tokens, "block_bytes": pool.plan.block_bytes}
+    return printed | blocks | {"max_concurrency": pool.concurrency, "state_blocks_per_request": pool.plan.state_blocks}
 
 
 def _cache_bytes(plan: MemoryPlan, pools: list[Memory]) -> float:
@@ -158,12 +148,8 @@ def _cache_bytes(plan: MemoryPlan, pools: list[Memory]) -> float:
 
 
 def _pool_json(pool: Memory, pages: int) -> dict[str, Any]:
-    return {
-        "name": pool.name,
-        "capacity_bytes": round(pool.capacity_bytes),
-        "used_bytes": round(pool.used_bytes(pages)),
-        "parts": {name: round(size) for name, size in pool.parts(pages).items()},
-    }
+    size = {"capacity_bytes": round(pool.capacity_bytes), "used_bytes": round(pool.used_bytes(pages))}
+    return {"name": pool.name, **size, "parts": {name: round(part) for name, part in pool.parts(pages).items()}}
 
 
 def _phase_json(phase: Phase | None) -> dict[str, Any] | None:
@@ -175,11 +161,7 @@ def _phase_json(phase: Phase | None) -> dict[str, Any] | None:
         "bound": phase.bound,
         "parts_s": {part.name: part.seconds for part in phase.parts},
         "speed_of_light_s": {part.name: part.sol_s for part in phase.parts},
-        "link_bytes": phase.link_bytes,
-        "link_write_bytes": phase.link_write_bytes,
-        "floor_s": phase.floor_s,
-        "naive_s": phase.naive_s,
-        "busy_s": phase.busy_s,
+        **{name: getattr(phase, name) for name in ("link_bytes", "link_write_bytes", "floor_s", "naive_s", "busy_s")},
     }
 
 
@@ -187,5 +169,4 @@ def _prefill_json(prediction: Prediction) -> dict[str, Any] | None:
     phase = _phase_json(prediction.prefill)
     if phase is None or prediction.ttft_s is None:
         return None
-    phase["prefill_s"] = phase.pop("step_s")
-    return {"ttft_s": prediction.ttft_s._asdict(), **phase}
+    return {"ttft_s": prediction.ttft_s._asdict(), "prefill_s": phase.pop("step_s"), **phase}

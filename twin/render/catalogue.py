@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from hwprofiles import HardwareProfile, load_profile, profile_names
+from hwprofiles import load_profile, profile_names
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.cli.delivery import dump
 from twin.cost.roofline import Roofs
@@ -17,30 +17,23 @@ from twin.operations.counts import layer_active_parameters, layer_parameters, pa
 from twin.render.text import table
 from twin.units import GB, format_rate
 
-HEADS, HEAD_DIM = 4, 256
-"""Shape for which a format's bytes are listed."""
+HEADS, HEAD_DIM = 4, 256  # shape for which a format's bytes are listed
 _BYTES_OF = f"of a token in a layer of {HEADS} KV heads x {HEAD_DIM}, K and V with their scales"
 
 _KINDS = {"plain": "as they are", "scaled": "by a scale", "rotated": "rotated, then by a scale"}
 
 
 def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> str:
-    """All of a kind (`profile`, `model`, `layout` or `format`), or one by its name; UnknownName where there is none.
-
-    `hw`: formats on that machine, and from where on each is faster than 16 bits.
-    """
+    """All of a kind (`profile`, `model`, `layout`, `format`) or one; with `hw`, from where on formats are faster."""
     if hw is not None:
-        return _crossover(name, hw, as_json=as_json)
-    show = {"profile": _profile, "model": _model, "layout": _layout, "format": _format}[kind]
-    return show(name, as_json=as_json)
+        from twin.answers.crossover import crossover, kept  # noqa: PLC0415
+        from twin.render.comparison import crossover_json, crossover_text  # noqa: PLC0415
 
-
-def _crossover(name: str | None, hw: str, *, as_json: bool) -> str:
-    from twin.answers.crossover import crossover, kept  # noqa: PLC0415
-    from twin.render.comparison import crossover_json, crossover_text  # noqa: PLC0415
-
-    found = crossover(hw, formats=kept(name))
-    return dump(crossover_json(found)) if as_json else crossover_text(found)
+        found = crossover(hw, formats=kept(name))
+        return dump(crossover_json(found)) if as_json else crossover_text(found)
+    if kind == "format":
+        return dump(format_json(name)) if as_json else format_text(name)
+    return {"profile": _profile, "model": _model, "layout": _layout}[kind](name, as_json=as_json)
 
 
 def _summaries(head: str, names: Sequence[str], load: Callable[[str], Any], *, as_json: bool) -> str:
@@ -56,21 +49,14 @@ def _profile(name: str | None, *, as_json: bool) -> str:
     profile = load_profile(name)
     if as_json:
         return dump(msgspec.to_builtins(profile))
+    rates: dict[str, Provenance] = {"vram bytes": profile.gpu.vram, "host bytes": profile.host.memory}
+    rates |= {"host bytes reserved": profile.host.reserved} | Roofs(profile).rates
     rows = [
         (key, _value(rate), f"{100 * rate.spread:.0f} %", str(rate.n), rate.source, rate.date, rate.note)
-        for key, rate in _all_rates(profile).items()
+        for key, rate in rates.items()
     ]
     heads = ("rate", "value", "spread", "n", "source", "date", "note")
     return f"{profile.name}: {profile.summary}\n\n{table(heads, rows)}"
-
-
-def _all_rates(profile: HardwareProfile) -> dict[str, Provenance]:
-    capacities: dict[str, Provenance] = {
-        "vram bytes": profile.gpu.vram,
-        "host bytes": profile.host.memory,
-        "host bytes reserved": profile.host.reserved,
-    }
-    return capacities | Roofs(profile).rates
 
 
 def _value(rate: Provenance) -> str:
@@ -108,24 +94,14 @@ def _facts(model: ModelSpec) -> dict[str, str]:
 
 def _layout(_: str | None, *, as_json: bool) -> str:
     """All layouts with the engines that have them."""
-    engines = [load_engine(name) for name in engine_names()]
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "summary": load_layout(name).summary,
-            "engines": [engine.name for engine in engines if name in engine.layouts],
-        }
+    engines = {name: load_engine(name).layouts for name in engine_names()}
+    rows = [
+        (name, load_layout(name).summary, [engine for engine, layouts in engines.items() if name in layouts])
         for name in layout_names()
     ]
     if as_json:
-        return dump(rows)
-    cells = [(row["name"], row["summary"], ", ".join(row["engines"])) for row in rows]
-    return table(("layout", "what it is", "engines"), cells)
-
-
-def _format(name: str | None, *, as_json: bool) -> str:
-    """All formats, or one with its planes."""
-    return dump(format_json(name)) if as_json else format_text(name)
+        return dump([dict(zip(("name", "summary", "engines"), row, strict=True)) for row in rows])
+    return table(("layout", "what it is", "engines"), [(name, what, ", ".join(by)) for name, what, by in rows])
 
 
 def format_text(name: str | None) -> str:
@@ -135,11 +111,13 @@ def format_text(name: str | None) -> str:
         many = [each for each in names if is_exl3(each)]
         rows = [_format_row(_format_facts(kv_format(each))) for each in names if each not in many]
         first, last = (_format_facts(kv_format(each)) for each in (many[0], many[-1]))
-        rows.append(tuple(_span(*ends) for ends in zip(_format_row(first), _format_row(last), strict=True)))
+        ends = zip(_format_row(first), _format_row(last), strict=True)
+        rows.append(tuple(low if low == high else f"{low} to {high}" for low, high in ends))
         heads = ("format", "K, V bits", "bytes *", "bits an element", "kept by", "least SM", "what it is")
         return table(heads, sorted(rows)) + f"  * {_BYTES_OF}\n"
     fmt = kv_format(name)
     facts = _format_facts(fmt)
+    run_by = [(each["engine"], each["backends"]) for each in facts["engines"]]
     shape = [
         ("K", _plane(fmt.key)),
         ("V", _plane(fmt.value)),
@@ -148,7 +126,7 @@ def format_text(name: str | None) -> str:
         ("bytes", f"{facts['bytes']:,} {_BYTES_OF}"),
         ("bits an element", f"{facts['bits_per_element']:g}, scales included"),
         *(("kept by", each) for each in _kept_by(facts)),
-        *(("backends", each) for each in _run_by(facts)),
+        *(("backends", f"{name}: {', '.join(names)}") for name, names in run_by if names),
         ("least SM", facts["min_capability"] or "any"),
     ]
     return f"{fmt.name}: {fmt.summary}\n\n{table(('what', 'value'), shape)}"
@@ -203,14 +181,6 @@ def _format_row(facts: dict[str, Any]) -> tuple[str, ...]:
 
 def _kept_by(facts: dict[str, Any]) -> list[str]:
     return [f"{each['engine']} ({', '.join(each['layouts'])})" for each in facts["engines"]]
-
-
-def _run_by(facts: dict[str, Any]) -> list[str]:
-    return [f"{each['engine']}: {', '.join(each['backends'])}" for each in facts["engines"] if each["backends"]]
-
-
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} to {last}"
 
 
 def _plane(plane: Plane) -> str:

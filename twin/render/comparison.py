@@ -24,23 +24,17 @@ def comparison_text(compared: Comparison) -> str:
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
     asked = f"{layout}{case.question.ctx_tokens:,} token{plural(case.question.ctx_tokens)}{batch}"
     title = f"{case.model.name} on {first.machine.name}, {case.rules.name}, {asked}"
-    body = _layouts(compared.predictions) if compared.over == "layouts" else _formats(compared)
-    beyond = "".join(
-        f"  {note}\n" for note in dict.fromkeys(note for each in compared.predictions for note in _notes(each))
-    )
+    if compared.over == "layouts":
+        columns = [_layout_column(each) for each in compared.predictions]
+        heads = ("", *(each.case.layout.name for each in compared.predictions))
+        body = table(heads, [(name, *(column[name] for column in columns)) for name in columns[0]])
+    else:
+        body = _formats(compared)
+    # of the context that is compared at: the longest ones differ and have a column
+    notes = [note for each in compared.predictions for note in beyond_native(each.case, each.case.question.ctx_tokens)]
+    beyond = "".join(f"  {note}\n" for note in dict.fromkeys(notes))
     refused = "".join(f"  {name} is refused: {why}\n" for name, why in compared.refused.items())
     return f"{title}\n\n{body}{beyond}{refused}"
-
-
-def _notes(each: Prediction) -> tuple[str, ...]:
-    """What must be said of the context that is compared at; the longest ones differ and have a column."""
-    return beyond_native(each.case, each.case.question.ctx_tokens)
-
-
-def _layouts(predictions: Sequence[Prediction]) -> str:
-    columns = [_layout_column(each) for each in predictions]
-    heads = ("", *(each.case.layout.name for each in predictions))
-    return table(heads, [(name, *(column[name] for column in columns)) for name in columns[0]])
 
 
 def _layout_column(each: Prediction) -> dict[str, str]:
@@ -85,19 +79,13 @@ def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tupl
         f"{each.case.question.batch / decode.tokens_per_s.value / MS:.1f}" if decode else "-",
         _prefill(each),
         format_seconds(each.ttft_s.value) if each.ttft_s else "-",
-        _kernel(each),
+        f"{each.kernel.split('/')[1]}, {kernel.source}" if (kernel := each.kernel_rate) else "-",
         *quality_cells(compared.quality(each)),
     )
 
 
 def _prefill(each: Prediction) -> str:
     return rate(each.prefill.tokens_per_s) if each.prefill and each.prefill.parts else "-"
-
-
-def _kernel(each: Prediction) -> str:
-    """Whose kernel reads the cache, and where its rates are from."""
-    rate = each.kernel_rate
-    return f"{each.kernel.split('/')[1]}, {rate.source}" if rate else "-"
 
 
 def _whose_kernels(compared: Comparison) -> str:
@@ -133,13 +121,8 @@ def _why_not(each: Prediction) -> str:
 def crossover_text(found: Crossover) -> str:
     """A line a format: from which context on it is faster at each batch, and how it stands at one context."""
     batches = [crossing.batch for crossing in found.lines[0].crossings]
-    heads = (
-        "format",
-        *(f"faster at batch {batch}" for batch in batches),
-        f"at {found.ctx_tokens:,}, batch 1",
-        f"of {found.against}",
-        "held by",
-    )
+    shown = (f"at {found.ctx_tokens:,}, batch 1", f"of {found.against}", "held by")
+    heads = ("format", *(f"faster at batch {batch}" for batch in batches), *shown)
     rows = [
         (
             line.kv_dtype + (" *" if line.kv_dtype in found.carried else ""),
@@ -156,8 +139,7 @@ def crossover_text(found: Crossover) -> str:
         f"{found.machine}, kernels of engine {found.engine} (this project's own{carried}): "
         f"attention of one layer, {tokens}, against {found.against}\n\n{table(heads, rows)}"
     )
-    for name, why in found.refused.items():
-        text += f"  {name}: {why}\n"
+    text += "".join(f"  {name}: {why}\n" for name, why in found.refused.items())
     if found.carried_from:
         text += (
             f"  * Not measured on {found.machine} ({', '.join(found.carried)}): shares of roofs and operations an "
@@ -172,12 +154,10 @@ def crossover_text(found: Crossover) -> str:
 
 
 def _from(crossing: Crossing) -> str:
-    if crossing.ctx_tokens is None:
-        return f"never ({crossing.wall})"
-    return f"from {crossing.ctx_tokens:,} ({crossing.wall})"
+    where = "never" if crossing.ctx_tokens is None else f"from {crossing.ctx_tokens:,}"
+    return f"{where} ({crossing.wall})"
 
 
 def crossover_json(found: Crossover) -> dict[str, Any]:
     """All of it."""
-    plain: dict[str, Any] = {"schema": CROSSOVER_SCHEMA, **msgspec.to_builtins(found)}
-    return plain
+    return {"schema": CROSSOVER_SCHEMA, **msgspec.to_builtins(found)}

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from twin.answers.service import Service
+from twin.render.as_json import names_json
 from twin.render.text import plural, row
 from twin.serving.metrics import NAMED_QUANTILES, Histogram, ServingResult
 from twin.serving.traces import Reading
@@ -52,11 +53,8 @@ def service_text(service: Service, what: str, reading: Reading | None = None) ->
         f"{what}; arrivals {reading.text}" if reading else what,
         "",
     ]
-    return (
-        "\n".join(lines)
-        + "\n"
-        + serving_text(service.result, throughput_90=service.ends(_FIGURES["output_tokens_per_s"]))
-    )
+    figures = serving_text(service.result, throughput_90=service.ends(_FIGURES["output_tokens_per_s"]))
+    return "\n".join([*lines, figures])
 
 
 def _no_cache(service: Service) -> list[str]:
@@ -73,37 +71,28 @@ def _no_cache(service: Service) -> list[str]:
 
 def serving_text(result: ServingResult, *, throughput_90: tuple[float, float] = (0.0, 0.0)) -> str:
     """Headline numbers, with the 90 % interval of output tokens a second, and who was running when."""
-    pool = f"{result.pool_peak_blocks:,} of {result.pool_blocks:,} blocks at most"
+    low, high = (_figures(end) for end in throughput_90)
+    output, within = f"{_figures(result.output_tokens_per_s)} tok/s out", f" ({low} to {high})" if low != high else ""
+    again = f", {result.recomputed_tokens:,} tokens computed again"
     share = result.pool_peak_blocks / result.pool_blocks if result.pool_blocks else 0.0
     lines = [
         f"{result.completed:,} request{plural(result.completed)} in {format_seconds(result.total_s)}: "
         f"{result.prompt_tokens:,} prompt tokens, {result.output_tokens:,} output tokens",
         "",
-        row("throughput", _throughput(result, *throughput_90)),
+        row("throughput", f"{output}{within}, {_figures(result.requests_per_s)} req/s"),
         row("first token", _spread(result.ttft_s)),
         row("between", _spread(result.itl_s)),
         row("per token", _spread(result.tpot_s)),
         row("end to end", _spread(result.e2e_s)),
         row("queue", _spread(result.queue_s)),
         row("running", f"{result.resident_max:,} at most, {_figures(result.resident_mean)} on average"),
-        row("pool", f"{pool} ({100 * share:.0f} %)"),
-        row("preemptions", _preemptions(result)),
+        row("pool", f"{result.pool_peak_blocks:,} of {result.pool_blocks:,} blocks at most ({100 * share:.0f} %)"),
+        row("preemptions", f"{result.preemptions:,}{again}" if result.preemptions else "none"),
     ]
     if result.cached_tokens:
         cached = result.cached_tokens / result.prompt_tokens
         lines.append(row("prefix cache", f"{result.cached_tokens:,} prompt tokens skipped ({100 * cached:.0f} %)"))
     return "\n".join([*lines, *_rejected_rows(result), *_chart(result)]) + "\n"
-
-
-def _throughput(result: ServingResult, low: float, high: float) -> str:
-    within = f" ({_figures(low)} to {_figures(high)})" if _figures(low) != _figures(high) else ""
-    return f"{_figures(result.output_tokens_per_s)} tok/s out{within}, {_figures(result.requests_per_s)} req/s"
-
-
-def _preemptions(result: ServingResult) -> str:
-    if not result.preemptions:
-        return "none"
-    return f"{result.preemptions:,}, {result.recomputed_tokens:,} tokens computed again"
 
 
 def _rejected_rows(result: ServingResult) -> list[str]:
@@ -130,11 +119,8 @@ def _chart(result: ServingResult) -> list[str]:
         label = f"{top:.1f}" if height == CHART_ROWS else ""
         rows.append(f"  {label:>{edge}} |{bars}".rstrip())
     end = format_seconds(result.total_s)
-    return [
-        *rows,
-        f"  {'':{edge}} +{'-' * len(levels)}",
-        f"  {'':{edge}}  0{end:>{max(len(levels), len(end) + 2) - 1}}",
-    ]
+    axis = f"  {'':{edge}} +{'-' * len(levels)}"
+    return [*rows, axis, f"  {'':{edge}}  0{end:>{max(len(levels), len(end) + 2) - 1}}"]
 
 
 def _columns(levels: list[float]) -> list[float]:
@@ -158,32 +144,20 @@ def _figures(value: float) -> str:
 
 def service_json(service: Service, what: str, reading: Reading | None = None) -> dict[str, Any]:
     """The result with its question and, where three runs were made, the 90 % intervals."""
-    case, pool = service.case, service.kv_pool
+    pool, limits = service.kv_pool, service.result.limits
+    named = ("max_sequences", "batched_tokens", "max_model_tokens", "tokens_per_step")
     question = {
-        "model": case.model.name,
-        "hw": service.machine.name,
-        "engine": case.rules.name,
-        "layout": case.layout.name,
-        "kv_dtype": case.fmt.name,
-        "backend": case.backend or None,
+        **names_json(service.case, service.machine),
         "workload": what,
-        "trace": reading and {"time_unit": reading.time_unit, "hash_tokens": reading.hash_tokens},
-        "max_sequences": service.result.limits.max_sequences,
-        "batched_tokens": service.result.limits.batched_tokens,
-        "max_model_tokens": service.result.limits.max_model_tokens,
-        "prefix_caching": service.result.limits.prefix_cache,
-        "speculative_tokens": service.result.limits.speculative,
-        "tokens_per_step": service.result.limits.tokens_per_step,
+        "trace": reading and asdict(reading),
+        **{name: getattr(limits, name) for name in named},
+        "prefix_caching": limits.prefix_cache,
+        "speculative_tokens": limits.speculative,
     }
     result = serving_json(service.result)
     result["pool"] |= {"kv_pool_tokens": pool.printed_tokens, "block_tokens": pool.plan.block_tokens}
-    return {
-        "schema": result.pop("schema"),
-        "question": question,
-        "notes": list(service.notes),
-        **result,
-        "interval_90": _interval_json(service),
-    }
+    head = {"schema": result.pop("schema"), "question": question, "notes": list(service.notes)}
+    return {**head, **result, "interval_90": _interval_json(service)}
 
 
 def _interval_json(service: Service) -> dict[str, dict[str, float | None]] | None:

@@ -1,6 +1,6 @@
 """Answers as text: a headline that stands alone, and tables for those who want to know why."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from unicodedata import combining, east_asian_width
 
 from hwprofiles.rates import Curve, Provenance, Rate
@@ -12,8 +12,7 @@ from twin.prediction import Phase, Prediction, Quantity
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
 SIGNIFICANT = 3
-TIERS = {"host memory": "host RAM"}
-"""Memories that a row calls otherwise than a sentence."""
+TIERS = {"host memory": "host RAM"}  # memories that a row calls otherwise than a sentence
 
 
 def headline(prediction: Prediction) -> str:
@@ -34,12 +33,9 @@ def headline(prediction: Prediction) -> str:
         lines.append(row("longest", longest if plan.max_ctx_tokens() else _no_page(plan)))
     lines += [row("note", each) for each in prediction.notes]
     lines += _speeds(prediction)
+    vram_kib, host_kib = placed.vram_bytes * layers / KIB, placed.host_bytes * layers / KIB
     lines += [
-        row(
-            "KV cache",
-            f"{placed.vram_bytes * layers / KIB:.2f} KiB a token in VRAM, "
-            f"{placed.host_bytes * layers / KIB:.2f} KiB on the host",
-        ),
+        row("KV cache", f"{vram_kib:.2f} KiB a token in VRAM, {host_kib:.2f} KiB on the host"),
         *_pooled(prediction),
         *(row(TIERS.get(name, name), used_of(plan, pools)) for name, pools in plan.tiers()),
     ]
@@ -57,10 +53,8 @@ def _no_page(plan: MemoryPlan) -> str:
 
 def _on(case: Case) -> str:
     """The attention backend, and that of verify steps where it is another."""
-    if not case.backend:
-        return ""
     verify = f" (verify on {case.verify_backend})" if case.speculation and case.verify_backend != case.backend else ""
-    return f" on {case.backend}{verify}"
+    return f" on {case.backend}{verify}" if case.backend else ""
 
 
 def _drafted(case: Case) -> list[str]:
@@ -85,10 +79,8 @@ def _speeds(prediction: Prediction) -> list[str]:
     decode, prefill, ttft_s = prediction.decode, prediction.prefill, prediction.ttft_s
     lines = []
     if decode is not None:
-        lines += [
-            row("decode", f"{rate(decode.tokens_per_s)}, {format_seconds(decode.seconds.value)} a step"),
-            row("", f"wall: {_wall(decode)}"),
-        ]
+        lines.append(row("decode", f"{rate(decode.tokens_per_s)}, {format_seconds(decode.seconds.value)} a step"))
+        lines.append(row("", f"wall: {_wall(decode)}"))
     if prediction.break_even is not None:
         lines.append(row("", f"drafting pays from {prediction.break_even:.2f} tokens a step on"))
     if prefill is not None and prefill.seconds.value:
@@ -96,7 +88,7 @@ def _speeds(prediction: Prediction) -> list[str]:
     elif prefill is not None:
         lines.append(row("prefill", "none: the first decode step takes the whole prompt"))
     if ttft_s is not None:
-        lines.append(row("first token", f"{format_seconds(ttft_s.value)} {_range(ttft_s, seconds=True)}"))
+        lines.append(row("first token", f"{format_seconds(ttft_s.value)} {_range(ttft_s, format_seconds)}"))
     if decode is not None and decode.link_bytes:
         after = f", {format_bytes(prefill.link_bytes)} for the prefill" if prefill else ""
         lines.append(row("host reads", f"{format_bytes(decode.link_bytes)} a step{after}"))
@@ -155,24 +147,23 @@ def _value(rate: Provenance) -> str:
 
 def _memory_table(prediction: Prediction) -> str:
     plan = prediction.memory
-    rows = [
-        (pool.name, name, format_bytes(size)) for pool in plan.memories for name, size in pool.parts(plan.pages).items()
-    ]
-    for pool in plan.memories:
+    rows = []
+    for pool in sorted(plan.memories, key=lambda pool: pool.name):
         free = pool.capacity_bytes - pool.used_bytes(plan.pages)
-        rows.append((pool.name, "free" if free >= 0 else "short", format_bytes(abs(free))))
-    return table(("where", "part", "size"), sorted(rows, key=lambda line: line[0]))
+        parts = pool.parts(plan.pages) | {"free" if free >= 0 else "short": abs(free)}
+        rows += [(pool.name, name, format_bytes(size)) for name, size in parts.items()]
+    return table(("where", "part", "size"), rows)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns, as wide as they need to be."""
     lines = [[" ".join(cell.split()) for cell in cells] for cells in (heads, *rows)]
     widths = [max(map(_columns, cells)) for cells in zip(*lines, strict=True)]
-    padded = (
-        "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
-    return "".join(f"  {line}".rstrip() + "\n" for line in padded)
+    text = ""
+    for line in lines:
+        padded = (cell + " " * (width - _columns(cell)) for cell, width in zip(line, widths, strict=True))
+        text += f"  {'  '.join(padded)}".rstrip() + "\n"
+    return text
 
 
 def _columns(text: str) -> int:
@@ -207,13 +198,11 @@ def ended_by(plan: MemoryPlan) -> str:
 
 def rate(quantity: Quantity) -> str:
     """Tokens a second with their interval."""
-    return f"{_figures(quantity.value)} tok/s {_range(quantity)}"
+    return f"{_figures(quantity.value)} tok/s {_range(quantity, _figures)}"
 
 
-def _range(quantity: Quantity, *, seconds: bool = False) -> str:
-    if seconds:
-        return f"({format_seconds(quantity.low)} to {format_seconds(quantity.high)})"
-    return f"({_figures(quantity.low)} to {_figures(quantity.high)})"
+def _range(quantity: Quantity, shown: Callable[[float], str]) -> str:
+    return f"({shown(quantity.low)} to {shown(quantity.high)})"
 
 
 def _figures(value: float) -> str:

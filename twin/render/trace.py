@@ -19,10 +19,8 @@ from twin.prediction import Prediction
 from twin.serving.metrics import RequestRecord, Steps
 from twin.units import US
 
-SPAN_REQUESTS = 10_000
-"""Requests that a trace of serving shows, the first to finish; Perfetto becomes slow with more."""
-SPAN_STEPS = 100_000
-"""Stretches of steps that it shows, from the start."""
+SPAN_REQUESTS = 10_000  # requests that a trace of serving shows, the first to finish; Perfetto becomes slow with more
+SPAN_STEPS = 100_000  # stretches of steps that it shows, from the start
 
 _COUNTS = ("kernel", "calls", "vram_bytes", "link_bytes", "host_bytes", "flops")
 _REQUEST_SPANS = ("queue", "prefill", "decode")
@@ -65,23 +63,15 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
 def _track_names(device: int, engine: Engine) -> list[dict[str, Any]]:
     process = {"ph": "M", "pid": device + 1, "tid": _TRACK_ORDER[engine]}
     where = "host" if device == HOST_DEVICE else f"gpu{device}"
-    return [
-        {**process, "name": "process_name", "args": {"name": where}},
-        {**process, "name": "thread_name", "args": {"name": f"{where} {engine}"}},
-    ]
+    names = {"process_name": where, "thread_name": f"{where} {engine}"}
+    return [{**process, "name": kind, "args": {"name": name}} for kind, name in names.items()]
 
 
 def _event(span: Span) -> dict[str, Any]:
     op = span.op
-    return {
-        "ph": "X",
-        "name": op.part,
-        "pid": op.device + 1,
-        "tid": _TRACK_ORDER[op.engine],
-        "ts": span.start_s / US,
-        "dur": (span.end_s - span.start_s) / US,
-        "args": {name: getattr(op, name) for name in _COUNTS if getattr(op, name)},
-    }
+    where = {"ph": "X", "name": op.part, "pid": op.device + 1, "tid": _TRACK_ORDER[op.engine]}
+    args = {name: getattr(op, name) for name in _COUNTS if getattr(op, name)}
+    return {**where, "ts": span.start_s / US, "dur": (span.end_s - span.start_s) / US, "args": args}
 
 
 def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:
@@ -93,10 +83,7 @@ def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:
 
 
 class ServingTrace:
-    """Writes a trace of serving while it is simulated: give `steps` and `finished` to it as `on_steps` and `on_finish`.
-
-    Nothing is held back, so that memory does not grow. `close` completes the JSON and says what was left out.
-    """
+    """Writes a trace of serving as it is simulated, holding nothing back: `steps`, `finished`, at the end `close`."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -137,10 +124,8 @@ class ServingTrace:
         """Complete the JSON; the file itself stays open."""
         self._begin()
         self._counter(self._end_s, 0)
-        left = {
-            "requests_left_out": max(0, self._requests - SPAN_REQUESTS),
-            "steps_left_out": max(0, self._steps - SPAN_STEPS),
-        }
+        requests, steps = max(0, self._requests - SPAN_REQUESTS), max(0, self._steps - SPAN_STEPS)
+        left = {"requests_left_out": requests, "steps_left_out": steps}
         self._out.write(f'\n],"otherData":{json.dumps(left)}}}\n')
 
     def _counter(self, at_s: float, running: int) -> None:

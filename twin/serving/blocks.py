@@ -10,17 +10,17 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from twin.serving.metrics import RequestRecord
 from twin.serving.requests import Limits, Request
 
-UNLIMITED = 2**40
-"""More tokens than any sequence has: the room in blocks that never fill up (a sliding window)."""
+UNLIMITED = 2**40  # more tokens than any sequence has: the room in blocks that never fill up (a sliding window)
 
 NEVER = -1.0
 NOT_RUNNING = NOT_DECODING = -1
 
-Key = tuple[str | int, int]
-"""A cached piece of prompt: its id and the token that it ends with."""
+Key = tuple[str | int, int]  # a cached piece of prompt: its id and the token that it ends with
 
 
 class BlockPool(Protocol):
@@ -32,10 +32,7 @@ class BlockPool(Protocol):
         ...
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that a sequence with so many cached tokens holds: monotone.
-
-        What it answers for 0 tokens (a recurrent state, say) every sequence holds for itself, prefix shared or not.
-        """
+        """Blocks of a sequence with so many cached tokens: monotone; those for 0 tokens it shares with nobody."""
         ...
 
 
@@ -49,8 +46,7 @@ class Ledger:
         self.blocks_for = blocks_for
         self.own_blocks = blocks_for(0)
         self.in_use = self.idle_blocks = 0
-        self.idle: dict[Key, int] = {}
-        """Idle prefixes and their blocks, least recently used first."""
+        self.idle: dict[Key, int] = {}  # idle prefixes and their blocks, least recently used first
         self._rooms: dict[int, int] = {}
 
     def take(self, blocks: int) -> bool:
@@ -197,48 +193,29 @@ class Prefixes:
                 self._ledger.rest(piece.key, piece.blocks)
 
 
-class Live:
+class Live(Struct, eq=False):
     """What the scheduler knows of a request between its arrival and its last token. Compared by identity."""
 
-    __slots__ = (
-        "admitted_s",
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "crossing",
-        "end",
-        "first_s",
-        "held",
-        "last_s",
-        "outputs",
-        "pieces",
-        "preemptions",
-        "request",
-        "serial",
-        "shared_blocks",
-        "start",
-        "target",
-    )
+    request: Request
+    serial: int = NOT_RUNNING  # rises from admission to admission: who has the highest is preempted first
+    target: int = 0  # tokens to compute before the next token can be sampled: at first those of the prompt
+    computed: int = 0  # tokens computed by prefill so far; those of decode steps follow from `start`
+    outputs: int = 0  # tokens brought forth before the decode step `start`
+    start: int = NOT_DECODING  # the engine's count of steps at its first decode step
+    end: int = NOT_DECODING  # the same after its last
+    blocks: int = 0  # blocks held
+    shared_blocks: int = 0  # those of them that belong to a prefix
+    pieces: tuple[Piece, ...] | None = None
+    held: int = 0  # how many of `pieces` it holds
+    admitted_s: float = NEVER
+    first_s: float = NEVER
+    last_s: float = NEVER
+    cached_tokens: int = 0
+    preemptions: int = 0
+    crossing: int = 0
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.serial = NOT_RUNNING
-        """Rises from admission to admission: who has the highest is preempted first."""
-        self.target = request.prompt_tokens
-        """Tokens to compute before the next token can be sampled."""
-        self.computed = 0
-        """Tokens computed by prefill so far; those of decode steps follow from `start`."""
-        self.outputs = 0
-        """Tokens brought forth before the decode step `start`."""
-        self.start = self.end = NOT_DECODING
-        """The engine's count of steps at its first decode step, and after its last."""
-        self.blocks = self.shared_blocks = 0
-        """Blocks held, and those of them that belong to a prefix."""
-        self.pieces: tuple[Piece, ...] | None = None
-        self.held = 0
-        """How many of `pieces` it holds."""
-        self.admitted_s = self.first_s = self.last_s = NEVER
-        self.cached_tokens = self.preemptions = self.crossing = 0
+    def __post_init__(self) -> None:
+        self.target = self.request.prompt_tokens
 
     def record(self, now_s: float) -> RequestRecord:
         """What is left of it after its last token at `now_s`."""
@@ -267,8 +244,7 @@ class Growth:
         self._ledger, self._q_tokens = ledger, limits.q_tokens
         self._gain, self._unit = limits.ratio
         self._decoding: dict[Live, None] = {}
-        self._next: float = inf
-        """A step before which no sequence crosses."""
+        self._next: float = inf  # a step before which no sequence crosses
 
     def start(self, live: Live) -> None:
         """A sequence decodes from the step `live.start` on."""
@@ -280,10 +256,7 @@ class Growth:
         del self._decoding[live]
 
     def grow(self, step: int, make_room: Callable[[Live], bool]) -> None:
-        """Take the blocks of this step in the order of admission.
-
-        Where there are none, `make_room(live)` preempts for that sequence and is False if it had to go itself.
-        """
+        """Take this step's blocks by admission; `make_room(live)` preempts for one, and is False if that one went."""
         if step < self._next:
             return
         crossing = [live for live in self._decoding if live.crossing <= step]

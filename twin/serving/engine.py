@@ -9,24 +9,21 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from twin.serving.blocks import NEVER, BlockPool, Live
 from twin.serving.metrics import RequestRecord, ServingResult, Steps
 from twin.serving.requests import Limits, Request
 from twin.serving.scheduler import Chunk, Scheduler, slack_s
 
-PROGRESS_EVERY = 4096
-"""Rounds of the loop between two reports of progress."""
+PROGRESS_EVERY = 4096  # rounds of the loop between two reports of progress
 
 
 class StepCosts(Protocol):
     """Seconds of engine steps. Pure: the same question has the same answer."""
 
     def decode(self, sequences: int, ctx_tokens: float) -> tuple[float, float]:
-        """Seconds of a step that decodes `sequences` over `ctx_tokens` cached tokens in all, and per token more.
-
-        For a given number of sequences the seconds are affine in `ctx_tokens`. These may be a fraction: the mean under
-        speculation.
-        """
+        """Seconds of a step of `sequences` over `ctx_tokens` cached tokens (a mean) in all, and per token: affine."""
         ...
 
     def mixed(self, sequences: int, ctx_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
@@ -53,31 +50,25 @@ def simulate_serving(
     """
     result = ServingResult(limits=limits, pool_blocks=pool.blocks)
     scheduler = Scheduler(requests, pool, limits, result)
-    Engine(scheduler, costs, result, jump=jump, on_finish=on_finish, on_steps=on_steps, progress=progress).run()
+    Engine(scheduler, costs, result, jump, on_finish, on_steps, progress).run()
     return result
 
 
-class Engine:
+class Engine(Struct):
     """Plays a scheduler's decisions against the costs of steps."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        costs: StepCosts,
-        result: ServingResult,
-        *,
-        jump: bool = True,
-        on_finish: Callable[[RequestRecord], None] | None = None,
-        on_steps: Callable[[Steps], None] | None = None,
-        progress: Callable[[int, float], None] | None = None,
-    ) -> None:
-        self.now_s = 0.0
-        self._scheduler, self._costs, self._result = scheduler, costs, result
-        self._jump, self._on_finish, self._on_steps, self._progress = jump, on_finish, on_steps, progress
+    scheduler: Scheduler
+    costs: StepCosts
+    result: ServingResult
+    jump: bool = True
+    on_finish: Callable[[RequestRecord], None] | None = None
+    on_steps: Callable[[Steps], None] | None = None
+    progress: Callable[[int, float], None] | None = None
+    now_s: float = 0.0
 
     def run(self) -> None:
         """From time 0 until the last request has its last token."""
-        scheduler, result = self._scheduler, self._result
+        scheduler, result = self.scheduler, self.result
         rounds = 0
         while True:
             if not scheduler.running and scheduler.arrivals.head(self.now_s) is None:
@@ -91,15 +82,15 @@ class Engine:
             if chunks:
                 self._mixed_step(chunks, complete)
             elif scheduler.decoding:
-                self._stretch(single=result.preemptions > before or not self._jump)
+                self._stretch(single=result.preemptions > before or not self.jump)
             rounds += 1
-            if self._progress is not None and rounds % PROGRESS_EVERY == 0:
-                self._progress(result.completed, self.now_s)
+            if self.progress is not None and rounds % PROGRESS_EVERY == 0:
+                self.progress(result.completed, self.now_s)
 
     def _mixed_step(self, chunks: list[Chunk], complete: list[Live]) -> None:
         """One step with prefill in it."""
-        scheduler = self._scheduler
-        seconds = self._costs.mixed(scheduler.decoding, scheduler.ctx_units // scheduler.unit, chunks)
+        scheduler = self.scheduler
+        seconds = self.costs.mixed(scheduler.decoding, scheduler.ctx_units // scheduler.unit, chunks)
         if not 0 < seconds < math.inf:
             raise ValueError(f"a step of {scheduler.decoding} sequences and chunks {chunks} takes {seconds} s")
         self._passed(1, seconds, seconds, 0.0, sum(q_tokens for _, q_tokens in chunks))
@@ -108,7 +99,7 @@ class Engine:
             if live.first_s == NEVER:
                 live.first_s = self.now_s
             else:
-                self._result.itl_s.add(self.now_s - live.last_s)
+                self.result.itl_s.add(self.now_s - live.last_s)
             if live.outputs < live.request.output_tokens:
                 scheduler.begin(live)
             else:
@@ -117,8 +108,8 @@ class Engine:
 
     def _stretch(self, *, single: bool) -> None:
         """Decode steps of one batch: one, or as many as it stays the same for."""
-        scheduler = self._scheduler
-        first_s, per_token_s = self._costs.decode(scheduler.decoding, scheduler.ctx_units / scheduler.unit)
+        scheduler = self.scheduler
+        first_s, per_token_s = self.costs.decode(scheduler.decoding, scheduler.ctx_units / scheduler.unit)
         if not 0 <= per_token_s < math.inf:
             raise ValueError(f"a cached token adds {per_token_s} s to a step of {scheduler.decoding} sequences")
         growth_s = per_token_s * (scheduler.decoding * scheduler.gain / scheduler.unit)
@@ -132,14 +123,13 @@ class Engine:
                 steps = scheduler.grow_ahead(steps)
         seconds = steps * first_s + growth_s * (steps * (steps - 1) / 2)
         if not 0 < first_s < math.inf or not 0 < seconds < math.inf:
-            raise ValueError(
-                f"a decode step of {scheduler.decoding} sequences takes {first_s} s, {steps} take {seconds} s"
-            )
+            taken = f"takes {first_s} s, {steps} take {seconds} s"
+            raise ValueError(f"a decode step of {scheduler.decoding} sequences {taken}")
         self._passed(steps, seconds, first_s, growth_s, 0)
 
     def _passed(self, steps: int, seconds: float, first_s: float, growth_s: float, prefill_tokens: int) -> None:
         """So many steps were done, and those who have all their tokens with the last of them leave."""
-        scheduler, result = self._scheduler, self._result
+        scheduler, result = self.scheduler, self.result
         start_s, decoding, running = self.now_s, scheduler.decoding, len(scheduler.running)
         self.now_s = end_s = start_s + seconds
         result.steps += steps
@@ -150,16 +140,16 @@ class Engine:
             result.itl_s.add_progression(first_s, growth_s, steps, decoding)
         elif decoding:
             result.itl_s.add(first_s, decoding)
-        if self._on_steps is not None:
-            self._on_steps(Steps(start_s, end_s, steps, decoding, running, prefill_tokens))
+        if self.on_steps is not None:
+            self.on_steps(Steps(start_s, end_s, steps, decoding, running, prefill_tokens))
         for live in scheduler.advance(steps):
             self._finish(live)
 
     def _finish(self, live: Live) -> None:
         record = live.record(self.now_s)
-        self._result.finish(record)
-        if self._on_finish is not None:
-            self._on_finish(record)
+        self.result.finish(record)
+        if self.on_finish is not None:
+            self.on_finish(record)
 
     def _steps_until(self, arrival_s: float, first_s: float, growth_s: float, most: int) -> int:
         """Steps to the first one that does not end before an arrival, `most` if none does."""

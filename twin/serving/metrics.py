@@ -10,23 +10,17 @@ from twin.serving.requests import Limits
 KEPT_RECORDS = 1000
 KEPT_REJECTIONS = 100
 
-GROWTH = 1.01
-"""Each bucket of a histogram is so much wider than the one before."""
-NOTHING = 1e-15
-"""What is smaller counts as 0."""
+GROWTH = 1.01  # each bucket of a histogram is so much wider than the one before
+NOTHING = 1e-15  # what is smaller counts as 0
 NAMED_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 _PER_LOG = 1 / math.log(GROWTH)
-_SHIFT = 3500.377
-"""Makes every index of a bucket positive, and no round number the edge of one."""
+_SHIFT = 3500.377  # makes every index of a bucket positive, and no round number the edge of one
 
 POINTS = 512
-FIRST_BIN_S = 2.0**-10
-"""Bins of time are powers of two seconds long, so that their edges are exact."""
-FULL = 1 - 1e-9
-"""Share of all bins that may be filled: rounding at the end of the last one must not decide whether bins double."""
-SLIVER = 1e-6
-"""Share of a bin below which a last one that is cut short is left out: rounding, no time."""
+FIRST_BIN_S = 2.0**-10  # bins of time are powers of two seconds long, so that their edges are exact
+FULL = 1 - 1e-9  # share of all bins that may be filled: rounding at the end must not double bins
+SLIVER = 1e-6  # share of a bin below which a last one that is cut short is left out: rounding, no time
 
 
 class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
@@ -36,16 +30,11 @@ class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int
-    """Prompt tokens skipped at the first admission, because a shared prefix was cached."""
-    queue_s: float
-    """From arrival to first admission."""
-    ttft_s: float
-    """From arrival to the first token."""
-    tpot_s: float | None
-    """Mean time between tokens after the first; None of a single token."""
-    e2e_s: float
-    """From arrival to the last token."""
+    cached_tokens: int  # prompt tokens skipped at the first admission, because a shared prefix was cached
+    queue_s: float  # from arrival to first admission
+    ttft_s: float  # from arrival to the first token
+    tpot_s: float | None  # mean time between tokens after the first; None of a single token
+    e2e_s: float  # from arrival to the last token
     preemptions: int
 
 
@@ -56,8 +45,7 @@ class Rejection(Struct, frozen=True, kw_only=True, gc=False):
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    kind: str
-    """`max_model_tokens` or `pool`: what it is too long for."""
+    kind: str  # `max_model_tokens` or `pool`: what it is too long for
     reason: str
     line: int
 
@@ -68,10 +56,8 @@ class Steps(NamedTuple):
     start_s: float
     end_s: float
     steps: int
-    decoding: int
-    """Sequences that gain tokens in every one of these steps."""
-    running: int
-    """Sequences that hold blocks, unfinished prefills included."""
+    decoding: int  # sequences that gain tokens in every one of these steps
+    running: int  # sequences that hold blocks, unfinished prefills included
     prefill_tokens: int
 
 
@@ -214,21 +200,16 @@ class ServingResult(Struct, kw_only=True):
 
     limits: Limits
     pool_blocks: int
-    pool_peak_blocks: int = 0
-    """Most blocks in use at once; what only the prefix cache still knows is not in use."""
-    total_s: float = 0.0
-    """From time 0 to the end of the last step."""
-    busy_s: float = 0.0
-    """Of these, seconds in which a step ran."""
+    pool_peak_blocks: int = 0  # most blocks in use at once; what only the prefix cache still knows is not in use
+    total_s: float = 0.0  # from time 0 to the end of the last step
+    busy_s: float = 0.0  # of these, seconds in which a step ran
     steps: int = 0
     completed: int = 0
-    prompt_tokens: int = 0
-    """Of completed requests, as are `output_tokens` and `cached_tokens`."""
+    prompt_tokens: int = 0  # of completed requests, as are `output_tokens` and `cached_tokens`
     output_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    recomputed_tokens: int = 0
-    """Tokens whose cache was given up by preemptions."""
+    recomputed_tokens: int = 0  # tokens whose cache was given up by preemptions
     ttft_s: Histogram = field(default_factory=Histogram)
     itl_s: Histogram = field(default_factory=Histogram)
     """Between two deliveries of tokens to one request, as a streaming client measures it."""
@@ -236,12 +217,9 @@ class ServingResult(Struct, kw_only=True):
     e2e_s: Histogram = field(default_factory=Histogram)
     queue_s: Histogram = field(default_factory=Histogram)
     residency: Residency = field(default_factory=Residency)
-    requests: list[RequestRecord] = field(default_factory=list)
-    """The first that were completed, at most `KEPT_RECORDS`."""
-    rejected: dict[str, int] = field(default_factory=dict)
-    """How many of each kind."""
-    rejections: list[Rejection] = field(default_factory=list)
-    """The first of them, at most `KEPT_REJECTIONS`."""
+    requests: list[RequestRecord] = field(default_factory=list)  # the first completed, at most `KEPT_RECORDS`
+    rejected: dict[str, int] = field(default_factory=dict)  # how many of each kind
+    rejections: list[Rejection] = field(default_factory=list)  # the first of them, at most `KEPT_REJECTIONS`
 
     def finish(self, record: RequestRecord) -> None:
         """A request got its last token."""

@@ -19,15 +19,12 @@ Distribution = Literal["fixed", "uniform", "exponential", "lognormal"]
 
 MAX_COUNT = 10**9
 MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 1e6
-MAX_ARRIVAL_S = 1e10
-"""Three centuries: a clock of 64 bits still tells two microseconds apart there."""
+MAX_ARRIVAL_S = 1e10  # three centuries: a clock of 64 bits still tells two microseconds apart there
 MAX_SEQUENCES = 65_536
 MAX_SPECULATIVE = 1_024
-RATIO_UNIT = 10**6
-"""`tokens_per_step` is kept in whole millionths, so that token counts are exact."""
+RATIO_UNIT = 10**6  # `tokens_per_step` is kept in whole millionths, so that token counts are exact
 MAX_CV = 10.0
-MOST_UNIFORM_CV = 0.57
-"""A uniform distribution from 1 on has a cv of 1 / sqrt(3) at most."""
+MOST_UNIFORM_CV = 0.57  # a uniform distribution from 1 on has a cv of 1 / sqrt(3) at most
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
@@ -39,12 +36,9 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     output_tokens: int
     prefix_ids: tuple[str | int, ...] = ()
     """Names of the shared start of the prompt, piece by piece; each stands for its piece and all before it."""
-    prefix_tokens: int = 0
-    """Tokens of all pieces together."""
-    prefix_span: int = 0
-    """Tokens of each piece but the last; 0 where there is one piece."""
-    line: int = 0
-    """Where it stands in its file; 0 if in none."""
+    prefix_tokens: int = 0  # tokens of all pieces together
+    prefix_span: int = 0  # tokens of each piece but the last; 0 where there is one piece
+    line: int = 0  # where it stands in its file; 0 if in none
 
 
 class Lengths(Struct, frozen=True, kw_only=True):
@@ -56,8 +50,7 @@ class Lengths(Struct, frozen=True, kw_only=True):
 
     mean: int
     distribution: Distribution = "fixed"
-    cv: float | None = None
-    """Standard deviation over mean, for uniform (default 0.5) and lognormal (default 1)."""
+    cv: float | None = None  # standard deviation over mean, for uniform (default 0.5) and lognormal (default 1)
 
     def __post_init__(self) -> None:
         _in_range("the mean length", self.mean, 1, MAX_TOKENS, "tokens")
@@ -97,10 +90,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     output: Lengths
     rate_per_s: float | None = None
     arrivals: Arrivals = "poisson"
-    burstiness: float = 1.0
-    """Shape of the gamma distributed gaps, as in `vllm bench serve`: 1 is Poisson, less is burstier."""
-    prefix_tokens: int = 0
-    """A start that all prompts share, in addition to `prompt`, as in `vllm bench serve --random-prefix-len`."""
+    burstiness: float = 1.0  # shape of gamma distributed gaps, as in `vllm bench serve`: 1 is Poisson, less burstier
+    prefix_tokens: int = 0  # a start that all share beside `prompt`, as `vllm bench serve --random-prefix-len`
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -123,16 +114,13 @@ class Workload(Struct, frozen=True, kw_only=True):
         if rate is None or rate == math.inf:
             return
         if not MIN_RATE_PER_S <= rate <= MAX_RATE_PER_S:
-            raise BadValue(
-                f"the rate is {rate}, outside the range of {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:,.0f} requests/s",
-                hint="inf, or no rate, for all at once",
-            )
+            allowed = f"{MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:,.0f} requests/s"
+            hint = "inf, or no rate, for all at once"
+            raise BadValue(f"the rate is {rate}, outside the range of {allowed}", hint=hint)
         if self.count / rate > MAX_ARRIVAL_S:
-            raise BadValue(
-                f"{self.count:,} requests at {rate:g} a second take {self.count / rate:.3g} s, "
-                f"the clock ends at {MAX_ARRIVAL_S:g} s",
-                hint="fewer requests or a higher --rate",
-            )
+            taken = f"{self.count:,} requests at {rate:g} a second take {self.count / rate:.3g} s"
+            hint = "fewer requests or a higher --rate"
+            raise BadValue(f"{taken}, the clock ends at {MAX_ARRIVAL_S:g} s", hint=hint)
 
     @property
     def at_once(self) -> bool:
@@ -148,14 +136,8 @@ class Workload(Struct, frozen=True, kw_only=True):
         prefix_ids = ("shared",) if shared else ()
         arrival_s = 0.0
         for index in range(self.count):
-            yield Request(
-                id=index,
-                arrival_s=arrival_s,
-                prompt_tokens=shared + prompt(),
-                output_tokens=output(),
-                prefix_ids=prefix_ids,
-                prefix_tokens=shared,
-            )
+            tokens = {"prompt_tokens": shared + prompt(), "output_tokens": output(), "prefix_tokens": shared}
+            yield Request(id=index, arrival_s=arrival_s, prefix_ids=prefix_ids, **tokens)
             arrival_s += gap()
 
     def _stream(self, name: str) -> random.Random:
@@ -177,16 +159,11 @@ class Workload(Struct, frozen=True, kw_only=True):
 class Limits(Struct, frozen=True, kw_only=True):
     """The scheduler's options, named after what they limit; vLLM's own names stand beside."""
 
-    batched_tokens: int = 2048
-    """Query tokens of one step, decodes and prefill chunks together (max_num_batched_tokens)."""
-    max_sequences: int = 256
-    """Sequences running at once (max_num_seqs)."""
-    max_model_tokens: int | None = None
-    """Prompt and output together; a longer request is rejected (max_model_len)."""
-    speculative: int = 0
-    """Draft tokens verified in each decode step beside the one that is certain (num_speculative_tokens)."""
-    tokens_per_step: float = 1.0
-    """Mean tokens that a sequence gains in a decode step: from 1 to 1 + `speculative`."""
+    batched_tokens: int = 2048  # query tokens of a step, decodes and chunks together (max_num_batched_tokens)
+    max_sequences: int = 256  # sequences running at once (max_num_seqs)
+    max_model_tokens: int | None = None  # prompt and output together; a longer request is rejected (max_model_len)
+    speculative: int = 0  # draft tokens verified a step beside the certain one (num_speculative_tokens)
+    tokens_per_step: float = 1.0  # mean tokens that a sequence gains in a decode step: from 1 to 1 + `speculative`
     reserve_prompt: bool = True
     """Admit a request only when its whole prompt would fit now, not merely its first chunk.
 
@@ -194,8 +171,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """
     reserve_output: bool = False
     """Take the blocks of the whole output at admission: nothing is ever preempted (TensorRT-LLM's no-evict policy)."""
-    prefix_cache: bool = True
-    """Skip prompt tokens of a shared prefix that is still cached (enable_prefix_caching)."""
+    prefix_cache: bool = True  # skip prompt tokens of a shared prefix that is still cached (enable_prefix_caching)
 
     def __post_init__(self) -> None:
         _in_range("batched_tokens", self.batched_tokens, 1, MAX_TOKENS)
@@ -204,15 +180,13 @@ class Limits(Struct, frozen=True, kw_only=True):
             _in_range("max_model_tokens", self.max_model_tokens, 2, MAX_TOKENS)
         _in_range("speculative", self.speculative, 0, MAX_SPECULATIVE)
         if not 1 <= self.tokens_per_step <= 1 + self.speculative:
-            raise BadValue(
-                f"tokens_per_step is {self.tokens_per_step}, outside the range of 1 to {1 + self.speculative}",
-                hint="a step yields one token and at most one more per speculative token",
-            )
+            hint = "a step yields one token and at most one more per speculative token"
+            outside = f"outside the range of 1 to {self.q_tokens}"
+            raise BadValue(f"tokens_per_step is {self.tokens_per_step}, {outside}", hint=hint)
         if self.batched_tokens <= self.speculative:
-            raise BadValue(
-                f"batched_tokens is {self.batched_tokens}: one sequence decodes {1 + self.speculative} tokens a step",
-                hint=f"at least {1 + self.speculative} with {self.speculative} speculative tokens",
-            )
+            hint = f"at least {self.q_tokens} with {self.speculative} speculative tokens"
+            decoded = f"one sequence decodes {self.q_tokens} tokens a step"
+            raise BadValue(f"batched_tokens is {self.batched_tokens}: {decoded}", hint=hint)
 
     @property
     def q_tokens(self) -> int:

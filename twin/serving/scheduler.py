@@ -14,29 +14,17 @@ from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
+from typing import Any
 
 from twin.errors import BadValue
-from twin.serving.blocks import (
-    MISS,
-    NEVER,
-    NOT_DECODING,
-    NOT_RUNNING,
-    BlockPool,
-    Growth,
-    Hit,
-    Ledger,
-    Live,
-    Prefixes,
-)
+from twin.serving.blocks import MISS, NEVER, NOT_DECODING, NOT_RUNNING, BlockPool, Growth, Hit, Ledger, Live, Prefixes
 from twin.serving.metrics import Rejection, ServingResult
 from twin.serving.requests import MAX_ARRIVAL_S, Limits, Request
 
-Chunk = tuple[int, int]
-"""Cached and new tokens of a prefill chunk: kv_tokens, q_tokens."""
+Chunk = tuple[int, int]  # cached and new tokens of a prefill chunk: kv_tokens, q_tokens
 
 SLACK = 1e-9
-MOST_SLACK_S = 1e-6
-"""An arrival this close after the end of a step counts as before it: rounding must not cost it a step."""
+MOST_SLACK_S = 1e-6  # so close after a step's end an arrival counts as before it: rounding costs no step
 
 
 def slack_s(now_s: float) -> float:
@@ -55,8 +43,7 @@ class Arrivals:
         self._preempted: deque[Live] = deque()
         self._upcoming: Live | None = None
         self._latest_s = 0.0
-        self.next_s = 0.0
-        """When the next request that was never admitted arrives; infinite if there is none."""
+        self.next_s = 0.0  # when the next request that was never admitted arrives; infinite if there is none
         self._read()
 
     def head(self, now_s: float) -> Live | None:
@@ -80,26 +67,22 @@ class Arrivals:
         """Read on to the next request that can run at all."""
         self._upcoming, self.next_s = None, inf
         for request in self._source:
-            if request.arrival_s > MAX_ARRIVAL_S:
-                raise BadValue(
-                    f"request {request.id} arrives at {request.arrival_s:g} s, the clock ends at {MAX_ARRIVAL_S:g} s",
-                    hint="count arrivals from the first one on",
-                )
-            if not self._latest_s <= request.arrival_s:
-                raise BadValue(
-                    f"request {request.id} arrives at {request.arrival_s:g} s, after one at {self._latest_s:g} s",
-                    hint="requests are taken in the order of their arrival",
-                )
-            if not (request.output_tokens >= 1 and 0 <= request.prefix_tokens <= request.prompt_tokens >= 1):
-                raise BadValue(
-                    f"request {request.id} has {request.prompt_tokens} prompt tokens, {request.prefix_tokens} of them "
-                    f"a prefix, and {request.output_tokens} output tokens",
-                    hint="prompt and output are at least 1, and the prefix is part of the prompt",
-                )
-            self._latest_s = request.arrival_s
+            at_s = request.arrival_s
+            if at_s > MAX_ARRIVAL_S:
+                late, hint = f"the clock ends at {MAX_ARRIVAL_S:g} s", "count arrivals from the first one on"
+                raise BadValue(f"request {request.id} arrives at {at_s:g} s, {late}", hint=hint)
+            if not self._latest_s <= at_s:
+                early, hint = f"after one at {self._latest_s:g} s", "requests are taken in the order of their arrival"
+                raise BadValue(f"request {request.id} arrives at {at_s:g} s, {early}", hint=hint)
+            prompt, prefix, output = request.prompt_tokens, request.prefix_tokens, request.output_tokens
+            if not (output >= 1 and 0 <= prefix <= prompt >= 1):
+                has = f"{prompt} prompt tokens, {prefix} of them a prefix, and {output} output tokens"
+                hint = "prompt and output are at least 1, and the prefix is part of the prompt"
+                raise BadValue(f"request {request.id} has {has}", hint=hint)
+            self._latest_s = at_s
             rejection = self._misfit(request)
             if rejection is None:
-                self._upcoming, self.next_s = Live(request), request.arrival_s
+                self._upcoming, self.next_s = Live(request), at_s
                 return
             self._result.reject(rejection)
 
@@ -114,15 +97,8 @@ class Arrivals:
             if blocks <= self._ledger.total:
                 return None
             kind, reason = "pool", f"needs {blocks:,} blocks, the pool has {self._ledger.total:,}"
-        return Rejection(
-            id=request.id,
-            arrival_s=request.arrival_s,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            kind=kind,
-            reason=reason,
-            line=request.line,
-        )
+        told: dict[str, Any] = {"id": request.id, "arrival_s": request.arrival_s, "line": request.line}
+        return Rejection(**told, prompt_tokens=prompt, output_tokens=output, kind=kind, reason=reason)
 
 
 class Scheduler:
@@ -132,11 +108,9 @@ class Scheduler:
         self.ledger = Ledger(pool.blocks, pool.blocks_for)
         self.arrivals = Arrivals(requests, self.ledger, limits, result)
         self.running: dict[Live, None] = {}
-        self.step = 0
-        """Engine steps so far; each one advances every decoding sequence."""
+        self.step = 0  # engine steps so far; each one advances every decoding sequence
         self.decoding = 0
-        self.ctx_units = 0
-        """Cached tokens of all decoding sequences, in units."""
+        self.ctx_units = 0  # cached tokens of all decoding sequences, in units
         self.gain, self.unit = limits.ratio
         self._limits, self._result = limits, result
         self._q_tokens, self._most_running = limits.q_tokens, limits.most_running
@@ -157,10 +131,7 @@ class Scheduler:
         return self._growth.grow_ahead(self.step, steps)
 
     def fill(self, now_s: float, *, admit: bool) -> tuple[list[Chunk], list[Live]]:
-        """Prefill chunks beside the decodes of this step, and the sequences whose prefill they complete.
-
-        `admit=False` where somebody was preempted for this step: then nobody new comes in.
-        """
+        """Prefill chunks of a step, and the sequences whose prefill they complete; nobody new without `admit`."""
         budget = self._limits.batched_tokens - self.decoding * self._q_tokens
         chunks: list[Chunk] = []
         complete: list[Live] = []
@@ -224,10 +195,7 @@ class Scheduler:
         return self.arrivals.next_s
 
     def eviction_may_admit(self, now_s: float) -> bool:
-        """Whether who waits now might be let in after an eviction: with less of its prefix, its first chunk is shorter.
-
-        Otherwise who does not fit fits no better before somebody leaves.
-        """
+        """Whether evicting might let in who waits: with less of its prefix cached, its first chunk is shorter."""
         if self._limits.reserve_prompt or not self.ledger.idle_blocks:
             return False
         head = self.arrivals.head(now_s)

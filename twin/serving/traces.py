@@ -30,8 +30,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import UNSET, DecodeError, Struct
+from msgspec import UNSET, DecodeError, Struct, defstruct
 from msgspec.json import Decoder
+from msgspec.structs import asdict
 
 from hwprofiles.recognition import HEAD_BYTES, TRACE, kind_of, kind_of_head
 from twin.errors import BadFile
@@ -40,23 +41,19 @@ from twin.units import MAX_TOKENS, MIB, MS
 
 TimeUnit = Literal["s", "ms"]
 
-ENTRIES_AHEAD, HASHES_AHEAD = 1000, 2**16
-"""How far is looked ahead: to the line that reaches either."""
+ENTRIES_AHEAD, HASHES_AHEAD = 1000, 2**16  # how far is looked ahead: to the line that reaches either
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOONCAKE_HASH_TOKENS = 512
 BAILIAN_HASH_TOKENS = 16
 USUAL_HASH_TOKENS = tuple(2**power for power in range(14))
-MILLENNIA = 1e11
-"""Seconds: no trace is that long, and none begins that long after 1970."""
+MILLENNIA = 1e11  # seconds: no trace is that long, and none begins that long after 1970
 MAX_LINE_BYTES = MIB
 MAX_ID = 2**63 - 1
 MAX_ID_LENGTH = 200
-MAX_TIME = 1e15
-"""Largest arrival: milliseconds since 1970 for the next 30,000 years."""
-REMEMBERED_IDS = 2**18
-"""Ids that are held against later ones, so that memory stays bounded: a repetition later than that passes."""
+MAX_TIME = 1e15  # largest arrival: milliseconds since 1970 for the next 30,000 years
+REMEMBERED_IDS = 2**18  # ids held against later ones, so that memory stays bounded
 
 _UNITS = {"s": "in seconds", "ms": "in milliseconds", None: "all at once"}
 _SHOWN = 40
@@ -71,10 +68,8 @@ _INSTEAD = (
 class Reading(Struct, frozen=True, kw_only=True):
     """What is known of a trace, or asked for."""
 
-    time_unit: TimeUnit | None = None
-    """None: not known, or all requests arrive at once and it does not matter."""
-    hash_tokens: int | None = None
-    """None: not known, or no line has hashes."""
+    time_unit: TimeUnit | None = None  # None: not known, or all requests arrive at once and it does not matter
+    hash_tokens: int | None = None  # None: not known, or no line has hashes
 
     @property
     def text(self) -> str:
@@ -88,8 +83,7 @@ class Wrong(ValueError):
     def __init__(self, message: str, *, hint: str = "", line: int | None = None) -> None:
         super().__init__(message)
         self.hint = hint
-        self.line = line
-        """0: all of it; None: the line that was read last."""
+        self.line = line  # 0: all of it; None: the line that was read last
 
 
 class Entry(Struct, frozen=True, kw_only=True, gc=False):
@@ -98,15 +92,12 @@ class Entry(Struct, frozen=True, kw_only=True, gc=False):
     line: int
     id: str | int
     arrival: float
-    in_seconds: bool
-    """By the name of the key."""
+    in_seconds: bool  # by the name of the key
     prompt_tokens: int
     output_tokens: int
     prefix_ids: tuple[str | int, ...]
-    prefix_tokens: int
-    """0: `prefix_ids` are hashes, each for as many tokens."""
-    in_chats: bool
-    """Whether it names a chat and that chat's parent, as Bailian's traces do."""
+    prefix_tokens: int  # 0: `prefix_ids` are hashes, each for as many tokens
+    in_chats: bool  # whether it names a chat and that chat's parent, as Bailian's traces do
 
     @property
     def hashes(self) -> int:
@@ -120,10 +111,7 @@ _NOTHING_ASKED = Reading()
 def read_trace(
     path: Path, asked: Reading = _NOTHING_ASKED, *, understood: Callable[[Reading], object] = lambda _: None
 ) -> Iterator[Request]:
-    """The requests of a trace in its order. BadFile with file and line at the first thing that is wrong.
-
-    `asked` is what an option says of it; `understood` is told how it is read before the first request is given out.
-    """
+    """The requests of a trace in its order, BadFile at the first wrong line; `understood` is told how it is read."""
     lines, head = Lines(), b""
     try:
         with path.open("rb") as raw:
@@ -198,25 +186,17 @@ def _request(entry: Entry, reading: Reading, first: float) -> Request:
 
 def _check_hashes(entry: Entry, hash_tokens: int) -> None:
     if not hash_tokens:
-        raise Wrong(
-            "the first hash_ids come too late to tell what they stand for",
-            hint="--hash-tokens N says it",
-            line=entry.line,
-        )
+        late = "the first hash_ids come too late to tell what they stand for"
+        raise Wrong(late, hint="--hash-tokens N says it", line=entry.line)
     begun = -(-entry.prompt_tokens // hash_tokens)
     if not entry.prompt_tokens // hash_tokens <= entry.hashes <= begun:
-        raise Wrong(
-            f"{entry.hashes:,} hash_ids for {entry.prompt_tokens:,} prompt tokens, "
-            f"allowed are {begun:,} of {hash_tokens:,} tokens each",
-            line=entry.line,
-        )
+        allowed = f"allowed are {begun:,} of {hash_tokens:,} tokens each"
+        wrong = f"{entry.hashes:,} hash_ids for {entry.prompt_tokens:,} prompt tokens, {allowed}"
+        raise Wrong(wrong, line=entry.line)
 
 
 def understand(ahead: Sequence[Entry], asked: Reading, *, whole: bool) -> Reading:
-    """How to read a trace that begins with the entries `ahead`, or is made of them; what is asked for comes first.
-
-    Wrong where an option has to say it, or where hashes contradict each other.
-    """
+    """How to read a trace that begins with `ahead`, what is `asked` first; Wrong where an option has to say it."""
     hashed = [entry for entry in ahead if entry.hashes]
     bailian = all(entry.in_chats for entry in ahead)
     sizes, left = ([asked.hash_tokens], "") if asked.hash_tokens else hash_sizes(hashed)
@@ -280,28 +260,14 @@ def _range(low: float, high: float) -> str:
     return f"{low:,.0f} or more" if high == math.inf else f"{low:,.0f} to {high:,.0f}"
 
 
-class _Line(Struct):
-    arrival_s: Any = UNSET
-    timestamp: Any = UNSET
-    prompt_tokens: Any = UNSET
-    input_length: Any = UNSET
-    prompt: Any = UNSET
-    output_tokens: Any = UNSET
-    output_length: Any = UNSET
-    output: Any = UNSET
-    id: Any = UNSET
-    request_id: Any = UNSET
-    prefix_id: Any = UNSET
-    prefix_tokens: Any = UNSET
-    hash_ids: Any = UNSET
-    chat_id: Any = UNSET
-    parent_chat_id: Any = UNSET
-
+Fields = dict[str, Any]
 
 _ARRIVAL = ("arrival_s", "timestamp")
 _PROMPT = ("prompt_tokens", "input_length", "prompt")
 _OUTPUT = ("output_tokens", "output_length", "output")
 _ID = ("id", "request_id")
+_OTHERS = ("prefix_id", "prefix_tokens", "hash_ids", "chat_id", "parent_chat_id")
+_Line = defstruct("_Line", [(name, Any, UNSET) for name in (*_ARRIVAL, *_PROMPT, *_OUTPUT, *_ID, *_OTHERS)])
 
 
 class Lines:
@@ -331,18 +297,18 @@ class Lines:
             output_tokens=output,
             prefix_ids=prefix_ids,
             prefix_tokens=prefix_tokens,
-            in_chats=fields.chat_id is not UNSET and fields.parent_chat_id is not UNSET,
+            in_chats="chat_id" in fields and "parent_chat_id" in fields,
         )
         self.count += 1
         return entry
 
-    def _fields(self, line: bytes) -> _Line:
+    def _fields(self, line: bytes) -> Fields:
         if len(line) > MAX_LINE_BYTES:
             raise Wrong(f"the line is longer than {MAX_LINE_BYTES:,} bytes")
         try:
             if not line.isascii():
                 line.decode()
-            fields = self._decode(line)
+            fields = asdict(self._decode(line))
         except UnicodeDecodeError as wrong:
             raise Wrong(f"not UTF-8 text (byte {wrong.start})") from None
         except RecursionError:
@@ -351,9 +317,9 @@ class Lines:
             end = "" if line.endswith(b"\n") else "; the file ends here"
             raise Wrong(f"not a JSON object: {wrong}{end}") from None
         _refuse_repeats(line)
-        return fields
+        return {name: value for name, value in fields.items() if value is not UNSET}
 
-    def _arrival(self, fields: _Line) -> tuple[str, float]:
+    def _arrival(self, fields: Fields) -> tuple[str, float]:
         name, value = _only(fields, _ARRIVAL)
         if type(value) not in (int, float) or not 0 <= value <= MAX_TIME:
             raise Wrong(f"{name} is {_shown(value)}, allowed are numbers from 0 to {MAX_TIME:g}")
@@ -366,11 +332,11 @@ class Lines:
         self._latest = value
         return name, value
 
-    def _id(self, fields: _Line) -> str | int:
+    def _id(self, fields: Fields) -> str | int:
         """As given, or the number of requests before it."""
-        name, value = _only(fields, _ID, optional=True)
-        if value is UNSET:
+        if not fields.keys() & _ID:
             return self.count
+        name, value = _only(fields, _ID)
         known = _name(name, value)
         if known in self._ids:
             raise Wrong(f"{name} {_shown(value)} appears twice, allowed is once")
@@ -400,16 +366,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
             raise Wrong(f"has {_shown(key)} twice, allowed is once")
 
 
-def _only(fields: _Line, names: tuple[str, ...], *, optional: bool = False) -> tuple[str, Any]:
+def _only(fields: Fields, names: tuple[str, ...]) -> tuple[str, Any]:
     """The one of several spellings that a line has, and its value."""
-    there = [name for name in names if getattr(fields, name) is not UNSET]
+    there = [name for name in names if name in fields]
     if len(there) > 1:
         raise Wrong(f"has both {there[0]} and {there[1]}, allowed is one of them")
-    if there:
-        return there[0], getattr(fields, there[0])
-    if optional:
-        return names[0], UNSET
-    raise Wrong(f"has no {names[0]} (or {' or '.join(names[1:])})")
+    if not there:
+        raise Wrong(f"has no {names[0]} (or {' or '.join(names[1:])})")
+    return there[0], fields[there[0]]
 
 
 def _tokens(name: str, value: Any, most: int = MAX_TOKENS) -> int:
@@ -428,20 +392,18 @@ def _name(name: str, value: Any) -> str | int:
     return value
 
 
-def _prefix(fields: _Line, prompt: int) -> tuple[tuple[str | int, ...], int]:
+def _prefix(fields: Fields, prompt: int) -> tuple[tuple[str | int, ...], int]:
     """Names of the start of the prompt, and its tokens; 0 where the names are hashes."""
-    has_id, has_tokens = fields.prefix_id is not UNSET, fields.prefix_tokens is not UNSET
-    if has_id != has_tokens:
+    if ("prefix_id" in fields) != ("prefix_tokens" in fields):
         raise Wrong("has one of prefix_id and prefix_tokens, allowed are both or none")
-    if has_id and fields.hash_ids is not UNSET:
-        raise Wrong("has both prefix_id and hash_ids, allowed is one of them")
-    if has_id:
-        return (_name("prefix_id", fields.prefix_id),), _tokens("prefix_tokens", fields.prefix_tokens, prompt)
-    if fields.hash_ids is UNSET:
-        return (), 0
-    if type(fields.hash_ids) is not list:
-        raise Wrong(f"hash_ids is {_shown(fields.hash_ids)}, allowed is a list")
-    return tuple(_name("hash_ids", each) for each in fields.hash_ids), 0
+    if "prefix_id" in fields:
+        if "hash_ids" in fields:
+            raise Wrong("has both prefix_id and hash_ids, allowed is one of them")
+        return (_name("prefix_id", fields["prefix_id"]),), _tokens("prefix_tokens", fields["prefix_tokens"], prompt)
+    hashes = fields.get("hash_ids", [])
+    if type(hashes) is not list:
+        raise Wrong(f"hash_ids is {_shown(hashes)}, allowed is a list")
+    return tuple(_name("hash_ids", each) for each in hashes), 0
 
 
 def _shown(value: Any) -> str:

@@ -57,14 +57,14 @@ def total(program: Program, part: str, count: str) -> float:
     [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (4, 3, (0, 0, 1, 2)), (2, 4, (0, 1)), (6, 3, (0, 0, 1, 1, 2, 2))],
 )
 def test_layers_are_split_in_order_and_evenly(layers: int, devices: int, split: tuple[int, ...]) -> None:
-    assert split_layers(case(spec=model(layers=layers)), devices) == split
+    assert split_layers(layers, devices) == split
 
 
 def test_groups_hold_every_layer_once() -> None:
     asked = flash_next()
-    single = layer_groups(asked, 3, grouped=False)
+    single = layer_groups(asked.model.layer_kinds, 3, alone=asked.model.layers)
     assert [(group.index, group.kind) for group in single] == list(enumerate(asked.model.layer_kinds))
-    grouped = layer_groups(asked, 3, alone=1)
+    grouped = layer_groups(asked.model.layer_kinds, 3, alone=1)
     assert [(group.kind, group.count) for group in grouped] == [("recurrent", 1), ("recurrent", 35), ("attention", 12)]
 
 
