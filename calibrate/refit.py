@@ -19,7 +19,10 @@ from hwprofiles.store import RECORDS, shipped_document
 
 Records = Mapping[str, ProbeRecord]
 
-OWN, LIBRARY, FORMATS, PROFILE = "calibration.json", "library_suite.json", "format_rates.json", "profile"
+OWN, LIBRARY, PROFILE = "calibration.json", "library_suite.json", "profile"
+FORMATS = ("format_rates.json", "more_format_rates.json")
+"""Of cache formats, as they came: what an earlier record sets stands, and its rate of instructions is the machine's."""
+
 DERIVED = ("median_s", "spread", "n")
 """What a record holds beside a sample's raw seconds."""
 
@@ -31,27 +34,30 @@ def as_they_are(records: Records) -> Records:
 
 def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) -> dict[str, dict[str, Any]]:
     """Every file of the machine that rates are in, by name; `samples` may change those of each record first."""
-    own, library, formats = (read_json(RECORDS / machine / name) for name in (OWN, LIBRARY, FORMATS))
+    own, library, *formats = (read_json(RECORDS / machine / name) for name in (OWN, LIBRARY, *FORMATS))
     profile, record = build(
         machine=msgspec.convert(own["machine"], Machine), records=samples(probes(own)),
         name=own["name"], date=own["date"], command=own["command"],
     )  # fmt: skip
-    evidence = Evidence(
-        machine=msgspec.convert(formats["machine"], Machine), records=samples(probes(formats)), date=formats["date"]
-    )
-    profile["gpu"] |= instructions_roof(evidence)
+    evidence = [
+        Evidence(machine=msgspec.convert(raw["machine"], Machine), records=samples(probes(raw)), date=raw["date"])
+        for raw in formats
+    ]
+    profile["gpu"] |= instructions_roof(evidence[0])
     bare = checked(profile | {"kernels": {}})
-    of_formats, coded = evidence.kernels(bare)
-    beside = Evidence(machine=evidence.machine, records=samples(probes(library)), date=own["date"])
+    beside = Evidence(machine=evidence[0].machine, records=samples(probes(library)), date=own["date"])
     of_library, parts = beside.kernels(bare)
-    profile["kernels"] |= of_library | of_formats
+    made = {OWN: own | record | {"machine": own["machine"]}}
+    made[LIBRARY] = library | {"kernels": of_library, "fitted": parts}
+    profile["kernels"] |= of_library
+    known = set(profile["kernels"])
+    for name, raw, taken in zip(FORMATS, formats, evidence, strict=True):
+        kernels, coded = taken.kernels(bare)
+        made[name] = raw | {"kernels": kernels, "fitted": coded, "gpu": instructions_roof(taken)}
+        profile["kernels"] |= {key: kernel for key, kernel in kernels.items() if key not in known or name == FORMATS[0]}
+        known |= set(kernels)
     checked(profile)
-    made = {
-        OWN: own | record | {"machine": own["machine"]},
-        LIBRARY: library | {"kernels": of_library, "fitted": parts},
-        FORMATS: formats | {"kernels": of_formats, "fitted": coded, "gpu": instructions_roof(evidence)},
-        PROFILE: shipped_document(machine) | profile,
-    }
+    made[PROFILE] = shipped_document(machine) | profile
     as_data: dict[str, dict[str, Any]] = json.loads(json.dumps(made, allow_nan=False))
     return as_data
 

@@ -10,6 +10,7 @@ from calibrate.operations.points import (
     BATCH,
     CPU_SHAPE,
     DTYPE,
+    FLASH,
     HOST_MEMORY,
     LAYERS,
     LIBRARY,
@@ -192,7 +193,7 @@ PREFILL_DENSE = Operation(
             quick=dense_chunks(768, 3_072, past=(4_096,))
         )
     },
-    tolerance=exactly(LIBRARY),
+    tolerance=exactly(FLASH),
     fits=(
         Fit(
             part="attention", form="least_squares", over="rows",
@@ -216,7 +217,7 @@ DECODE_DENSE = Operation(
             quick=dense_steps(*HELD_OUT_STEPS[::2])
         )
     },
-    tolerance=exactly(LIBRARY),
+    tolerance=exactly(FLASH),
     fits=(
         Fit(part="attention", form="least_squares", over="query_tokens", note="all batches and contexts in one fit"),
     ),
