@@ -7,13 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
-import msgspec
 import pytest
 
 import cli
 from hwprofiles import profile_names
-from tests.calibrate.test_format_fits import built
-from tests.cli.command import ANSWERED, CHILD, WRONG_INPUT, assert_one_line, run
+from tests.cli.command import ANSWERED, CHILD, run
 from tests.cli.test_answers import asked
 from twin.layouts import layout_names
 from twin.models import model_names
@@ -57,6 +55,11 @@ def test_help_is_there_for_every_command(capsys: Capture, command: str) -> None:
     done = run(capsys, *command.split(), "-h")
     assert (done.code, done.err) == (ANSWERED, "")
     assert done.out.startswith(" ".join(["Usage: twin", *command.split(), "["]))
+    if not command:
+        assert run(capsys).out == done.out
+        listed = done.out.partition("Commands:")[2].partition("Exit codes:")[0]
+        assert {line.split()[0] for line in listed.splitlines() if line.strip()} == set(cli.twin.commands)
+        assert "..." not in listed  # no line about a command is cut short
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 300])
@@ -72,24 +75,12 @@ def test_help_is_as_narrow_as_the_terminal_down_to_50_columns(
     assert max(len(line) for line in lines if line not in examples + codes) <= max(50, min(columns, 110))
 
 
-def test_no_line_about_a_command_is_cut_short(capsys: Capture) -> None:
-    text = run(capsys, "-h").out.partition("Commands:")[2].partition("Exit codes:")[0]
-    assert {line.split()[0] for line in text.splitlines() if line.strip()} == set(cli.twin.commands)
-    assert "..." not in text
-
-
 @pytest.mark.parametrize("command", cli.twin.commands)
 def test_every_option_says_what_it_is_for(command: str) -> None:
     options = [each for each in cli.twin.commands[command].params if isinstance(each, click.Option)]
     assert all(option.help for option in options)
     flags = [flag for option in options for flag in option.opts]
     assert len(set(flags)) == len(flags)
-
-
-def test_without_a_command_help_is_shown(capsys: Capture) -> None:
-    done = run(capsys)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert done.out == run(capsys, "--help").out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -118,48 +109,3 @@ def test_a_shell_is_offered_names(typed: str, offered: set[str]) -> None:
     environment = os.environ | asked_by_bash
     done = subprocess.run(CHILD, env=environment, capture_output=True, text=True, check=True)
     assert {line.partition(",")[2] for line in done.stdout.splitlines()} == offered
-
-
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A profile with rates of bf16, fp8 and int4 kernels, in a file."""
-    path = tmp_path_factory.mktemp("machines") / "toy.json"
-    path.write_bytes(msgspec.json.encode(built()[0]))
-    return str(path)
-
-
-def test_every_format_has_a_line_and_kernels_of_another_machine_are_named(capsys: Capture, measured: str) -> None:
-    done = run(capsys, "formats", "--hw", measured)
-    assert (done.code, done.err) == (ANSWERED, "")
-    lines = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("  ")}
-    assert "dequantisation" in lines["int4_per_token_head"]
-    assert "VRAM bandwidth" in lines["fp8"]
-    (told,) = (line for line in done.out.splitlines() if "Not measured on toy" in line)
-    assert "q4_0" in told
-    assert "are those of h200" in told
-    assert "fp8," not in told
-
-
-def test_the_same_as_json(capsys: Capture, measured: str) -> None:
-    done = run(capsys, "formats", "--hw", measured, "--json")
-    answer = json.loads(done.out)
-    assert answer["schema"] == "twin.crossover/1"
-    assert {"fp8", "int4_per_token_head"} <= {line["kv_dtype"] for line in answer["lines"]} - set(answer["carried"])
-    (line,) = (line for line in answer["lines"] if line["kv_dtype"] == "fp8")
-    assert [crossing["batch"] for crossing in line["crossings"]] == [1, 4, 16]
-    assert 0 < line["ratio"] < 1
-
-
-def test_a_format_without_a_kernel_is_refused(capsys: Capture, measured: str) -> None:
-    assert_one_line(run(capsys, "formats", "exl3_k2v2", "--hw", measured), WRONG_INPUT, "no kernel for exl3_k2v2")
-
-
-def test_a_machine_that_nobody_measured_is_refused_or_told_whose_kernels_these_are(capsys: Capture) -> None:
-    done = run(capsys, "formats", "--hw", "rtx3090")
-    if done.code == ANSWERED:
-        assert "Not measured on rtx3090 (bf16, " in done.out
-    else:
-        assert_one_line(done, WRONG_INPUT, "no machine has a rate for attend_decode/twin/bf16")
