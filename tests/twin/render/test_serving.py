@@ -53,20 +53,18 @@ def test_a_throughput_has_its_interval_unless_one_run_was_asked_for() -> None:
     assert " to " not in row
 
 
-def test_a_pool_without_a_block_says_what_takes_the_memory() -> None:
-    text = service_text(EMPTY, WHAT)
-    line = next(line for line in text.splitlines() if line.startswith("no cache fits: "))
-    assert "weights and buffers take " in line
-    assert "a block takes " in line
-    assert "3 larger than the whole pool" in text
+def test_a_pool_without_a_block_says_what_takes_the_memory_or_what_is_not_there() -> None:
+    told = {
+        "weights and buffers take ": EMPTY,
+        "a block takes ": EMPTY,
+        "of VRAM, the machine has 23.56 GiB": served(count=3, pool_bytes=100 * 10**9),
+    }
+    for says, service in told.items():
+        text = service_text(service, WHAT)
+        assert says in next(line for line in text.splitlines() if line.startswith("no cache fits: "))
+        assert "3 larger than the whole pool" in text
+        assert (service.result.completed, service_json(service, WHAT)["pool"]["blocks"]) == (0, 0)
     assert "no cache fits" not in service_text(SERVICE, WHAT)
-
-
-def test_a_pool_that_the_device_does_not_hold_serves_nothing_and_names_both_sides() -> None:
-    service = served(count=3, pool_bytes=100 * 10**9)
-    line = next(line for line in service_text(service, WHAT).splitlines() if line.startswith("no cache fits: "))
-    assert "of VRAM, the machine has 23.56 GiB" in line
-    assert (service.result.completed, service_json(service, WHAT)["pool"]["blocks"]) == (0, 0)
 
 
 @ALL
@@ -128,12 +126,9 @@ def test_preemptions_prefixes_and_rejections_are_told() -> None:
     assert "  rejected     5 larger than the whole pool\n" in text
     assert "request 20: needs 50 blocks, the pool has 20\n" in text
     assert "and 2 more\n" in text
-
-
-def test_a_rejection_names_its_line() -> None:
-    text = serving_text(worlds.serve([replace(request(0, 9, 9), line=1234)], max_model_tokens=10))
-    assert "  rejected     1 longer than the model takes\n" in text
-    assert "request 0 (line 1,234): 18 tokens, the model takes 10\n" in text
+    of_line = serving_text(worlds.serve([replace(request(0, 9, 9), line=1234)], max_model_tokens=10))
+    assert "  rejected     1 longer than the model takes\n" in of_line
+    assert "request 0 (line 1,234): 18 tokens, the model takes 10\n" in of_line
 
 
 def test_the_chart_is_as_high_as_the_residents_and_as_wide_as_a_terminal() -> None:
