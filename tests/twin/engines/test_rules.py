@@ -16,9 +16,10 @@ def test_a_rulebook_names_layouts_and_formats_that_exist(name: str) -> None:
     rules = load_engine(name)
     assert rules.name == name
     assert [load_layout(layout).name for layout in rules.layouts] == list(rules.layouts)
-    own = rules.own_kernels
-    assert {*own.decode_plans, *own.interleaved_formats} <= {kv_format(fmt).name for fmt in rules.formats}
+    own, backends = rules.own_kernels, rules.backends
+    assert {*own.decode_plans, *own.interleaved_formats, *backends.by_format, *backends.verify} <= {*rules.formats}
     assert {*own.interleaved_formats} <= {*rules.host_formats}
+    assert all(kv_format(fmt).name == fmt for fmt in (*rules.formats, *rules.host_formats))
     assert rules.all_backends() >= {*rules.backends.verify.values(), *rules.backends.piecewise}
 
 
