@@ -12,12 +12,11 @@ Two effects are physics, not errors, and are kept out of the strict laws by how 
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hwprofiles import HardwareProfile, load_profile
+from hwprofiles import HardwareProfile
 from tests.laws.asked import SAMPLING, answered, decode_s, no_less, phases, prefill_s
 from tests.laws.drawn import LONG_TOKENS, THRESHOLD, contexts, machines, questions
 from tests.worlds import LAWS
@@ -27,7 +26,6 @@ from twin.prediction import predict
 MANY = settings(LAWS, max_examples=90)
 FLAT = machines(flat=True, roomy=True)
 RATIO = 4
-BLOG = load_profile("3x-rtx3090")
 
 
 @MANY
@@ -108,12 +106,3 @@ def test_fewer_lanes_are_never_faster(question: Question, machine: HardwareProfi
     for (decode, prefill), (narrow_decode, narrow_prefill) in pairwise(asked):
         assert no_less(narrow_decode.seconds.value, decode.seconds.value)
         assert no_less(narrow_prefill.seconds.value, prefill.seconds.value, within=SAMPLING)
-
-
-@pytest.mark.parametrize("layout", ["vram", "offload"])
-def test_decode_is_a_saw_of_four_teeth_above_the_threshold(layout: str) -> None:
-    """The step after a full block closes it: three tokens fewer are read, one more block is scored."""
-    steps = {end: phases(predict(Question(ctx_tokens=end - 1, layout=layout), BLOG))[0] for end in range(4096, 4101)}
-    at = {end: step.seconds.value for end, step in steps.items()}
-    assert at[4096] < at[4097] < at[4098] < at[4099]
-    assert at[4096] < at[4100] < at[4099]
