@@ -11,7 +11,6 @@ from tests.worlds import machine, model
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import check_capability, resolve
-from twin.engines import load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import format_names, kv_format
 from twin.models import ModelSpec, model_names
@@ -29,37 +28,6 @@ def written(folder: Path, spec: ModelSpec, *, weights: str = "bf16") -> str:
     kept = Weights(format=weights, bits=16, embedding_on_host=False, embedding_bits=16)
     path.write_bytes(msgspec.json.encode(replace(spec, weights=kept)))
     return str(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "engine", "layout", "fmt", "machine"),
-    [
-        (SPARSE, "exllamav3", "offload", "fp16", "3x-rtx3090"),
-        (HYBRID, "vllm", "vram", "bf16", "rtx3090"),
-        (DENSE, "vllm", "vram", "bf16", "rtx3090"),
-    ],
-)
-def test_a_model_alone_gets_an_engine_that_loads_it_and_that_engines_defaults(
-    name: str, engine: str, layout: str, fmt: str, machine: str
-) -> None:
-    case = asked(model=name)
-    assert (case.rules.name, case.layout.name, case.fmt.name, case.hw) == (engine, layout, fmt, machine)
-    assert case.chunk_tokens == case.rules.chunk_tokens
-    assert case.state_element_bytes == case.rules.state_element_bytes
-    assert (case.speculation, case.cached_tokens) == (None, 0)
-
-
-def test_what_an_engine_does_with_an_offloaded_cache_is_the_default() -> None:
-    for name in ("exllamav3", "twin"):
-        case, rules = asked(engine=name), load_engine(name)
-        assert case.staging_bytes == rules.sparse.staging_bytes
-        assert case.copies == ("overlapped" if rules.sparse.overlaps_copies else "serial")
-        assert (case.prefill, case.pooled, case.huge_pages, case.ngram) == ("auto", "vram", True, rules.ngram)
-    assert asked(engine="twin").copies == "overlapped"
-    dense = asked(model=HYBRID)
-    assert (dense.staging_bytes, dense.copies, dense.ngram) == (0, "serial", "ram")
-    chosen = asked(copies="overlapped", pooled="host", host_pages="4KiB", ngram="ram", prefill="naive")
-    assert (chosen.copies, chosen.pooled, chosen.huge_pages, chosen.ngram) == ("overlapped", "host", False, "ram")
 
 
 def test_this_projects_own_kernels_are_never_chosen_for_anyone(tmp_path: Path) -> None:

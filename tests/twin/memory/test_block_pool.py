@@ -78,8 +78,10 @@ pool bytes the blocks were solved from the printed tokens: that they are whole i
 
 @pytest.mark.parametrize("row", PUBLISHED)
 def test_a_printed_cache_size_follows_from_the_pool(row: str) -> None:
+    """An attention block covers a state, of 1,572,864 B and 20,480 B of its convolution for each of 3 + k rows."""
     question, longest, geometry, pool_bytes, blocks, parts, printed = PUBLISHED[row]
-    plan = block_plan(asked(longest, **question))
+    case = asked(longest, **question)
+    plan = block_plan(case)
     assert (plan.block_tokens, plan.group_layers) == geometry
     held: Counter[str] = Counter()
     for group in plan.groups:
@@ -87,28 +89,14 @@ def test_a_printed_cache_size_follows_from_the_pool(row: str) -> None:
     assert (held["attention"], held["recurrent"], held["sliding"]) == parts
     assert plan.blocks_per_request(longest) == sum(parts)
     assert plan.state_blocks == parts[1]
+    drafts = case.speculation.tokens if case.speculation else 0
+    state_bytes = 786_432 * case.state_element_bytes + 20_480 * (3 + drafts)
+    assert {group.page_bytes for group in plan.groups if group.kind == "recurrent"} == {state_bytes}
     assert plan.printed_tokens(blocks, longest) == printed
     assert int(plan.concurrency(blocks, longest) * longest) == printed  # as vLLM rounds
     if pool_bytes is not None:  # whatever context is asked about
         found = pool(1, max_model_tokens=longest, pool_bytes=pool_bytes, **question)
         assert (found.blocks, found.printed_tokens, found.concurrency) == (blocks, printed, blocks / sum(parts))
-
-
-@pytest.mark.parametrize(
-    ("kv_dtype", "blocks"),
-    [
-        ("bf16", [400, 416, 432, 448, 480]),
-        ("fp8", [800, 832, 848, 880, 960]),
-        ("int4_per_token_head", [1552, 1616, 1632, 1696, 1840]),
-        (KVARN, [2048, 2048, 2048, 2176, 2432]),
-    ],
-)
-def test_an_attention_block_covers_a_state_that_grows_with_the_draft(kv_dtype: str, blocks: list[int]) -> None:
-    """1,572,864 B of state and 20,480 B of its convolution for each of 3 + k rows."""
-    for speculation, k, block_tokens in zip(("", "mtp:3", "mtp:4", D7, D15), (0, 3, 4, 7, 15), blocks, strict=True):
-        plan = block_plan(asked(**q(kv_dtype, speculation)))
-        states = {group.page_bytes for group in plan.groups if group.kind == "recurrent"}
-        assert (plan.block_tokens, states) == (block_tokens, {1_572_864 + 20_480 * (3 + k)})
 
 
 def test_published_refusals_name_what_a_request_needs_and_the_longest_that_fits() -> None:
@@ -147,7 +135,6 @@ def test_a_drafters_windows_fill_a_fiftieth_of_their_pages_until_their_block_is_
     [
         ({"model": LLAMA}, 16, (32, 0, 0), [1, 1, 2, 512]),
         ({"model": LLAMA, "kv_dtype": KVARN}, 128, (32, 0, 0), [1, 1, 1, 64]),
-        ({"kv_dtype": "fp8", "state_dtype": "fp32"}, 1568, (16, 48, 0), [4, 4, 4, 9]),
         (q("bf16", "mtp:3"), 416, (17, 48, 0), [13, 13, 13, 32]),
         (q("bf16", D7), 448, (16, 48, 5), [52, 52, 52, 101]),
     ],
@@ -344,25 +331,25 @@ def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "sequences", "slots", "slot_mib"),
-    [(KVARN, 64, 152, 8), (KVARN, 8, 40, 8), (KVARN, 1, 26, 8), ("kvarn_k4v2_g64", 64, 168, 4)],
+    ("kv_dtype", "sequences", "slots", "slot_mib", "longest", "tokens"),
+    [
+        (KVARN, 64, 152, 8, 1000, 64_000),
+        (KVARN, 4, 32, 8, 262_144, 262_144),
+        (KVARN, 1, 26, 8, 1000, 4096),
+        (KVARN, 1, 26, 8, 400_000, 262_144),
+        ("kvarn_k4v2_g64", 64, 168, 4, 1000, 64_000),
+    ],
 )
-def test_tiles_that_wait_unquantised_take_2_slots_a_sequence_those_of_a_step_and_8(
-    kv_dtype: str, sequences: int, slots: int, slot_mib: int
+def test_waiting_tiles_take_2_slots_a_sequence_those_of_a_step_and_8_and_a_rebuilt_history_4_kib_a_token(
+    kv_dtype: str, sequences: int, slots: int, slot_mib: int, *, longest: int, tokens: int
 ) -> None:
-    """A slot is a tile of K and V in 16 bits over 16 layers: 64 seats take 1.19 GiB."""
-    fixed = planned(kv_dtype=kv_dtype, max_sequences=sequences).memories[0].fixed
+    """A slot is a tile of K and V in 16 bits over 16 layers: 64 seats take 1.19 GiB.
+
+    The history of all sequences at their longest: of 4,096 to 262,144 tokens, 1 GiB at most, shared by the layers.
+    """
+    fixed = planned(1, kv_dtype=kv_dtype, max_sequences=sequences, max_model_tokens=longest).memories[0].fixed
     assert fixed["unquantised tiles"] == slots * slot_mib * MIB
-
-
-@pytest.mark.parametrize(
-    ("sequences", "longest", "tokens"),
-    [(4, 262_144, 262_144), (4, 10_000, 40_000), (64, 1000, 64_000), (1, 1000, 4096), (1, 400_000, 262_144)],
-)
-def test_a_rebuilt_history_takes_4_kib_a_token_between_its_bounds(sequences: int, longest: int, tokens: int) -> None:
-    """All sequences at their longest up to 262,144 tokens, at least 4,096; 1 GiB at most, shared by the layers."""
-    found = planned(1, kv_dtype=KVARN, max_sequences=sequences, max_model_tokens=longest)
-    assert found.memories[0].fixed["prefill scratch"] == tokens * 4096
+    assert fixed["prefill scratch"] == tokens * 4096
 
 
 @pytest.mark.parametrize(

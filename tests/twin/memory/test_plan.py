@@ -55,12 +55,6 @@ def test_offload_keeps_planes_on_the_host_and_page_tables_on_every_device() -> N
         assert gpu.fixed["staging"] == 1024
 
 
-@pytest.mark.parametrize(("where", "table"), [("ram", 2**20), ("disk", 0)])
-def test_an_ngram_table_takes_host_memory_only_in_ram(where: str, table: int) -> None:
-    asked = replace(case(spec=model(ngram=True)), ngram=where)
-    assert plan_memory(asked, machine()).host()[0].fixed.get("n-gram table", 0) == table
-
-
 def test_the_blogs_machine_holds_what_was_published() -> None:
     """27.75 KiB a token in VRAM, or 0.75 with offload; 64.35 GiB loaded and 6.33 free."""
     in_vram, offload = (plan_memory(flash_next(1024, layout=layout), BLOG) for layout in ("vram", "offload"))
@@ -140,13 +134,6 @@ def test_more_devices_hold_at_least_as_many_tokens_and_the_short_one_is_named(co
     less, longest = (plan_memory(flash_next(1, layout="vram"), each).max_ctx_tokens() for each in (few, many))
     assert 0 < less <= longest
     assert "VRAM on gpu" in plan_memory(flash_next(longest + 256, layout="vram"), many).shortage()
-
-
-def test_weights_alone_may_not_fit() -> None:
-    plan = plan_memory(flash_next(1, layout="vram"), RTX3090)
-    assert (plan.fits, plan.max_ctx_tokens(), plan.vram_left_bytes()) == (False, 0, 0)
-    assert [memory.name for memory in plan.short()] == ["gpu0"]
-    assert "the machine has 23.56 GiB" in plan.shortage()
 
 
 @pytest.mark.parametrize("ctx_tokens", [MAX_TOKENS - 256, MAX_TOKENS - 255, MAX_TOKENS])

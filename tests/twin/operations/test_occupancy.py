@@ -26,23 +26,22 @@ ALONE = DecodePlan(alone=SMALL, thread_blocks=(TWO, THREE))
 
 
 @pytest.mark.parametrize(
-    ("plan", "q_rows", "count", "thread_block"),
+    ("plan", "q_rows", "found"),
     [
-        (PLAN, 1, 1, ONE),
-        (PLAN, 16, 1, ONE),
-        (PLAN, 17, 1, TWO),
-        (PLAN, 48, 1, THREE),
-        (PLAN, 49, 2, TWO),
-        (PLAN, 192, 4, THREE),
-        (ALONE, 8, 1, SMALL),
-        (ALONE, 9, 1, TWO),
-        (ALONE, 97, 3, THREE),
+        *(
+            (PLAN, 1, (1, ONE)),
+            (PLAN, 16, (1, ONE)),
+            (PLAN, 17, (1, TWO)),
+            (PLAN, 48, (1, THREE)),
+            (PLAN, 49, (2, TWO)),
+        ),
+        *((PLAN, 192, (4, THREE)), (ALONE, 8, (1, SMALL)), (ALONE, 9, (1, TWO)), (ALONE, 97, (3, THREE))),
     ],
 )
 def test_equal_thread_blocks_share_the_query_rows_unless_one_that_stands_alone_holds_them_all(
-    plan: DecodePlan, q_rows: int, count: int, thread_block: ThreadBlock
+    plan: DecodePlan, q_rows: int, found: tuple[int, ThreadBlock]
 ) -> None:
-    assert plan.thread_blocks_of(q_rows) == (count, thread_block)
+    assert plan.thread_blocks_of(q_rows) == found
 
 
 def split_kv(**changes: int) -> SplitKV:
