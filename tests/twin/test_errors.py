@@ -7,14 +7,9 @@ from twin.errors import BadFile, BadValue, CannotWrite, Impossible, MissingRate,
 
 @pytest.mark.parametrize(
     ("error", "builtin"),
-    [
-        (BadValue, ValueError),
-        (BadFile, ValueError),
-        (Impossible, ValueError),
-        (MissingRate, KeyError),
-        (CannotWrite, OSError),
-    ],
-)
+    [(BadValue, ValueError), (BadFile, ValueError), (Impossible, ValueError), (MissingRate, KeyError),
+     (CannotWrite, OSError)],
+)  # fmt: skip
 def test_a_refusal_is_its_message_and_the_fitting_builtin(error: type[TwinError], builtin: type[Exception]) -> None:
     """A KeyError would show its message in quotes; ours does not."""
     refusal = error("what is wrong", hint="what to try")

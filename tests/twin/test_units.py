@@ -54,18 +54,9 @@ def test_any_whole_count_in_range_is_read_exactly(tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("32 mib", 32 * MIB),
-        ("0.5GiB", GIB // 2),
-        ("2GB", 2_000_000_000),
-        ("1048576GiB", 2**50),
-        ("1.5TB", 1_500_000_000_000),
-        ("0.1KiB", 102),
-        ("1.9B", 1),
-        ("1675037245", 1_675_037_245),
-        ("1e10", 10**10),
-    ],
-)
+    [("32 mib", 32 * MIB), ("0.5GiB", GIB // 2), ("2GB", 2_000_000_000), ("1048576GiB", 2**50), ("0.1KiB", 102),
+     ("1.5TB", 1_500_000_000_000), ("1.9B", 1), ("1675037245", 1_675_037_245), ("1e10", 10**10)],
+)  # fmt: skip
 def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
@@ -98,12 +89,10 @@ def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        *((0.0, "0 s"), (9e-8, "< 0.1 us"), (46.7e-6, "46.7 us"), (19.72e-3, "19.72 ms"), (1.0, "1.00 s")),
-        *((120.0, "2.0 min"), (7200.0, "2.0 h"), (86_400.0 * 365, "8,760.0 h"), (3.15576e9, "100 years")),
-        (1e300, "3.17e+292 years"),
-    ],
-)
+    [(0.0, "0 s"), (9e-8, "< 0.1 us"), (46.7e-6, "46.7 us"), (19.72e-3, "19.72 ms"), (1.0, "1.00 s"),
+     (120.0, "2.0 min"), (7200.0, "2.0 h"), (86_400.0 * 365, "8,760.0 h"), (3.15576e9, "100 years"),
+     (1e300, "3.17e+292 years")],
+)  # fmt: skip
 def test_seconds_are_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 

@@ -61,14 +61,9 @@ def test_small_schedules(
 
 def test_an_engine_serves_in_the_order_of_readiness() -> None:
     """Op 2 is ready at 1 and op 1 at 2; both want the copy engine, which is busy until 3."""
-    ops = [
-        op(SM, part="first"),
-        op(H2D, 0, part="late"),
-        op(H2D, 4, part="early"),
-        op(H2D, part="long"),
-        op(D2H, part="gate"),
-    ]
-    timeline = play(OpGraph(ops=tuple(ops)), 2, 1, 1, 3, 1, spans=True)
+    late, early = op(H2D, 0, part="late"), op(H2D, 4, part="early")
+    ops = (op(SM, part="first"), late, early, op(H2D, part="long"), op(D2H, part="gate"))
+    timeline = play(OpGraph(ops=ops), 2, 1, 1, 3, 1, spans=True)
     starts = {span.op.part: span.start_s for span in timeline.spans()}
     assert starts == {"first": 0, "gate": 0, "long": 0, "early": 3, "late": 4}
 

@@ -64,11 +64,9 @@ def test_of_a_prompt_seen_before_all_but_its_last_blocks_is_found(
 
 @pytest.mark.parametrize(
     ("cached", "question", "hit"),
-    [
-        *((0, FP8, 0), (799, FP8, 0), (800, FP8, 800), (99_999, FP8, 99_200)),
-        *((0, MTP, 0), (1663, MTP, 0), (1664, MTP, 832), (99_999, MTP, 99_008)),
-    ],
-)
+    [(0, FP8, 0), (799, FP8, 0), (800, FP8, 800), (99_999, FP8, 99_200),
+     (0, MTP, 0), (1663, MTP, 0), (1664, MTP, 832), (99_999, MTP, 99_008)],
+)  # fmt: skip
 def test_of_a_prompt_that_begins_like_another_one_state_is_usable(
     cached: int, question: dict[str, Any], hit: int
 ) -> None:

@@ -27,17 +27,9 @@ ALONE = DecodePlan(alone=SMALL, thread_blocks=(TWO, THREE))
 
 @pytest.mark.parametrize(
     ("plan", "q_rows", "found"),
-    [
-        *(
-            (PLAN, 1, (1, ONE)),
-            (PLAN, 16, (1, ONE)),
-            (PLAN, 17, (1, TWO)),
-            (PLAN, 48, (1, THREE)),
-            (PLAN, 49, (2, TWO)),
-        ),
-        *((PLAN, 192, (4, THREE)), (ALONE, 8, (1, SMALL)), (ALONE, 9, (1, TWO)), (ALONE, 97, (3, THREE))),
-    ],
-)
+    [(PLAN, 1, (1, ONE)), (PLAN, 16, (1, ONE)), (PLAN, 17, (1, TWO)), (PLAN, 48, (1, THREE)), (PLAN, 49, (2, TWO)),
+     (PLAN, 192, (4, THREE)), (ALONE, 8, (1, SMALL)), (ALONE, 9, (1, TWO)), (ALONE, 97, (3, THREE))],
+)  # fmt: skip
 def test_equal_thread_blocks_share_the_query_rows_unless_one_that_stands_alone_holds_them_all(
     plan: DecodePlan, q_rows: int, found: tuple[int, ThreadBlock]
 ) -> None:
