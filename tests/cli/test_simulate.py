@@ -19,6 +19,7 @@ from tests.cli.command import (
 )
 from tests.cli.test_answers import asked as answered
 from tests.cli.test_answers import assert_holds
+from tests.twin.serving import worlds
 
 Capture = pytest.CaptureFixture[str]
 
@@ -30,8 +31,7 @@ OLD = "what was there before\n"
 
 def line(**changed: Any) -> str:
     """A line of a trace; a field set to ... is left out."""
-    fields = {"arrival_s": 1.0, "prompt_tokens": 100, "output_tokens": 20, "id": "b"} | changed
-    return json.dumps({name: value for name, value in fields.items() if value is not ...}) + "\n"
+    return worlds.line(**({"prompt_tokens": 100, "output_tokens": 20, "id": "b"} | changed)) + "\n"
 
 
 GOOD = line(arrival_s=0.0, id="a")
@@ -83,17 +83,6 @@ def test_the_options_of_a_workload_make_an_answer_that_keeps_its_contract(capsys
         assert ends["low"] <= ends["high"]
 
 
-def test_a_trace_is_served_with_its_times_and_ids(capsys: Capture, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(GOOD + line(arrival_s=2.5, prompt_tokens=7, output_tokens=3), encoding="utf-8")
-    answer = asked(capsys, *FAST, "--trace-in", str(trace))
-    assert answer["question"]["workload"] == "trace trace.jsonl"
-    first, second = answer["requests"]
-    assert (first["id"], first["arrival_s"], first["prompt_tokens"], first["output_tokens"]) == ("a", 0.0, 100, 20)
-    assert (second["id"], second["arrival_s"], second["prompt_tokens"], second["output_tokens"]) == ("b", 2.5, 7, 3)
-    assert answer["total_s"] > 2.5
-
-
 def test_the_same_seed_gives_the_same_answer_in_any_process_and_another_seed_another(capsys: Capture) -> None:
     command = ("simulate", *SMALL, "--rate", "5", "--json")
     here = run(capsys, *command, "--seed", "4").out
@@ -116,19 +105,6 @@ def test_a_workload_that_cannot_run_is_an_answer_with_its_own_code(capsys: Captu
     text = run(capsys, "simulate", *arguments)
     assert (text.code, text.err) == (DOES_NOT_FIT, "")
     assert "0 requests in " in text.out
-
-
-def test_a_trace_for_perfetto_shows_steps_residents_and_requests(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    answer = asked(capsys, *SMALL, "--trace", str(path))
-    document = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    events = document["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "C", "b", "e"}
-    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in events if event["ph"] == "X")
-    assert sum(event["args"]["steps"] for event in events if event["ph"] == "X") == answer["steps"]
-    assert max(event["args"]["sequences"] for event in events if event["ph"] == "C") == answer["resident_max"]
-    begun = [event["id"] for event in events if event["ph"] == "b" and event["name"].startswith("request ")]
-    assert len(begun) == answer["completed"]
 
 
 def test_records_can_be_served_again(capsys: Capture, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hwprofiles import HardwareProfile, load_profile
+from hwprofiles import HardwareProfile
 from tests.laws.asked import phases
-from tests.worlds import kernel, link, machine
+from tests.worlds import machine
 from twin.ask.question import Question
 from twin.prediction import Z90, Prediction, predict
 
@@ -35,17 +35,6 @@ def test_a_decode_step_in_vram_by_hand() -> None:
     assert decode.link_bytes == 0
 
 
-def test_offload_moves_the_planes_of_a_decode_step_to_the_link() -> None:
-    """48 MiB over 12 gathers at half a GB/s, each after 2 ms, in place of 48 MiB at 1 GB/s."""
-    slow = big(h2d=link(bytes_per_s=5e8), kernels={GATHER: kernel(latency_s=2e-3)})
-    vram, offload = (phases(ask(1_000_000, slow, layout=layout))[0] for layout in ("vram", "offload"))
-    tokens = 2048 + 1_000_001 % 4
-    moved = 12 * tokens * 2048
-    assert offload.link_bytes == moved
-    assert offload.link_write_bytes == 12 * 2304
-    assert offload.seconds.value - vram.seconds.value == pytest.approx(moved / 1e9 + 12 * 2e-3, rel=1e-6)
-
-
 def test_a_memory_twice_as_fast_halves_a_step_that_only_reads_it() -> None:
     read = big().gpu.vram_read
     quick = replace(read, rate=replace(read.rate, value=2e9), datasheet=replace(read.datasheet, value=4e9))
@@ -63,8 +52,3 @@ def test_without_spread_an_interval_is_a_point_and_with_one_it_is_log_normal() -
     step = phases(ask(1000, vague, layout="vram"))[0].seconds
     assert step.high / step.value == pytest.approx(math.exp(0.1 * Z90))
     assert step.value / step.low == pytest.approx(math.exp(0.1 * Z90))
-
-
-def test_the_machine_that_the_question_names_is_the_default() -> None:
-    question = Question(ctx_tokens=4096, hw="3x-rtx3090")
-    assert predict(question) == predict(question, load_profile("3x-rtx3090"))

@@ -45,16 +45,6 @@ def toy_answer(path: str, ctx_tokens: int = 1000, **asked: Any) -> Prediction:
     return predict(Question(ctx_tokens=ctx_tokens, model=path, **asked), pool_machine(vram_bytes=TIB))
 
 
-def test_a_drafter_follows_the_prompt_in_every_chunk(toy: str) -> None:
-    """1,000 rows in one chunk at 1 TFLOP/s: 2 x 100 operations a row, 4 x 4 x 8 a pair of tokens; no logits."""
-    plain, drafting = (
-        phases(toy_answer(toy, 1000, **asked))[1].seconds.value
-        for asked in ({}, {"speculation": "toy-mtp:2", "accepted": 1.0})
-    )
-    pairs = 1000 * 1001 / 2
-    assert drafting - plain == pytest.approx((2 * 100 * 1000 + 4 * 4 * 8 * pairs) / 1e12, rel=1e-6)
-
-
 @pytest.mark.parametrize("batch", [1, 5])
 def test_a_step_and_the_first_token_of_a_pooled_engine_by_hand(toy: str, batch: int) -> None:
     """Weights once; a state read and written, 1,001 tokens of two layers and 32 logits a sequence; at 1 GB/s.

@@ -73,15 +73,6 @@ def test_steps_by_hand() -> None:
     assert costs.mixed(0, 0, [(32, 16), (0, 8)]) == pytest.approx(two * US, rel=EXACT)
 
 
-def test_products_over_many_rows_take_the_time_of_their_operations() -> None:
-    """10,000 rows: 2 x 1,152 operations each in a layer; the head sees one row."""
-    costs = CaseCosts(FLAT, TOY)
-    one, many = (costs.mixed(0, 0, [(0, rows)]) for rows in (10_000, 20_000))
-    pairs_s = [128 * rows * (rows + 1) / 2 / 1e12 for rows in (10_000, 20_000)]
-    written_s = 128 * 10_000 / 1e9
-    assert many - one == pytest.approx(2 * (2304 * 10_000 / 1e12 + written_s + pairs_s[1] - pairs_s[0]), rel=EXACT)
-
-
 @pytest.mark.parametrize("name", COSTS)
 @pytest.mark.parametrize("sequences", [1, 3, 64])
 def test_a_decode_step_is_that_of_a_prediction_at_any_context(name: str, sequences: int) -> None:
@@ -231,15 +222,6 @@ def test_a_single_request_takes_its_prefill_and_its_steps() -> None:
     assert record.ttft_s == pytest.approx(prediction.ttft_s.value, rel=0.01)  # each of its 4 chunks has logits here
     assert record.tpot_s == pytest.approx(prediction.decode.seconds.value, rel=0.001)
     assert service.result.total_s == pytest.approx(record.ttft_s + 40 * record.tpot_s, rel=1e-9)
-
-
-def test_speculation_yields_its_tokens_a_step() -> None:
-    plain = served([request(0, 1024, 400)]).result
-    drafted = served([request(0, 1024, 400)], asked=question(speculation="mtp:3", accepted=2.0)).result
-    prediction = predict(question(ctx_tokens=1224, max_model_tokens=LONGEST, speculation="mtp:3", accepted=2.0))
-    assert prediction.decode is not None
-    assert plain.steps - 1 == pytest.approx(2 * (drafted.steps - 1), abs=1)
-    assert drafted.requests[0].tpot_s == pytest.approx(prediction.decode.seconds.value / 2, rel=0.01)
 
 
 def test_all_steps_of_the_ends_are_as_much_shorter_as_longer() -> None:
