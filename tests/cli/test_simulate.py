@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from hwprofiles.recognition import kind_of_head
-from tests.cli.command import (
-    ANSWERED,
-    DOES_NOT_FIT,
-    WRONG_INPUT,
-    assert_one_line,
-    child,
-    run,
-)
+from tests.cli.command import ANSWERED, DOES_NOT_FIT, WRONG_INPUT, assert_one_line, child, run
 from tests.cli.test_answers import asked as answered
 from tests.cli.test_answers import assert_holds
 from tests.twin.serving import worlds

@@ -7,16 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.laws.asked import ROUNDING, SAMPLING, answered, decode_s, no_less, phases, prefill_s
-from tests.laws.pooled import (
-    DENSE,
-    DRAFTERS,
-    FLAT,
-    H200,
-    LONGEST,
-    RTX3090,
-    dense_questions,
-    hybrid_questions,
-)
+from tests.laws.pooled import DENSE, DRAFTERS, FLAT, H200, LONGEST, RTX3090, dense_questions, hybrid_questions
 from tests.worlds import LAWS, step
 from twin.ask.question import Question
 from twin.ask.resolve import resolve

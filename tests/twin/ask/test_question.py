@@ -45,22 +45,24 @@ def test_what_is_out_of_range_is_refused_in_one_line(asked: dict[str, Any], mess
     assert refused.value.exit_code == EXIT_BAD_INPUT
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"ctx_tokens": 1},
-        {"ctx_tokens": MAX_TOKENS, "max_model_tokens": MAX_TOKENS, "chunk_tokens": MAX_TOKENS},
-        {"batch": MAX_BATCH, "max_sequences": MAX_BATCH},
-        {"batch": 1, "max_sequences": 1, "chunk_tokens": 1, "max_model_tokens": 1},
-        {"cached_tokens": 0},
-        {"cached_tokens": 1000},
-        {"utilisation": 1.0},
-        {"utilisation": 1e-9},
-        {"accepted": 0.0},  # what a drafter may yield is checked where the drafter is known
-        *({"lanes": lanes} for lanes in LANES),
-        *({field: word} for field, words in CHOICES.items() for word in words),
-    ],
-)
+INSIDE: list[dict[str, Any]] = [
+    {"ctx_tokens": MAX_TOKENS, "max_model_tokens": MAX_TOKENS, "chunk_tokens": MAX_TOKENS},
+    {"batch": MAX_BATCH, "max_sequences": MAX_BATCH, "cached_tokens": 0, "utilisation": 1e-9},
+    {
+        "batch": 1,
+        "max_sequences": 1,
+        "chunk_tokens": 1,
+        "max_model_tokens": 1,
+        "cached_tokens": 1000,
+        "utilisation": 1.0,
+    },
+    {"accepted": 0.0},  # what a drafter may yield is checked where the drafter is known
+    *({"lanes": lanes} for lanes in LANES),
+    *({field: word} for field, words in CHOICES.items() for word in words),
+]
+
+
+@pytest.mark.parametrize("asked", INSIDE)
 def test_the_ends_of_every_range_are_inside(asked: dict[str, Any]) -> None:
     check_numbers(ask(**asked))
 

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from twin.cli.workloads import (
-    Source,
-    serve_asked,
-    source_of,
-)
+from twin.cli.workloads import Source, serve_asked, source_of
 from twin.errors import BadFile, Impossible
 
 NAMES = ("requests", "rate", "prompt", "output_length", "lengths", "cv", "arrivals", "burstiness", "prefix_tokens")

@@ -423,8 +423,7 @@ def test_weights_that_do_not_fit_leave_no_pool(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "starts"),
-    [({"utilisation": 0.75}, True), ({"pool_bytes": 2 * GIB}, True), ({"utilisation": 0.9}, False)],
+    ("share", "starts"), [({"utilisation": 0.75}, True), ({"pool_bytes": 2 * GIB}, True), ({"utilisation": 0.9}, False)]
 )
 def test_what_the_host_keeps_takes_from_what_an_engine_leaves_of_one_memory(
     share: dict[str, Any], *, starts: bool

@@ -16,14 +16,7 @@ from twin.errors import BadValue
 from twin.formats import format_names
 from twin.models import load_model, model_names
 from twin.models.spec import Drafter
-from twin.models.speculation import (
-    ACCEPTANCE,
-    Accepted,
-    Speculation,
-    VerifyStep,
-    published_acceptance,
-    speculation_of,
-)
+from twin.models.speculation import ACCEPTANCE, Accepted, Speculation, VerifyStep, published_acceptance, speculation_of
 
 MODEL = load_model("qwen3.8-27b-fast")
 MTP, DFLASH = MODEL.drafters

@@ -71,10 +71,7 @@ WRONG_LINES = {
     "long id": (line(id="x" * 201), "id has 201 characters, allowed are 200"),
     "prefix without tokens": (line(prefix_id=1), HALF_A_PREFIX),
     "tokens without prefix": (line(prefix_tokens=1), HALF_A_PREFIX),
-    "prefix beyond prompt": (
-        line(prefix_id=1, prefix_tokens=11),
-        LONG_PREFIX,
-    ),
+    "prefix beyond prompt": (line(prefix_id=1, prefix_tokens=11), LONG_PREFIX),
     "two prefixes": (
         line(prefix_id=1, prefix_tokens=1, hash_ids=[1]),
         "has both prefix_id and hash_ids, allowed is one of them",
@@ -91,14 +88,8 @@ WRONG_LINES = {
     "too long": (line(user="x" * MAX_LINE_BYTES), "the line is longer than 1,048,576 bytes"),
     "a key twice": (f'{GOOD[:-1]}, "prompt\\u005ftokens": 11}}', 'has "prompt_tokens" twice, allowed is once'),
     "an inner key twice": (f'{GOOD[:-1]}, "user": {{"a": 1, "a" : 2}}}}', 'has "a" twice, allowed is once'),
-    "out of order": (
-        line(arrival_s=0.5),
-        EARLIER,
-    ),
-    "another key of time": (
-        line(arrival_s=..., timestamp=2000),
-        OTHER_KEY,
-    ),
+    "out of order": (line(arrival_s=0.5), EARLIER),
+    "another key of time": (line(arrival_s=..., timestamp=2000), OTHER_KEY),
 }
 
 
@@ -234,10 +225,7 @@ def epoch(first: int) -> list[Entry]:
 
 
 UNDERSTOOD = {
-    "Bailian's are in seconds, of 16 tokens": (
-        two(10, 1, 60, in_chats=True),
-        Reading(time_unit="s", hash_tokens=16),
-    ),
+    "Bailian's are in seconds, of 16 tokens": (two(10, 1, 60, in_chats=True), Reading(time_unit="s", hash_tokens=16)),
     "or of as many as lengths say": (two(2000, 4, 1, in_chats=True), Reading(time_unit="s", hash_tokens=512)),
     "Mooncake's have 512 and are in milliseconds": (two(6758, 14, 3000), Reading(time_unit="ms", hash_tokens=512)),
     "an epoch in milliseconds is none in seconds": (epoch(1_764_435_600_000), Reading(time_unit="ms")),
