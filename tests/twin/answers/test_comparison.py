@@ -1,6 +1,7 @@
 """A comparison is one prediction a choice, with what is published of its answers; refusals are kept, not raised."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,9 +40,19 @@ def test_a_rate_that_is_missing_leaves_its_choice_without_a_speed_only() -> None
     assert unknown.memory.max_ctx_tokens() > 0
 
 
-def test_where_no_choice_can_be_asked_for_the_first_reason_is_raised() -> None:
-    with pytest.raises(Impossible, match="keeps no fp8 cache under offload"):
-        compare_all(FLASH, formats=["fp8", "bf16"])
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"formats": ["fp8", "bf16"]}, "keeps no fp8 cache under offload"),  # the first of two reasons
+        ({"over": "layouts", "formats": ["fp16"]}, "--formats goes with --over formats"),
+        ({"over": "layouts", "layout": "vram"}, "--layout goes with --over formats"),
+        ({"over": "formats", "kv_dtype": "fp16"}, "--kv-dtype means nothing where formats are compared"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(asked: Any, says: str) -> None:
+    question = replace(FLASH, layout=asked.get("layout"), kv_dtype=asked.get("kv_dtype"))
+    with pytest.raises(Impossible, match=says):
+        compare_all(question, over=asked.get("over"), formats=asked.get("formats"))
 
 
 QWEN = load_model("qwen3.8-27b")

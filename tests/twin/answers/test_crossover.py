@@ -10,8 +10,9 @@ from hwprofiles import HardwareProfile
 from hwprofiles.profile import Kernel, Roof
 from tests.worlds import curve, machine, operations, rate
 from twin.answers import crossover as module
-from twin.answers.crossover import CARRIED_SPREAD, CONTEXTS, crossover, with_kernels
-from twin.errors import MissingRate
+from twin.answers.crossover import CARRIED_SPREAD, CONTEXTS, crossover, kept, with_kernels
+from twin.engines.twin import QUANTISED
+from twin.errors import Impossible, MissingRate
 from twin.operations.occupancy import BEGUN_TILES
 from twin.render.comparison import crossover_json, crossover_text
 
@@ -99,10 +100,13 @@ def test_what_a_machine_does_not_start_is_refused_and_the_others_stay(monkeypatc
     assert "attend_decode/twin/q4_0" in result.refused["q4_0"]  # which nobody measured
 
 
-def test_where_no_machine_has_a_rate_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_machine_has_a_rate_or_no_format_a_kernel_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingRate, match="no machine has a rate for attend_decode/twin/bf16") as missing:
         found(monkeypatch, toy())
     assert "twin calibrate" in missing.value.hint
+    assert [kept(None), kept("q4_0")] == [QUANTISED, ("q4_0",)]
+    with pytest.raises(Impossible, match="no kernel for exl3_k2v2"):
+        kept("exl3_k2v2")
 
 
 def test_kernels_are_taken_over_from_a_machine_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,6 +252,7 @@ def test_the_scheduler_is_told_what_the_question_says_and_watchers_see_the_plain
 @pytest.mark.parametrize(
     ("asked", "wrong", "says"),
     [
+        ({"model": "qwen3.8-flash-next", "kv_dtype": None}, Impossible, "exllamav3 shares no pool of blocks"),
         ({"kv_dtype": "turboquant_3bit_nc"}, MissingRate, "has no rate for"),
         ({"chunk_tokens": 16, "speculation": "dflash2:16", "accepted": 2.0}, BadValue, "decodes 17 tokens a step"),
     ],

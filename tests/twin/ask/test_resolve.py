@@ -62,21 +62,24 @@ def test_numbers_are_checked_before_any_name() -> None:
         asked(0, model="nobody's")
 
 
+NO_POOL = "--cold-start means nothing to twin: it shares no pool of blocks among requests"
+INT4, FP8 = {"kv_dtype": "int4_per_token_head", "what_if": True}, {"model": HYBRID, "kv_dtype": "fp8"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"staging_bytes": 524_287}, "staging of 524,287 B is below the smallest of 524,288 B", "one page of 256 tokens"),
-    (
-        {"staging_bytes": 135_167, "kv_dtype": "int4_per_token_head", "what_if": True},
-        "staging of 135,167 B is below the smallest of 135,168 B",
-        "one page of",
-    ),
-    (
-        {"model": HYBRID, "kv_dtype": "fp8", "backend": "kvarn"},
-        "vllm runs no fp8 cache on 'kvarn'",
-        "it has flashinfer, ",
-    ),
+    (INT4 | {"staging_bytes": 135_167}, "staging of 135,167 B is below the smallest of 135,168 B", "one page of"),
+    (FP8 | {"backend": "kvarn"}, "vllm runs no fp8 cache on 'kvarn'", "it has flashinfer"),
     ({"model": DENSE, "chunk_tokens": 1000}, "chunk of 1,000 tokens is not a multiple of vllm's page of 16", ""),
+    ({"model": HYBRID, "layout": "offload"}, "vllm has no layout 'offload'", "it has vram"),
+    ({"engine": "twin", "speculation": "mtp:3"}, "speculation is modelled for vllm only, not for twin", ""),
+    ({"model": DENSE, "speculation": "mtp:3", "accepted": 2.0}, "llama-3.1-8b has no drafter", "ask without --spec"),
+    ({"accepted": 2.0}, "--accept means nothing without --spec: one step yields one token", ""),
+    ({"engine": "twin", "cold_start": True}, NO_POOL, ""),
+    ({"model": HYBRID, "ngram": "ram"}, "qwen3.8-27b has no n-gram table", ""),
+    ({"model": HYBRID, "max_model_tokens": 999}, "context 1,000 is above the longest request of 999 tokens", ""),
+    (FP8 | {"batch": 9, "max_sequences": 8}, "a batch of 9 is more than the 8 sequences that vllm may run", ""),
+    ({"model": HYBRID, "cached_tokens": 100}, "cached tokens need prefix caching", "add --prefix-cache"),
 ]
-"""What the refusals of tests/golden leave out."""
+"""One of each kind: the others are among the refusals of tests/golden."""
 
 
 @pytest.mark.parametrize(("question", "message", "hint"), REFUSED, ids=[row[1] for row in REFUSED])

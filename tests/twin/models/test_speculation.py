@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from calibrate.published.cases import Row, read_published
 from tests.worlds import LAWS
-from twin.errors import BadValue
+from twin.errors import BadValue, Impossible
 from twin.formats import format_names
 from twin.models import load_model, model_names
 from twin.models.spec import Drafter
@@ -64,6 +64,13 @@ def test_a_drafter_that_a_model_has_not_is_refused_with_those_that_it_has(text: 
     with pytest.raises(BadValue, match=f"no drafter {text.partition(':')[0]!r}") as refused:
         asked(text, accepted=1.0)
     assert refused.value.hint == "it has dflash2, mtp"
+
+
+def test_more_drafts_than_a_drafter_has_and_a_task_beside_an_acceptance_are_refused() -> None:
+    with pytest.raises(BadValue, match="mtp proposes 1 to 7 tokens, not 8"):
+        asked("mtp:8", accepted=1.0)
+    with pytest.raises(Impossible, match="an acceptance and a task were given; "):
+        asked("mtp:3", accepted=1.0, task="all")
 
 
 def test_an_acceptance_published_for_longer_drafts_is_not_stretched_to_short_ones() -> None:

@@ -17,3 +17,9 @@ def test_every_rate_has_a_value_and_a_source_and_every_assumption_its_text() -> 
         assert source["value"]
         assert source["source"] in {"measured", "published", "datasheet", "fitted"}
         assert (source["source"] == "fitted") == bool(source["fitted_on"])
+
+
+def test_speculation_says_what_it_drafts_and_where_its_acceptance_comes_from() -> None:
+    asked = Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8", speculation="mtp:3", accepted=2.5)
+    told = prediction_json(predict(asked))["question"]["speculation"]
+    assert (told["drafter"], told["tokens"], told["accepted"], told["accepted_from"]) == ("mtp", 3, 2.5, "given")

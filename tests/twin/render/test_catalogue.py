@@ -70,6 +70,7 @@ def test_what_no_engine_keeps_says_how_to_ask_for_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", format_names())
 def test_one_format_is_shown_whole(name: str) -> None:
     assert format_text(name).startswith(f"{name}: {kv_format(name).summary}\n\n")
+    assert format_json(name)["name"] == name
     shown = rows(name)
     assert shown["K"].startswith(f"{kv_format(name).key.bits} bits")
     assert shown["V"].startswith(f"{kv_format(name).value.bits} bits")

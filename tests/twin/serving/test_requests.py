@@ -101,6 +101,7 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (workload, {"rate_per_s": -math.inf}, "the rate is -inf"),
     (workload, {"arrivals": "burst"}, r"a burst has no rate, 10\.0 requests/s given"),
     (workload, {"arrivals": "gamma"}, "'gamma' is no way to arrive"),
+    (workload, {"burstiness": 0.0}, r"the burstiness is 0\.0, outside the range of 0\.001"),
     (workload, {"burstiness": 2.0, "rate_per_s": None}, "needs poisson arrivals at a finite rate"),
     (workload, {"burstiness": 2.0, "arrivals": "constant"}, "needs poisson arrivals"),
     (workload, {"prefix_tokens": -1}, "the shared prefix is -1"),
