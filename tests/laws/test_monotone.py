@@ -63,15 +63,26 @@ def test_prefill_takes_longer_for_a_longer_prompt_on_either_side_of_the_sparse_t
     assert no_less(prefill_s(longer, machine), prefill_s(question, machine), within=SAMPLING)
 
 
-@LAWS
-@given(questions(longest=LONG_TOKENS), machines(), contexts(longest=LONG_TOKENS))
-def test_a_longer_context_takes_no_less_of_any_memory(question: Question, machine: HardwareProfile, more: int) -> None:
+@settings(LAWS, max_examples=100)
+@given(questions(longest=LONG_TOKENS), machines(), contexts(longest=LONG_TOKENS), st.integers(1, 100))
+def test_a_longer_context_or_a_larger_batch_takes_no_less_of_any_memory_but_staging(
+    question: Question, machine: HardwareProfile, more: int, sequences: int
+) -> None:
     short = predict(question, machine).memory
     long = predict(replace(question, ctx_tokens=question.ctx_tokens + more), machine).memory
     for before, after in zip(short.memories, long.memories, strict=True):
         assert after.used_bytes(long.pages) >= before.used_bytes(short.pages)
     assert short.max_ctx_tokens() == long.max_ctx_tokens()
     assert short.fits or not long.fits
+    larger = replace(question, batch=question.batch + sequences)
+    if larger.batch > MAX_BATCH or question.prefill == "staged":
+        return
+    many = predict(larger, machine).memory
+    for before, after in zip(short.memories, many.memories, strict=True):
+        staging = before.fixed.get("staging", 0.0) - after.fixed.get("staging", 0.0)
+        assert no_less(after.used_bytes(many.pages), before.used_bytes(short.pages) - staging)
+    if question.layout == "vram" or question.batch > 1:
+        assert many.max_ctx_tokens() <= short.max_ctx_tokens()
 
 
 @MANY
@@ -82,21 +93,6 @@ def test_a_larger_batch_takes_longer(question: Question, machine: HardwareProfil
     assert no_less(decode_s(larger, machine), decode_s(question, machine))
     if question.layout == "vram" or question.batch > 1:  # one offloaded sequence is staged, several are not
         assert no_less(prefill_s(larger, machine), prefill_s(question, machine), within=SAMPLING)
-
-
-@LAWS
-@given(questions(longest=LONG_TOKENS), machines(), st.integers(1, 100))
-def test_a_larger_batch_takes_no_less_of_any_memory_but_staging(
-    question: Question, machine: HardwareProfile, more: int
-) -> None:
-    larger = replace(question, batch=question.batch + more)
-    assume(larger.batch <= MAX_BATCH and question.prefill != "staged")
-    few, many = predict(question, machine).memory, predict(larger, machine).memory
-    for before, after in zip(few.memories, many.memories, strict=True):
-        staging = before.fixed.get("staging", 0.0) - after.fixed.get("staging", 0.0)
-        assert no_less(after.used_bytes(many.pages), before.used_bytes(few.pages) - staging)
-    if question.layout == "vram" or question.batch > 1:
-        assert many.max_ctx_tokens() <= few.max_ctx_tokens()
 
 
 @LAWS

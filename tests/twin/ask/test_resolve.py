@@ -113,10 +113,7 @@ def test_heads_that_do_not_fill_a_group_are_refused_even_by_a_what_if(tmp_path: 
     ("name", "backend", "alone", "verify"),
     [
         ("bf16", "triton", "triton", "triton"),
-        ("bf16", "flashinfer", "flashinfer", "flashinfer"),
         ("bf16", "split_kv", "flash_attention", "split_kv"),
-        ("fp8", "triton", "triton", "triton"),
-        ("int8_per_token_head", "triton", "triton", "triton"),
         ("int8_per_token_head", "split_kv_unpadded", "triton", "split_kv_unpadded"),
     ],
 )

@@ -11,7 +11,7 @@ from tests.worlds import LATENCY_S, LINEAR, PEAK, curve, kernel, machine
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
-from twin.operations.ops import Carried, Engine, Op, OpGraph
+from twin.operations.ops import Engine, Op, OpGraph
 
 KEY = LINEAR[0]
 
@@ -87,16 +87,6 @@ def test_adding_is_the_same_as_running_one_after_the_other() -> None:
     assert added.busy_s() == pytest.approx(run.busy_s())
     assert (added.link_bytes, added.link_write_bytes) == (run.link_bytes, run.link_write_bytes)
     assert (added.floor_s(), added.naive_s()) == pytest.approx((run.floor_s(), run.naive_s()))
-
-
-@pytest.mark.parametrize("iterations", [1, 5, 50])
-@pytest.mark.parametrize("buffers", [1, 2])
-def test_parts_add_up_to_the_time_of_a_pipeline(iterations: int, buffers: int) -> None:
-    attend = op("attend", Engine.SM, 0, kernel=KEY, vram_bytes=4e9)
-    combine = op("combine", Engine.SM, 1, kernel=KEY, flops=7e11)
-    found = ran(COPY, attend, combine, iterations=iterations, carried=(Carried(0, 2, buffers),), times=3)
-    assert sum(part.seconds for part in found.parts()) == pytest.approx(found.seconds)
-    assert found.floor_s() <= found.seconds
 
 
 def test_independent_spreads_add_in_squares() -> None:

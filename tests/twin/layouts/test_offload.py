@@ -4,27 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worlds import LAWS, case, flash_next, machine, step
+from tests.worlds import LAWS, case, flash_next, step
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens
-from twin.cost.roofline import Roofs
 from twin.cost.schedule import schedule
 from twin.errors import MissingRate
 from twin.layouts.offload import LAYOUT, naive_read_bytes
-from twin.operations.counts import is_sparse
 from twin.operations.ops import Carried, Engine, OpGraph, Step
-from twin.prediction import prefill_breakdown
 from twin.units import MIB
 
 PAGE_BYTES = 256 * 2048
 """One page of K and V in one layer of Flash-Next: 524,288 bytes."""
-
-
-def chunks(asked: Case) -> list[Step]:
-    prompt = asked.question.ctx_tokens
-    return [chunk_at(asked, prompt, index) for index in range(chunk_count(asked, prompt))]
 
 
 def staged(asked: Case, chunk: Step) -> OpGraph:
@@ -52,13 +43,6 @@ def test_a_long_step_gathers_the_selection_over_the_link_and_writes_one_token_a_
     assert (gather.link_bytes, gather.run_bytes) == (2051 * 2048, 262_144)
     assert gather.kernel == "gather_host_4k/exllamav3/fp16"  # small pages have a rate of their own
     assert gather.after == write.after == (0,)
-
-
-@pytest.mark.parametrize(("rows", "batch"), [(16, 1), (16, 3), (5, 2)])
-def test_a_chunk_writes_every_row_of_every_sequence_to_the_host(rows: int, batch: int) -> None:
-    """A row of the toy model: K and V of 2 heads x 8 and a raw key of 4, in fp16."""
-    (write,) = LAYOUT.prefill_graphs(case(), step(0, rows, batch=batch), 0, times=1)[0].ops
-    assert (write.engine, write.link_bytes) == (Engine.D2H, rows * batch * (64 + 8))
 
 
 @pytest.mark.parametrize(
@@ -102,17 +86,6 @@ def test_a_kernel_never_overtakes_the_combination_of_the_bucket_before_nor_a_cop
     assert schedule((hundred,), [[5.0, 9.0, 1.0]]).total_s == pytest.approx(1005)
     one = staged(flash_next(), step(2048, 2048))
     assert (one.iterations, len(one.ops)) == (1, 2)
-
-
-def test_staged_bytes_of_a_prompt_of_60_000_tokens() -> None:
-    """59,999 tokens are prefilled; 29 of 30 chunks are sparse, with 3,707 pages; each layer copies each page."""
-    asked = flash_next(60_000)
-    sparse = [chunk for chunk in chunks(asked) if is_sparse(asked.model, chunk.end)]
-    pages = sum(-(-chunk.end // 256) for chunk in sparse)
-    assert (prefilled_tokens(asked, 60_000), len(chunks(asked)), len(sparse), pages) == (59_999, 30, 29, 3_707)
-    breakdown = prefill_breakdown(asked, Roofs(machine()))
-    assert breakdown.link_bytes == pytest.approx(12 * pages * 524_288, rel=1e-12)
-    assert breakdown.link_write_bytes == pytest.approx(12 * 59_999 * 2304, rel=1e-12)
 
 
 def row_by_row(asked: Case, chunk: Step) -> int:

@@ -24,15 +24,6 @@ def test_one_request() -> None:
     assert growing.total_s == pytest.approx(1 + 2.0 + 2.1 + 2.2)  # 10, 11 and 12 tokens are in the cache
 
 
-def test_two_requests_share_steps() -> None:
-    result = serve([request(0, 2, 4), request(1, 3, 2, at=3.5)])
-    # 0: first token at 3, then steps to 4; 1 has come by then and its prefill of 1 + 3 s carries 0's third token to 8;
-    # both get one more at 9, which is 1's last and 0's last.
-    assert times(result) == [(0, 0.0, 3.0, 9.0), (1, 0.5, 4.5, 5.5)]
-    assert (result.itl_s.count, result.itl_s.most) == (4, 4.0)
-    assert result.resident_max == 2
-
-
 def test_an_arrival_at_the_very_end_of_a_step_is_there_for_the_next() -> None:
     tenths = Affine(fixed_s=0.1)
     joins = serve([request(0, 1, 11), request(1, 1, 1, at=0.3)], costs=tenths)
@@ -100,12 +91,6 @@ def test_speculation_divides_the_steps_and_holds_blocks_for_its_drafts(tokens_pe
     assert [serve([request(0, 10, 5)], pool=pool, speculative=drafts).pool_peak_blocks for drafts in (0, 3)] == [14, 17]
     crowd = [request(index, 1, 3) for index in range(9)]  # no more run than the budget can decode
     assert [serve(crowd, batched_tokens=4, speculative=drafts).resident_max for drafts in (0, 1)] == [4, 2]
-
-
-def test_every_sequence_holds_its_own_blocks_beside_those_of_its_tokens() -> None:
-    pool = PagedPool(blocks=10, block_tokens=4, sequence_blocks=3)
-    result = serve([request(index, 4, 1) for index in range(3)], pool=pool)
-    assert (result.resident_max, result.pool_peak_blocks) == (2, 8)
 
 
 def test_a_fourth_that_is_let_in_by_its_first_chunk_thrashes() -> None:
