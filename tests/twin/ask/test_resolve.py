@@ -45,7 +45,7 @@ def test_this_projects_own_kernels_are_never_chosen_for_anyone(tmp_path: Path) -
 )
 def test_the_engine_follows_from_the_checkpoint(tmp_path: Path, weights: str, sparse: bool, engine: str) -> None:
     case = asked(model=written(tmp_path, model(sparse=sparse), weights=weights))
-    assert case.rules.name == engine
+    assert (case.rules.name, case.hw) == (engine, case.rules.machine)
     assert case.layout.name == ("offload" if sparse else "vram")
 
 
@@ -62,6 +62,7 @@ def test_numbers_are_checked_before_any_name() -> None:
         asked(0, model="nobody's")
 
 
+NO_LINK = "--copies means nothing under layout 'vram': its planes never cross the link"
 NO_POOL = "--cold-start means nothing to twin: it shares no pool of blocks among requests"
 INT4, FP8 = {"kv_dtype": "int4_per_token_head", "what_if": True}, {"model": HYBRID, "kv_dtype": "fp8"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -69,6 +70,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (INT4 | {"staging_bytes": 135_167}, "staging of 135,167 B is below the smallest of 135,168 B", "one page of"),
     (FP8 | {"backend": "kvarn"}, "vllm runs no fp8 cache on 'kvarn'", "it has flashinfer"),
     ({"model": DENSE, "chunk_tokens": 1000}, "chunk of 1,000 tokens is not a multiple of vllm's page of 16", ""),
+    ({"layout": "vram", "kv_dtype": "fp8"}, "exllamav3 keeps no fp8 cache under vram", "it keeps fp16, exl3_k2v2 to"),
+    ({"layout": "vram", "copies": "serial"}, NO_LINK, ""),
+    ({"prefill": "staged", "batch": 2}, "exllamav3 stages a prefill only for one sequence at a time", ""),
     ({"model": HYBRID, "layout": "offload"}, "vllm has no layout 'offload'", "it has vram"),
     ({"engine": "twin", "speculation": "mtp:3"}, "speculation is modelled for vllm only, not for twin", ""),
     ({"model": DENSE, "speculation": "mtp:3", "accepted": 2.0}, "llama-3.1-8b has no drafter", "ask without --spec"),

@@ -4,14 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worlds import LAWS, case, flash_next, step
+from tests.worlds import LAWS, case, flash_next, machine, step
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
+from twin.cost.prefill import chunk_at, chunk_count
+from twin.cost.roofline import Roofs
 from twin.cost.schedule import schedule
 from twin.errors import MissingRate
 from twin.layouts.offload import LAYOUT, naive_read_bytes
+from twin.operations.counts import is_sparse
 from twin.operations.ops import Carried, Engine, OpGraph, Step
+from twin.prediction import prefill_breakdown
 from twin.units import MIB
 
 PAGE_BYTES = 256 * 2048
@@ -21,6 +25,13 @@ PAGE_BYTES = 256 * 2048
 def staged(asked: Case, chunk: Step) -> OpGraph:
     *_, block = LAYOUT.prefill_graphs(asked, chunk, 0, times=1)
     return block
+
+
+@pytest.mark.parametrize(("pooled", "vram", "host"), [("vram", 0.75, 27), ("host", 0, 27.75)])
+def test_bytes_per_token(pooled: str, vram: float, host: float) -> None:
+    """64 bytes in VRAM and 2,304 on the host a layer: 0.75 and 27.00 KiB over 12."""
+    placed = LAYOUT.placement(flash_next(pooled=pooled))
+    assert (12 * placed.vram_bytes, 12 * placed.host_bytes) == (vram * 1024, host * 1024)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +116,16 @@ def test_naive_bytes_are_those_of_every_row(past: int, rows: int, batch: int) ->
     chunk = step(past, rows, batch=batch)
     assert naive_read_bytes(flash_next(), chunk) == row_by_row(flash_next(), chunk)
     assert naive_read_bytes(case(), chunk) == row_by_row(case(), chunk)
+
+
+@pytest.mark.parametrize("prompt", [2052, 6001])
+def test_naive_bytes_of_short_prompts(prompt: int) -> None:
+    """Dense chunks read all that lies before them; tokens of sparse chunks read their own selection."""
+    asked, expected = flash_next(prompt, prefill="naive"), 0
+    for chunk in (chunk_at(asked, prompt, index) for index in range(chunk_count(asked, prompt))):
+        sparse = is_sparse(asked.model, chunk.end)
+        expected += row_by_row(asked, chunk) if sparse else chunk.kv_tokens * asked.plane_bytes
+    assert prefill_breakdown(asked, Roofs(machine())).link_bytes == pytest.approx(12 * expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("asked", [{}, {"prefill": "staged"}, {"staging_bytes": 3 * MIB}, {"copies": "overlapped"}])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.worlds import model
 from twin.answers.comparison import Quality
-from twin.errors import BadFile
+from twin.errors import BadFile, UnknownName
 from twin.models import ModelSpec, load_model, model_names
 from twin.models.speculation import Accepted
 from twin.models.store import published
@@ -24,6 +24,8 @@ def test_a_model_written_to_a_file_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "llama 3.1 8b", "LLAMA_3.1_8B"])
 def test_a_model_is_found_whatever_its_case_and_separators(name: str) -> None:
     assert load_model(name) is load_model("llama-3.1-8b")
+    with pytest.raises(UnknownName, match="unknown model 'llama-3'"):
+        load_model("llama-3")
 
 
 @pytest.mark.parametrize("name", ["missing.json", "folder/missing.json", "./missing", "/qwen3.8-27b"])
