@@ -1,7 +1,5 @@
 """Laws of dense models on an engine with a pool of blocks: more work takes no less time, and drafting pays its way."""
 
-import math
-
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -102,13 +100,3 @@ def test_the_first_token_comes_no_later_the_more_of_the_prompt_is_cached(
     assert warm.ttft_s is not None
     assert no_less(cold.ttft_s.value, warm.ttft_s.value, within=SAMPLING)
     assert phases(cold)[0].seconds == phases(warm)[0].seconds
-
-
-@FEW
-@given(hybrid_questions(drafters=DRAFTERS))
-def test_break_even_is_above_one_token_a_step(question: Question) -> None:
-    """A step with drafts does all that one without does, and drafts."""
-    even = answered(question, FLAT).break_even
-    assert even is not None
-    assert even >= 1
-    assert math.isfinite(even)
