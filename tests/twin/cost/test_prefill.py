@@ -26,6 +26,9 @@ def test_all_but_the_last_token_is_prefilled_chunk_by_chunk(prompt: int, count: 
     assert chunk_count(asked, prompt) == count
     last = chunk_at(asked, prompt, count - 1)
     assert (last.kv_tokens, last.q_tokens, last.end) == (2048 * (count - 1), last_tokens, prompt - 1)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_prefill() -> None:
     assert chunk_count(flash_next(1), 1) == prefill_breakdown(flash_next(1), ROOFS).seconds == 0
     assert sample(flash_next(1), 1, lambda _: 1.0) == {}
 

@@ -256,7 +256,10 @@ STEEP: dict[str, Any] = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.4, 1.0)}
 def test_products_take_what_was_calibrated_at_the_tokens_that_it_was_calibrated_at(tile: int) -> None:
     found = [weights_s(tokens, tile=tile, **STEEP) for tokens in STEEP["at"]]
     assert found == pytest.approx([1 / 0.5, 1 / 0.4, 64 / 40 / 1.0])
-    # Each token chooses its experts: how many are read by other numbers of tokens, an op without tiles does not say.
+
+
+def test_products_whose_weights_go_with_their_tokens_are_left_as_they_are() -> None:
+    """Each token chooses its experts: how many are read by other numbers of tokens, an op does not say."""
     experts = roofs(kernels={KEY: kernel(efficiency=curve(**STEEP))}).cost(replace(weights(32), row_tile=0))
     assert experts.seconds == pytest.approx(1 / 0.7)
 

@@ -162,15 +162,16 @@ def splitting(of_case: Case) -> Case:
     return replace(of_case, rules=with_rules(of_case.rules, splits_selection=True))
 
 
+def test_groups_of_heads_are_padded_to_whole_tiles() -> None:
+    """12 query heads a KV head fill a tile of 16; 2 of the toy model too."""
+    assert padded_heads(flash_next()) == padded_heads(case()) == 2 * 16
+    assert [padded_heads(case(rules={"head_tile": tile})) for tile in (1, 2, 3)] == [4, 4, 6]
+
+
 @LAWS
 @given(st.integers(1, 5000))
 def test_an_engine_masks_its_padded_selection_in_every_bucket_or_splits_it(buckets: int) -> None:
-    """Split, at least the 513 blocks of 4 over all buckets, at most a tile of 32 tokens more in each.
-
-    12 query heads a KV head fill a tile of 16; 2 of the toy model too.
-    """
-    assert padded_heads(flash_next()) == padded_heads(case()) == 2 * 16
-    assert [padded_heads(case(rules={"head_tile": tile})) for tile in (1, 2, 3)] == [4, 4, 6]
+    """Split, at least the 513 blocks of 4 over all buckets, at most a tile of 32 tokens more in each."""
     assert issued_tokens(flash_next(), buckets) == 2080
     assert issued_flops(flash_next(), 1024, buckets) == 4 * 1024 * 2080 * 32 * 256
     over_all = buckets * issued_tokens(splitting(flash_next()), buckets)

@@ -164,9 +164,12 @@ def test_elementwise_ops_are_separate_where_the_rate_of_products_leaves_them_out
     assert found == {(2 * tokens * (64 + 48), 2), (2 * tokens * (64 + 96 + 48), 2)}
     assert {(op.kernel, op.after) for op, _ in elementwise} == {("elementwise/library/bf16", (0,))}
     assert not ops(lower(pooled()), "elementwise")
-    for spec in (BF16, INT8_MLP):
-        for graph in decode_program(pooled(spec=spec), step(100), 1)[:-1]:
-            assert [op.after for op in graph.ops] == [(), (0,), (1,)]
+
+
+@pytest.mark.parametrize("spec", [BF16, INT8_MLP])
+def test_the_mixer_waits_for_what_lies_before_it(spec: Any) -> None:
+    for graph in decode_program(pooled(spec=spec), step(100), 1)[:-1]:
+        assert [op.after for op in graph.ops] == [(), (0,), (1,)]
 
 
 @pytest.mark.parametrize(("q_tokens", "batch"), [(1, 1), (1, 3), (4, 1), (16, 3)])
@@ -278,6 +281,9 @@ def test_a_sequential_drafter_passes_once_for_every_token(tokens: int, batch: in
     assert [op.after for op in passes.ops] == [(), (0,), (1,)]
     assert {(op.part, op.engine, op.dtype) for op in passes.ops} == {("draft", Engine.SM, "bf16")}
     assert {layers.kernel, head.kernel} == {"linear/marlin/w4a16"}
+
+
+def test_weights_of_a_drafter_are_its_layers_and_a_head_that_is_its_own() -> None:
     assert [draft_weight_bytes(each) for each in (None, drafted(), drafted(BLOCK))] == [0, 50 + 24, 500]
 
 

@@ -84,7 +84,10 @@ def test_few_thread_blocks_are_split_until_they_fill_264_places(thread_blocks: i
     assert flash_splits(thread_blocks=thread_blocks, tiles=tiles, places=264) == splits
     written = 2 * splits * 100 if splits > 1 else 0
     assert FlashGrid(thread_blocks, tiles, partial_bytes=100).on(132).combined_bytes == written
-    assert flash_splits(thread_blocks=1, tiles=5, places=4) == 3  # a fourth of 5 tiles shortens no run
+
+
+def test_splits_follow_the_places_and_tiles_the_head() -> None:
+    assert flash_splits(thread_blocks=1, tiles=5, places=4) == 3  # a fourth part of 5 tiles shortens no run
     assert even_splits(pairs=4, tiles=2048, slots=264) != even_splits(pairs=4, tiles=2048, slots=164)
     assert [ONE.tile_tokens(dim) for dim in (64, 128, 256, 512, 4096)] == [128, 128, 64, 32, 16]
 

@@ -83,10 +83,13 @@ def test_what_can_never_run_is_rejected_and_the_rest_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("tokens_per_step", "steps"), [(1.0, 12), (2.0, 6), (2.5, 5), (4.0, 3)])
-def test_speculation_divides_the_steps_and_holds_blocks_for_its_drafts(tokens_per_step: float, steps: int) -> None:
+def test_speculation_divides_the_steps(tokens_per_step: float, steps: int) -> None:
     result = serve([request(0, 1, 13)], speculative=3, tokens_per_step=tokens_per_step)
     assert result.requests[0].e2e_s == 2 + steps
     assert (result.output_tokens, result.itl_s.count) == (13, steps)
+
+
+def test_speculation_holds_blocks_and_takes_from_the_budget_for_its_drafts() -> None:
     pool = PagedPool(blocks=100, block_tokens=1)
     assert [serve([request(0, 10, 5)], pool=pool, speculative=drafts).pool_peak_blocks for drafts in (0, 3)] == [14, 17]
     crowd = [request(index, 1, 3) for index in range(9)]  # no more run than the budget can decode

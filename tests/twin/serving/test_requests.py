@@ -77,8 +77,11 @@ def test_gaps_are_gamma_distributed(burstiness: float) -> None:
 @pytest.mark.parametrize(
     "asked", [{"rate_per_s": None}, {"rate_per_s": math.inf}, {"arrivals": "burst", "rate_per_s": None}]
 )
-def test_without_a_rate_all_arrive_at_once_and_at_a_constant_one_evenly(asked: dict[str, Any]) -> None:
+def test_without_a_rate_all_arrive_at_once(asked: dict[str, Any]) -> None:
     assert set(arrivals(**asked)) == {0.0}
+
+
+def test_constant_arrivals_are_evenly_spaced_from_zero() -> None:
     assert arrivals(count=4, arrivals="constant", rate_per_s=2.0) == [0.0, 0.5, 1.0, 1.5]
 
 
