@@ -73,12 +73,6 @@ def test_a_refused_format_is_listed_with_its_reason_and_the_rest_is_answered(cap
     assert "is refused: " in rows["fp16"]
 
 
-def test_a_what_if_refuses_no_format(capsys: Capture) -> None:
-    answer = compared(capsys, "--ctx", "8k", "--what-if", "--formats", "fp16,int4_per_token_head,q4_0")
-    assert choices(answer) == ["fp16", "int4_per_token_head", "q4_0"]
-    assert answer["refused"] == []
-
-
 @pytest.mark.parametrize(
     "arguments", [("--ctx", "1024M"), (*DENSE, "--formats", "bf16")], ids=["layouts", "one format"]
 )

@@ -31,15 +31,6 @@ def test_of_many_formats_those_with_as_many_bits_for_k_as_for_v_stand_for_all() 
     assert len(shown) <= MANY_FORMATS
 
 
-def test_a_rate_that_is_missing_leaves_its_choice_without_a_speed_only() -> None:
-    compared = compare_all(DENSE, formats=["fp8", "turboquant_3bit_nc"])
-    known, unknown = compared.predictions
-    assert known.decode is not None
-    assert unknown.decode is None
-    assert unknown.missing
-    assert unknown.memory.max_ctx_tokens() > 0
-
-
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
