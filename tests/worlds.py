@@ -37,13 +37,7 @@ def rate(value: float, unit: Unit, *, spread: float = 0.0) -> Rate:
 
 def curve(at: Iterable[float] = (1.0,), efficiency: Iterable[float] = (1.0,), *, over: str = "tokens") -> Curve:
     return Curve(
-        over=over,
-        at=tuple(at),
-        efficiency=tuple(efficiency),
-        spread=0.0,
-        n=1,
-        source="measured",
-        date="2026-01-01",
+        over=over, at=tuple(at), efficiency=tuple(efficiency), spread=0.0, n=1, source="measured", date="2026-01-01"
     )
 
 

@@ -56,17 +56,16 @@ def summed(question: Question) -> float:
 
 
 @pytest.mark.parametrize("copies", ["serial", "overlapped"])
-def test_a_prefill_from_few_chunks(benchmark: BenchmarkFixture, copies: str) -> None:
+@pytest.mark.parametrize("whole", [False, True], ids=["from few chunks", "chunk by chunk"])
+def test_a_prefill(benchmark: BenchmarkFixture, copies: str, whole: bool) -> None:
     question = Question(ctx_tokens=MILLION, copies=copies)  # type: ignore[arg-type]
     case = predict(question, MACHINE).case
-    breakdown: Breakdown = benchmark(lambda: prefill_breakdown(case, Roofs(MACHINE)))
-    assert breakdown.seconds == pytest.approx(summed(question), rel=1e-3)
-
-
-@pytest.mark.parametrize("copies", ["serial", "overlapped"])
-def test_the_same_prefill_chunk_by_chunk(benchmark: BenchmarkFixture, copies: str) -> None:
-    question = Question(ctx_tokens=MILLION, copies=copies)  # type: ignore[arg-type]
-    assert rounds_of(benchmark, lambda: summed(question), rounds=3) > 0
+    if whole:
+        assert rounds_of(benchmark, lambda: summed(question), rounds=3) > 0
+    else:
+        assert benchmark(lambda: prefill_breakdown(case, Roofs(MACHINE))).seconds == pytest.approx(
+            summed(question), rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -3,7 +3,7 @@
 Run with `--benchmark-enable`; as tests they run once each and check that what is timed is right.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,13 +12,28 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from tests.twin.serving.worlds import PagedPool
 from twin.serving.engine import simulate_serving
 from twin.serving.metrics import ServingResult
-from twin.serving.requests import Lengths, Limits, Request, Workload
+from twin.serving.requests import Lengths, Limits, Workload
 
-ROOMY = PagedPool(blocks=20_000, block_tokens=16)
+ROOMY, WIDE = (PagedPool(blocks=blocks, block_tokens=16) for blocks in (20_000, 100_000))
+
+
+TEN = {"rate_per_s": 10.0}
+LONG = {"prompt": Lengths(mean=1_000), "output": Lengths(mean=8_000), "rate_per_s": 0.4}
 CHAT: dict[str, Any] = {
     "prompt": Lengths(mean=512, distribution="exponential"),
     "output": Lengths(mean=256, distribution="exponential"),
 }
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[ServingResult], bool]]] = {
+    "chat": (CHAT | TEN, {}, lambda result: 6e-3 < result.itl_s.quantile(0.5) < 10e-3),
+    "10,000 chats": (CHAT | TEN | {"count": 10_000}, {}, lambda result: result.steps > 10_000),
+    "step by step": (CHAT | TEN, {"jump": False}, lambda result: result.steps > 1_000),
+    "at once": (CHAT, {}, lambda result: result.resident_max == 256),
+    "small pool": (CHAT, {"pool": PagedPool(blocks=1_500, block_tokens=16)}, lambda result: result.preemptions > 100),
+    "long outputs": (LONG, {"pool": WIDE}, lambda result: result.preemptions == 0),
+    "speculation": (LONG, {"pool": WIDE, "speculative": 3, "tokens_per_step": 2.56}, lambda result: result.steps > 0),
+    "shared prefix": (CHAT | TEN | {"prefix_tokens": 2_000}, {}, lambda result: result.cached_tokens > 1_900_000),
+}
+"""Workload, limits and pool, and what shows that it was served as meant."""
 
 
 class Toy:
@@ -34,51 +49,13 @@ class Toy:
         return seconds + sum(3e-5 * rows + 1e-9 * rows * (past + rows / 2) for past, rows in chunks)
 
 
-def simulated(requests: Iterable[Request], pool: PagedPool = ROOMY, **asked: Any) -> ServingResult:
-    jump = asked.pop("jump", True)
-    return simulate_serving(requests, Toy(), pool, Limits(**asked), jump=jump)
-
-
-def timed(benchmark: BenchmarkFixture, workload: Workload, rounds: int, **asked: Any) -> ServingResult:
+@pytest.mark.parametrize("name", CASES)
+def test_a_thousand_requests(benchmark: BenchmarkFixture, name: str) -> None:
+    shape, asked, right = CASES[name]
+    workload, more = Workload(**{"count": 1_000} | shape), dict(asked)
+    pool, jump = more.pop("pool", ROOMY), more.pop("jump", True)
     result: ServingResult = benchmark.pedantic(  # type: ignore[no-untyped-call]
-        lambda: simulated(workload.requests(), **asked), rounds=rounds
+        lambda: simulate_serving(workload.requests(), Toy(), pool, Limits(**more), jump=jump), rounds=5
     )
     assert result.completed == workload.count
-    return result
-
-
-@pytest.mark.parametrize("count", [1_000, 10_000])
-def test_chat_at_ten_a_second(benchmark: BenchmarkFixture, count: int) -> None:
-    result = timed(benchmark, Workload(count=count, rate_per_s=10.0, **CHAT), rounds=5)
-    assert 6e-3 < result.itl_s.quantile(0.5) < 10e-3
-
-
-def test_chat_step_by_step(benchmark: BenchmarkFixture) -> None:
-    timed(benchmark, Workload(count=1_000, rate_per_s=10.0, **CHAT), rounds=3, jump=False)
-
-
-def test_a_thousand_at_once(benchmark: BenchmarkFixture) -> None:
-    result = timed(benchmark, Workload(count=1_000, **CHAT), rounds=5)
-    assert result.resident_max == 256
-
-
-def test_a_pool_that_is_too_small(benchmark: BenchmarkFixture) -> None:
-    small = PagedPool(blocks=1_500, block_tokens=16)
-    result = timed(benchmark, Workload(count=1_000, **CHAT), rounds=5, pool=small)
-    assert result.preemptions > 100
-
-
-def test_long_outputs(benchmark: BenchmarkFixture) -> None:
-    workload = Workload(count=1_000, rate_per_s=0.4, prompt=Lengths(mean=1_000), output=Lengths(mean=8_000))
-    timed(benchmark, workload, rounds=5, pool=PagedPool(blocks=100_000, block_tokens=16))
-
-
-def test_long_outputs_with_speculation(benchmark: BenchmarkFixture) -> None:
-    workload = Workload(count=1_000, rate_per_s=0.4, prompt=Lengths(mean=1_000), output=Lengths(mean=8_000))
-    pool = PagedPool(blocks=100_000, block_tokens=16)
-    timed(benchmark, workload, rounds=3, pool=pool, speculative=3, tokens_per_step=2.56)
-
-
-def test_a_shared_prefix(benchmark: BenchmarkFixture) -> None:
-    result = timed(benchmark, Workload(count=1_000, rate_per_s=10.0, prefix_tokens=2_000, **CHAT), rounds=5)
-    assert result.cached_tokens > 1_900_000
+    assert right(result)

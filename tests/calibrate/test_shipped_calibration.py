@@ -32,7 +32,7 @@ def test_whole_layers_take_what_their_parts_add_up_to(suite: dict[str, Any]) -> 
         assert abs(total / row["measured_s"] - 1) <= LAYER_TOLERANCE, row["at"]
 
 
-@pytest.mark.parametrize("name", [LIBRARY, FORMATS])
+@pytest.mark.parametrize("name", [LIBRARY, *FORMATS])
 def test_every_probe_of_a_kernel_ran_to_its_end_and_was_checked(name: str) -> None:
     for probe, record in probes(read_json(RECORDS / MACHINE / name)).items():
         assert record.samples, probe
@@ -41,5 +41,5 @@ def test_every_probe_of_a_kernel_ran_to_its_end_and_was_checked(name: str) -> No
 
 
 def test_no_record_says_which_card_it_was() -> None:
-    for name in (OWN, FORMATS):
+    for name in (OWN, *FORMATS):
         assert read_json(RECORDS / MACHINE / name)["machine"]["device_id"] == ""

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -57,6 +56,11 @@ def test_help_is_there_for_every_command(capsys: Capture, command: str) -> None:
     done = run(capsys, *command.split(), "-h")
     assert (done.code, done.err) == (ANSWERED, "")
     assert done.out.startswith(" ".join(["Usage: twin", *command.split(), "["]))
+    if not command:
+        assert run(capsys).out == done.out
+        listed = done.out.partition("Commands:")[2].partition("Exit codes:")[0]
+        assert {line.split()[0] for line in listed.splitlines() if line.strip()} == set(cli.twin.commands)
+        assert "..." not in listed  # no line about a command is cut short
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 300])
@@ -72,24 +76,12 @@ def test_help_is_as_narrow_as_the_terminal_down_to_50_columns(
     assert max(len(line) for line in lines if line not in examples + codes) <= max(50, min(columns, 110))
 
 
-def test_no_line_about_a_command_is_cut_short(capsys: Capture) -> None:
-    text = run(capsys, "-h").out.partition("Commands:")[2].partition("Exit codes:")[0]
-    assert {line.split()[0] for line in text.splitlines() if line.strip()} == set(cli.twin.commands)
-    assert "..." not in text
-
-
 @pytest.mark.parametrize("command", cli.twin.commands)
 def test_every_option_says_what_it_is_for(command: str) -> None:
     options = [each for each in cli.twin.commands[command].params if isinstance(each, click.Option)]
     assert all(option.help for option in options)
     flags = [flag for option in options for flag in option.opts]
     assert len(set(flags)) == len(flags)
-
-
-def test_without_a_command_help_is_shown(capsys: Capture) -> None:
-    done = run(capsys)
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert done.out == run(capsys, "--help").out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -41,21 +41,17 @@ OLD = "what was there before\n"
 
 
 @pytest.mark.parametrize("command", ["predict", "predict --json", "compare", "compare --json"])
-def test_a_file_holds_what_standard_output_would(capsys: Capture, tmp_path: Path, command: str) -> None:
-    shown = run(capsys, *command.split())
-    path = tmp_path / "answer"
-    done = run(capsys, *command.split(), "-o", str(path))
-    assert (done.code, done.out, done.err) == (0, "", "")
-    assert path.read_text(encoding="utf-8") == shown.out
-
-
-def test_a_new_file_has_the_mode_that_the_user_asks_of_all_files(capsys: Capture, tmp_path: Path) -> None:
-    before = os.umask(0o027)
+def test_a_file_holds_what_standard_output_would_and_has_the_mode_of_all_files(
+    capsys: Capture, tmp_path: Path, command: str
+) -> None:
+    shown, path, before = run(capsys, *command.split()), tmp_path / "answer", os.umask(0o027)
     try:
-        assert run(capsys, "predict", "-o", str(tmp_path / "answer")).code == 0
+        done = run(capsys, *command.split(), "-o", str(path))
     finally:
         os.umask(before)
-    assert (tmp_path / "answer").stat().st_mode & 0o777 == 0o640
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert path.read_text(encoding="utf-8") == shown.out
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("option", ["-o", "--trace"])
@@ -66,12 +62,12 @@ def test_a_directory_is_no_place_for_an_answer(capsys: Capture, tmp_path: Path, 
 UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
 """Python then writes to streams without a buffer that would repeat what was taken in part."""
 
-PRINTING = ["predict", "predict --json", "compare", "--help", "--version", "profiles", "completion fish"]
+PRINTING = ("predict", "compare", "--help", "--version", "profiles", "completion fish", "validate --json")
 
 
 @NEEDS_FULL_DISK
 @UNBUFFERED
-@pytest.mark.parametrize("command", [*PRINTING, "validate --json"])
+@pytest.mark.parametrize("command", [*PRINTING, "predict --ctx 0 --json"])
 def test_a_full_standard_output_is_one_line(command: str, unbuffered: str) -> None:
     with FULL_DISK.open("w", encoding="utf-8") as full:
         done = child(*command.split(), stdout=full, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
@@ -81,18 +77,10 @@ def test_a_full_standard_output_is_one_line(command: str, unbuffered: str) -> No
 @UNBUFFERED
 def test_a_standard_output_that_takes_a_part_is_one_line(tmp_path: Path, unbuffered: str) -> None:
     """A disk that is full after the first 4 KiB."""
-    limited = [
-        "bash",
-        "-c",
-        'ulimit -f 4; exec "$@" > "$0"',
-        str(tmp_path / "answer"),
-        *CHILD,
-        "profiles",
-        "h200",
-        "--json",
-    ]
+    limited = ("bash", "-c", 'ulimit -f 4; exec "$@" > "$0"', str(tmp_path / "answer"))
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(limited, env=environment, capture_output=True, text=True, check=False)
+    command = [*limited, *CHILD, "profiles", "h200", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (CANNOT_WRITE, "twin: cannot write standard output: File too large\n")
 
 
@@ -111,14 +99,11 @@ def test_a_pipe_that_does_not_block_gets_all_of_an_answer(unbuffered: str) -> No
     assert heard.decode() == child(*command[len(CHILD) :]).out
 
 
-@NEEDS_FULL_DISK
-def test_a_refusal_in_json_that_cannot_be_written_is_one_line() -> None:
-    with FULL_DISK.open("w", encoding="utf-8") as full:
-        done = child("predict", "--ctx", "0", "--json", stdout=full)
-    assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
+SERVED = "simulate --model llama-3.1-8b --hw h200 --requests 20"
+OF_CLOSED_PIPES = ("predict", "predict --json", "--help", "predict --ctx 0 --json", "", SERVED)
 
 
-@pytest.mark.parametrize("command", ["predict", "predict --json", "--help", "--version", "predict --ctx 0 --json", ""])
+@pytest.mark.parametrize("command", [*OF_CLOSED_PIPES, f"{SERVED} --requests-out /dev/stdout -o {os.devnull}"])
 def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -127,33 +112,23 @@ def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
     assert (done.code, done.err) == (CLOSED_PIPE, "")
 
 
-def closed(command: str, redirection: str) -> subprocess.CompletedProcess[str]:
-    """`twin` begun by a shell that closes one of its streams."""
+NO_OUTPUT = "twin: cannot write standard output: Bad file descriptor\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "redirection", "code", "err"),
+    [
+        *((command, ">&-", CANNOT_WRITE, NO_OUTPUT) for command in ("predict", "predict --ctx 0 --json", "--help")),
+        (f"predict -o {os.devnull}", ">&-", ANSWERED, ""),
+        ("predict --ctx 0", "2>&-", WRONG_INPUT, ""),
+        *((command, "2>&-", ANSWERED, "") for command in ("simulate --requests 2", "predict", "profiles")),
+    ],
+)
+def test_a_closed_stream_is_one_line_or_not_needed(command: str, redirection: str, code: int, err: str) -> None:
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *CHILD, *command.split()]
-    return subprocess.run(shell, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("command", ["predict", "predict --json", "predict --ctx 0 --json", "--help"])
-def test_a_standard_output_that_was_closed_is_one_line(command: str) -> None:
-    done = closed(command, ">&-")
-    assert done.returncode == CANNOT_WRITE
-    assert done.stderr == "twin: cannot write standard output: Bad file descriptor\n"
-
-
-def test_an_answer_in_a_file_needs_no_standard_output(tmp_path: Path) -> None:
-    done = closed(f"predict -o {tmp_path / 'answer'}", ">&-")
-    assert (done.returncode, done.stderr) == (ANSWERED, "")
-    assert "tok/s" in (tmp_path / "answer").read_text(encoding="utf-8")
-
-
-def test_a_standard_error_that_was_closed_leaves_the_exit_code_alone() -> None:
-    assert closed("predict --ctx 0", "2>&-").returncode == WRONG_INPUT
-
-
-@pytest.mark.parametrize("command", ["simulate --requests 2", "predict", "profiles"])
-def test_a_standard_error_that_was_closed_is_not_needed(command: str) -> None:
-    done = closed(command, "2>&-")
-    assert (done.returncode, done.stdout) == (ANSWERED, child(*command.split()).out)
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, err)
+    assert done.stdout == (child(*command.split()).out if redirection == "2>&-" else "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -174,15 +149,12 @@ def test_what_the_terminal_s_characters_cannot_show_is_spelled_out(tmp_path: Pat
 
 @NEEDS_STREAMS
 @pytest.mark.parametrize("place", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/stderr"])
-@pytest.mark.parametrize("option", ["predict --trace", "simulate --trace", "simulate --requests-out"])
-def test_two_documents_never_share_a_stream(option: str, place: str) -> None:
+@pytest.mark.parametrize("command", ["predict --trace", "simulate --trace", "simulate --requests-out"])
+def test_two_documents_never_share_a_stream(command: str, place: str) -> None:
     """Refused before any work: what a program reads would be neither of them. Here both streams are one."""
-    done = child(
-        *option.split(), place, "--requests" if "simulate" in option else "--batch", "2", stderr=subprocess.STDOUT
-    )
-    place = "/dev/stdout" if place == "-" else place
+    done = child(*command.split(), place, stderr=subprocess.STDOUT)
     assert (done.code, done.out.count("\n")) == (WRONG_INPUT, 1)
-    assert f"{option.split()[1]} and the answer would share standard output" in done.out
+    assert f"{command.split()[1]} and the answer would share standard output" in done.out
 
 
 @NEEDS_STREAMS
@@ -249,23 +221,22 @@ def test_what_the_system_refuses_to_read_is_no_failure_to_write(
     assert_one_line(run(capsys, "predict"), WRONG_INPUT, "twin: /some/file: Permission denied")
 
 
-COMPLETIONS = [
-    ({"_TWIN_COMPLETE": "bogus"}, "_TWIN_COMPLETE is 'bogus'"),
-    ({"_TWIN_COMPLETE": "bash"}, "_TWIN_COMPLETE is 'bash'"),
-    ({"_TWIN_COMPLETE": "bash_complete"}, "without COMP_WORDS and COMP_CWORD"),
-    ({"_TWIN_COMPLETE": "fish_complete"}, "without COMP_WORDS and COMP_CWORD"),
-    ({"_TWIN_COMPLETE": "zsh_complete", "COMP_WORDS": "twin "}, "without COMP_WORDS and COMP_CWORD"),
-    ({"_TWIN_COMPLETE": "bash_complete", "COMP_WORDS": "twin ", "COMP_CWORD": "x"}, "without COMP_WORDS"),
-    ({"_TWIN_COMPLETE": "fish_complete", "COMP_WORDS": "twin ", "COMP_CWORD": " "}, "without COMP_WORDS"),
-]
-
-
-@pytest.mark.parametrize(("environment", "says"), COMPLETIONS)
+@pytest.mark.parametrize(
+    ("shell", "words", "word", "says"),
+    [
+        ("bogus", None, None, "_TWIN_COMPLETE is 'bogus'"),
+        ("bash", None, None, "_TWIN_COMPLETE is 'bash'"),
+        ("fish_complete", None, None, "without COMP_WORDS and COMP_CWORD"),
+        ("zsh_complete", "twin ", None, "without COMP_WORDS and COMP_CWORD"),
+        ("bash_complete", "twin ", "x", "without COMP_WORDS"),
+    ],
+)
 def test_a_shell_that_asks_wrongly_is_told_in_one_line(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], says: str
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, shell: str, *, words: str | None, word: str | None, says: str
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    for name, value in (("_TWIN_COMPLETE", shell), ("COMP_WORDS", words), ("COMP_CWORD", word)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
     assert_one_line(run(capsys, "predict"), WRONG_INPUT, says)
 
 
@@ -287,26 +258,17 @@ def test_a_signal_while_nobody_reads_the_answer_is_heeded_at_once() -> None:
 
 
 @NEEDS_STREAMS
-@pytest.mark.parametrize("command", ["predict", "compare --json", "simulate --requests 2"])
-def test_a_dash_is_standard_output(command: str) -> None:
-    done = subprocess.run([*CHILD, *command.split(), "-o", "-"], capture_output=True, text=True, check=True)
-    assert done.stdout == child(*command.split()).out
-    assert not Path("-").exists()
-
-
-@NEEDS_STREAMS
 def test_an_answer_to_dev_stdout_follows_what_is_written_there_already(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+    path, answer = tmp_path / "log", child("predict").out
     with path.open("w", encoding="utf-8") as log:
         log.write(OLD)
         log.flush()
         assert child("predict", "-o", "/dev/stdout", stdout=log).code == ANSWERED
-        log.write("more\n")
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith(OLD)
-    assert "tok/s" in text
+        assert child("predict", "-o", "-", stdout=log).code == ANSWERED
+    assert path.read_text(encoding="utf-8") == OLD + answer * 2
     assert os.listdir(tmp_path) == ["log"]
-    assert child("predict", "-o", "/dev/stdout").out == child("predict").out
+    assert not Path("-").exists()
+    assert child("predict", "-o", "/dev/stdout").out == answer
 
 
 def test_a_trace_of_what_does_not_fit_leaves_with_its_answer_and_says_so(capsys: Capture, tmp_path: Path) -> None:
@@ -378,28 +340,24 @@ def test_an_interruption_in_json_is_a_document(capsys: Capture, monkeypatch: pyt
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 @pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
-def test_a_process_that_is_stopped_leaves_no_file(tmp_path: Path, number: int, code: int, word: str) -> None:
+def test_a_process_that_is_stopped_leaves_old_files_and_no_new_one(
+    tmp_path: Path, number: int, code: int, word: str
+) -> None:
     """The process reads its requests from a pipe that nobody writes to: it surely waits when the signal comes."""
-    requests, done = tmp_path / "requests", tmp_path / "done"
+    requests, old = tmp_path / "requests", tmp_path / "old"
     os.mkfifo(requests)
-    arguments = [
-        *CHILD,
-        "simulate",
-        "--trace-in",
-        str(requests),
-        "--requests-out",
-        str(done),
-        "-o",
-        str(tmp_path / "answer"),
-    ]
+    old.write_text(OLD, encoding="utf-8")
+    files = ("--requests-out", str(old), "--trace", str(tmp_path / "trace"), "-o", str(tmp_path / "answer"))
+    arguments = [*CHILD, "simulate", "--trace-in", str(requests), *files]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
         writer = opened_once_read(requests, waiting)
-        assert len(os.listdir(tmp_path)) == 2
+        assert len(os.listdir(tmp_path)) == 4  # both are begun beside their places
         waiting.send_signal(number)
         out, err = waiting.communicate(timeout=20)
         os.close(writer)
     assert (waiting.returncode, out, err) == (code, "", f"twin: {word}\n")
-    assert os.listdir(tmp_path) == ["requests"]
+    assert sorted(os.listdir(tmp_path)) == ["old", "requests"]
+    assert old.read_text(encoding="utf-8") == OLD
 
 
 def opened_once_read(path: Path, reader: subprocess.Popen[str]) -> int:

@@ -3,28 +3,16 @@
 import gzip
 import json
 import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hwprofiles.recognition import kind_of_head
-from tests.cli.command import (
-    ANSWERED,
-    CHILD,
-    CLOSED_PIPE,
-    DOES_NOT_FIT,
-    INTERRUPTED,
-    WRONG_INPUT,
-    assert_one_line,
-    child,
-    run,
-)
+from tests.cli.command import ANSWERED, DOES_NOT_FIT, WRONG_INPUT, assert_one_line, child, run
+from tests.cli.test_answers import asked as answered
 from tests.cli.test_answers import assert_holds
+from tests.twin.serving import worlds
 
 Capture = pytest.CaptureFixture[str]
 
@@ -34,64 +22,39 @@ SMALL = (*FAST, "--requests", "20", "--prompt", "300", "--output", "30")
 OLD = "what was there before\n"
 
 
-def asked(capsys: Capture, *arguments: str, code: int = ANSWERED) -> Any:
-    done = run(capsys, "simulate", *arguments, "--json")
-    assert (done.code, done.err) == (code, "")
-    return json.loads(done.out, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
-
-
 def line(**changed: Any) -> str:
     """A line of a trace; a field set to ... is left out."""
-    fields = {"arrival_s": 1.0, "prompt_tokens": 100, "output_tokens": 20, "id": "b"} | changed
-    return json.dumps({name: value for name, value in fields.items() if value is not ...}) + "\n"
+    return worlds.line(**({"prompt_tokens": 100, "output_tokens": 20, "id": "b"} | changed)) + "\n"
 
 
 GOOD = line(arrival_s=0.0, id="a")
 
 
+def asked(capsys: Capture, *arguments: str, code: int = ANSWERED) -> Any:
+    return answered(capsys, "simulate", *arguments, code=code)
+
+
 TIMES = {"p50": float, "p90": float, "p99": float, "mean": float, "min": float, "max": float}
 INTERVAL = {"low": float, "high": float}
 CONTRACT = {
-    "schema": str,
+    "schema": str, "total_s": float, "output_tokens_per_s": float, "requests_per_s": float, "completed": int,
     "question": {"model": str, "hw": str, "engine": str, "layout": str, "kv_dtype": str, "workload": str},
-    "total_s": float,
-    "output_tokens_per_s": float,
-    "requests_per_s": float,
-    "completed": int,
-    "prompt_tokens": int,
-    "output_tokens": int,
-    "ttft_s": TIMES,
-    "itl_s": TIMES,
-    "tpot_s": TIMES,
-    "e2e_s": TIMES,
-    "queue_s": TIMES,
-    "resident_max": int,
-    "resident_mean": float,
-    "preemptions": int,
+    "prompt_tokens": int, "output_tokens": int,
+    "ttft_s": TIMES, "itl_s": TIMES, "tpot_s": TIMES, "e2e_s": TIMES, "queue_s": TIMES,
+    "resident_max": int, "resident_mean": float, "preemptions": int,
     "pool": {"blocks": int, "peak_blocks": int, "kv_pool_tokens": int, "block_tokens": int},
-    "rejected_count": int,
-    "rejected": list,
-    "timeline": {"bin_s": float, "points": list},
-    "requests": list,
+    "rejected_count": int, "rejected": list, "timeline": {"bin_s": float, "points": list}, "requests": list,
     "interval_90": {
-        "total_s": INTERVAL,
-        "output_tokens_per_s": INTERVAL,
-        "ttft_p50_s": INTERVAL,
-        "itl_p50_s": INTERVAL,
+        "total_s": INTERVAL, "output_tokens_per_s": INTERVAL, "ttft_p50_s": INTERVAL, "itl_p50_s": INTERVAL,
     },
-}
+}  # fmt: skip
 """Keys may be added to it, never taken away: scripts rely on them."""
+
+
 RECORD = {
-    "id": int,
-    "arrival_s": float,
-    "prompt_tokens": int,
-    "output_tokens": int,
-    "cached_tokens": int,
-    "queue_s": float,
-    "ttft_s": float,
-    "e2e_s": float,
-    "preemptions": int,
-}
+    "id": int, "arrival_s": float, "prompt_tokens": int, "output_tokens": int, "cached_tokens": int, "queue_s": float,
+    "ttft_s": float, "e2e_s": float, "preemptions": int,
+}  # fmt: skip
 
 
 def test_the_options_of_a_workload_make_an_answer_that_keeps_its_contract(capsys: Capture) -> None:
@@ -111,23 +74,6 @@ def test_the_options_of_a_workload_make_an_answer_that_keeps_its_contract(capsys
         assert told["min"] <= told["p50"] <= told["p90"] <= told["p99"] <= told["max"]
     for ends in answer["interval_90"].values():
         assert ends["low"] <= ends["high"]
-
-
-def test_a_trace_is_served_with_its_times_and_ids(capsys: Capture, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(GOOD + line(arrival_s=2.5, prompt_tokens=7, output_tokens=3), encoding="utf-8")
-    answer = asked(capsys, *FAST, "--trace-in", str(trace))
-    assert answer["question"]["workload"] == "trace trace.jsonl"
-    first, second = answer["requests"]
-    assert (first["id"], first["arrival_s"], first["prompt_tokens"], first["output_tokens"]) == ("a", 0.0, 100, 20)
-    assert (second["id"], second["arrival_s"], second["prompt_tokens"], second["output_tokens"]) == ("b", 2.5, 7, 3)
-    assert answer["total_s"] > 2.5
-
-
-def test_without_any_option_something_is_served() -> None:
-    done = child("simulate")
-    assert (done.code, done.err) == (ANSWERED, "")
-    assert "\n1,000 requests in " in done.out
 
 
 def test_the_same_seed_gives_the_same_answer_in_any_process_and_another_seed_another(capsys: Capture) -> None:
@@ -154,19 +100,6 @@ def test_a_workload_that_cannot_run_is_an_answer_with_its_own_code(capsys: Captu
     assert "0 requests in " in text.out
 
 
-def test_a_trace_for_perfetto_shows_steps_residents_and_requests(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    answer = asked(capsys, *SMALL, "--trace", str(path))
-    document = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    events = document["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "C", "b", "e"}
-    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in events if event["ph"] == "X")
-    assert sum(event["args"]["steps"] for event in events if event["ph"] == "X") == answer["steps"]
-    assert max(event["args"]["sequences"] for event in events if event["ph"] == "C") == answer["resident_max"]
-    begun = [event["id"] for event in events if event["ph"] == "b" and event["name"].startswith("request ")]
-    assert len(begun) == answer["completed"]
-
-
 def test_records_can_be_served_again(capsys: Capture, tmp_path: Path) -> None:
     """A record names its request as a trace does; only the order is that of the ends."""
     done, again = tmp_path / "done.jsonl", tmp_path / "again.jsonl"
@@ -188,49 +121,10 @@ def test_one_file_is_not_taken_twice(capsys: Capture, tmp_path: Path, first: str
     assert path.read_text(encoding="utf-8") == GOOD
 
 
-@pytest.mark.parametrize(
-    "arguments", [SMALL, (*SMALL, "--json"), (*SMALL, "--requests-out", "/dev/stdout", "-o", os.devnull)]
-)
-def test_a_closed_pipe_is_141_and_silent(arguments: tuple[str, ...]) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = child("simulate", *arguments, stdout=writer)
-    os.close(writer)
-    assert (done.code, done.err) == (CLOSED_PIPE, "")
-
-
-def test_an_interrupted_run_leaves_old_files_as_they_were_and_no_new_ones(tmp_path: Path) -> None:
-    """A million requests take minutes; the signal comes once both files have been begun beside their places."""
-    old = tmp_path / "old.jsonl"
-    old.write_text(OLD, encoding="utf-8")
-    files = ("--requests-out", str(old), "--trace", str(tmp_path / "new.json"))
-    arguments = [*CHILD, "simulate", *FAST, "--requests", "1000000", "--rate", "20", *files]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        wait_until(lambda: any(each.stat().st_size for each in tmp_path.glob(".old.jsonl.*")), running)
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=30)
-    assert (running.returncode, out, err) == (INTERRUPTED, "", "twin: interrupted\n")
-    assert old.read_text(encoding="utf-8") == OLD
-    assert os.listdir(tmp_path) == ["old.jsonl"]
-
-
-def wait_until(happened: Any, running: subprocess.Popen[str]) -> None:
-    for _ in range(3000):
-        if happened():
-            return
-        assert running.poll() is None, running.stderr and running.stderr.read()
-        time.sleep(0.01)
-    raise TimeoutError
-
-
 BAD_TRACES: dict[str, tuple[bytes, int, str]] = {
     "no prompt": ((GOOD + line(prompt_tokens=...)).encode(), 2, "has no prompt_tokens"),
-    "negative time": ((GOOD + line(arrival_s=-1)).encode(), 2, "arrival_s is -1, allowed are numbers from 0"),
-    "out of order": ((line(id="x") + GOOD).encode(), 2, "sort the trace by arrival"),
-    "NaN": ((GOOD + line(arrival_s=float("nan"))).encode(), 2, "not a JSON object"),
     "a last line cut short": ((GOOD + line()[:30]).encode(), 2, "the file ends here"),
     "UTF-16": (GOOD.encode("utf-16"), 1, "not UTF-8 text"),
-    "broken gzip": (b"\x1f\x8b nothing of the kind", 1, "broken gzip data"),
 }
 """A few of what tests/twin/serving/test_traces.py has, to the end of the process."""
 
@@ -256,25 +150,13 @@ def test_a_wrong_trace_is_one_line_or_document_and_leaves_old_files_as_they_were
     assert sorted(os.listdir(tmp_path)) == ["old.jsonl", "trace.jsonl"]
 
 
-FOREIGN = {
-    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n",
-    "sharegpt": '[\n  {\n    "id": "a",\n    "conversations": [{"from": "human", "value": "Hi"}]\n  }\n]\n',
-    "prompts": '{"prompt": "Hello", "output_tokens": 5}\n',
-    "perfetto": '{"traceEvents": []}\n',
-}
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzipped"])
-def test_a_file_of_another_kind_is_named(
-    capsys: Capture, tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
-) -> None:
-    content = FOREIGN[name].encode()
-    path = tmp_path / "file"
-    path.write_bytes(pack(content))
-    done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
-    said = f"{path}: {kind_of_head(content)}, not a trace of JSON lines (--trace-in reads"
-    assert_one_line(done, WRONG_INPUT, said)
+def test_a_file_of_another_kind_is_named(capsys: Capture, tmp_path: Path) -> None:
+    content, path = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n", tmp_path / "file"
+    for packed in (content, gzip.compress(content)):
+        path.write_bytes(packed)
+        done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
+        says = f"{path}: {kind_of_head(content)}, not a trace of JSON lines (--trace-in reads"
+        assert_one_line(done, WRONG_INPUT, says)
 
 
 def test_what_a_trace_leaves_open_is_asked_for_by_option(capsys: Capture, tmp_path: Path) -> None:
@@ -306,48 +188,24 @@ def test_a_trace_may_come_through_a_pipe(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("--requests 0", "the count is 0, outside the range of 1 to "),
         ("--requests many", "not a valid integer"),
-        ("--rate 0", "the rate is 0.0"),
         ("--rate fast", "not a valid float"),
-        ("--prompt 0", "--prompt: '0' is outside the range of 1 to"),
-        ("--output 0", "'0' is outside the range of 1 to"),
         ("--lengths odd", "'odd' is not one of"),
         ("--lengths uniform --cv 0.9", "the cv is 0.9"),
         ("--burstiness 0.5", "needs poisson arrivals at a finite rate"),
-        ("--arrivals burst --rate 3", "a burst has no rate"),
         ("--seed 1.5", "not a valid integer"),
-        ("--util 0", "utilisation 0 is outside the range above 0 and up to 1"),
-        ("--rate 1e-300", "outside the range of 1e-09"),
-        ("--pool 3", "'3' is not a size with a unit"),
-        ("--max-seqs 0", "most sequences 0 is outside the range of 1 to"),
         ("--max-model-len 1", "max_model_tokens is 1, outside the range of 2 to"),
-        ("--chunk 100", "not a multiple of vllm's page of 16"),
-        ("--accept 2", "--accept means nothing without --spec"),
-        ("--spec mtp:3", "llama-3.1-8b has no drafter"),
-        ("--kv-dtype fp16", "vllm keeps no fp16 cache under vram (it keeps bf16, "),
-        ("--engine exllamav3", "exllamav3"),
         ("--output answer.json", "-o FILE writes the answer"),
-        ("--model qwen3.8-flash-next", "exllamav3 shares no pool of blocks among requests"),
-        ("--model qwen3.8-27b --kv-dtype fp8_per_token_head --hw rtx3090", "need SM 8.9 or newer, NVIDIA GeForce RTX"),
-        ("--model qwen3.8-27b --spec mtp:3 --accept 4.01", "accepted tokens 4.01 is outside the range of 1 to 4"),
-        ("--engine twin", "twin shares no pool of blocks among requests"),
+        ("--hw rtx3090", "machine rtx3090 has no rate for "),
         ("--hw 3x-rtx3090", "vllm is modelled on one device"),
         ("--layout vram", "No such option '--layout'"),
         ("--time-unit ms", "--time-unit means nothing without --trace-in"),
         ("--trace-in x.jsonl --time-unit us", "'us' is not one of 's', 'ms'"),
         ("--trace-in x.jsonl --hash-tokens 0", "--hash-tokens: '0' is outside the range of 1 to"),
-        ("--trace-in x.jsonl --rate 3", "--rate means nothing beside --trace-in"),
     ],
 )
 def test_a_wrong_question_is_refused_in_one_line(capsys: Capture, given: str, says: str) -> None:
     assert_one_line(run(capsys, "simulate", *FAST, *given.split()), WRONG_INPUT, says)
-
-
-def test_a_rate_that_the_machine_lacks_is_named(capsys: Capture) -> None:
-    done = run(capsys, "simulate", "--model", "llama-3.1-8b", "--hw", "rtx3090", "--requests", "2")
-    assert_one_line(done, WRONG_INPUT, "machine rtx3090 has no rate for ")
-    assert len(done.err) < 300
 
 
 def test_what_is_refused_leaves_a_stream_that_a_trace_would_go_to_as_it_was() -> None:

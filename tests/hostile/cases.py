@@ -50,6 +50,7 @@ LITERALS = (
 )
 """Numbers that no JSON writer writes."""
 
+
 PAIRS = (
     ("qwen3.8-flash-next", "3x-rtx3090"),
     ("qwen3.8-27b", "rtx3090"),

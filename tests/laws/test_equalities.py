@@ -128,20 +128,3 @@ def test_offload_over_a_link_like_vram_decodes_as_fast_as_vram(question: Questio
     there = Question(ctx_tokens=question.ctx_tokens, layout="vram", batch=question.batch, ngram=question.ngram)
     offload, vram = phases(answered(replace(question, lanes=16), same)), phases(answered(there, same))
     assert offload[0].seconds.value == pytest.approx(vram[0].seconds.value, rel=ROUNDING)
-
-
-@pytest.mark.parametrize("ctx_tokens", [1000, 100_000])
-def test_over_a_real_link_offload_is_slower_by_the_bytes_that_it_reads(ctx_tokens: int) -> None:
-    """One device: what the link takes longer than VRAM, and the exposed latency of a kernel that reads the host."""
-    machine = with_memory(load_profile("rtx3090"), TIB)
-    decode = {
-        layout: phases(predict(Question(ctx_tokens=ctx_tokens, layout=layout), machine))[0]
-        for layout in ("vram", "offload")
-    }
-    slower_s = decode["offload"].seconds.value - decode["vram"].seconds.value
-    read = decode["offload"].link_bytes
-    link_s = read / machine.gpu.h2d.rate.value
-    vram_s = read / machine.gpu.vram_read.rate.value
-    latency = machine.kernels["gather_host/exllamav3/fp16"].latency
-    assert latency is not None
-    assert slower_s == pytest.approx(link_s - vram_s + 12 * latency.value, rel=0.02)

@@ -37,17 +37,10 @@ def test_an_assumption_is_named_where_it_matters(key: str, leans: Case, does_not
     assert key not in named(does_not)
 
 
-def test_workspace_is_spread_only_over_several_devices() -> None:
-    assert "A6" in named(case(), gpu_count=2)
-    assert "A6" not in named(case(), gpu_count=1)
-
-
 def test_some_assumptions_always_hold_and_all_named_ones_exist() -> None:
     for of_case in (case(layout="vram"), flash_next(10**6, batch=2)):
         assert {"A1", "A2", "A3", "A5"} <= named(of_case) <= ASSUMPTIONS.keys()
-
-
-def test_what_was_extrapolated_is_listed_last() -> None:
+        assert named(of_case, gpu_count=2) - named(of_case) == {"A6"}  # workspace, spread over several devices
     *_, last = assumptions_of(case(), machine(), extrapolated=("linear at 4096 tokens",))
     assert last == "extrapolated: linear at 4096 tokens"
 
@@ -58,14 +51,11 @@ def test_every_assumption_is_written_down_under_its_number() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 262_144, 262_145, 1 << 31])
-def test_beyond_the_models_own_context_is_said_with_both_sides(tokens: int) -> None:
+def test_beyond_the_models_own_context_is_said_with_both_sides_and_who_refuses_it(tokens: int) -> None:
     notes = beyond_native(flash_next(), tokens)
     assert bool(notes) == (tokens > 262_144)
     for note in notes:
         assert note.startswith(f"{tokens:,} tokens are beyond the model's own 262,144: ")
         assert "refuses" not in note  # exllamav3 does not
-
-
-def test_an_engine_that_refuses_so_long_a_request_is_named() -> None:
     (note,) = beyond_native(resolve(Question(ctx_tokens=1, model="llama-3.1-8b")), 131_073)
     assert note.endswith("; vllm refuses so long a request without it")

@@ -6,40 +6,26 @@ from twin.errors import BadFile, BadValue, CannotWrite, Impossible, MissingRate,
 
 
 @pytest.mark.parametrize(
-    ("error", "builtin", "exit_code"),
-    [
-        (BadValue, ValueError, 2),
-        (BadFile, ValueError, 2),
-        (Impossible, ValueError, 2),
-        (MissingRate, KeyError, 2),
-        (CannotWrite, OSError, 5),
-    ],
-)
-def test_a_refusal_is_its_message_and_the_fitting_builtin(
-    error: type[TwinError], builtin: type[Exception], exit_code: int
-) -> None:
+    ("error", "builtin"),
+    [(BadValue, ValueError), (BadFile, ValueError), (Impossible, ValueError), (MissingRate, KeyError),
+     (CannotWrite, OSError)],
+)  # fmt: skip
+def test_a_refusal_is_its_message_and_the_fitting_builtin(error: type[TwinError], builtin: type[Exception]) -> None:
     """A KeyError would show its message in quotes; ours does not."""
     refusal = error("what is wrong", hint="what to try")
     assert str(refusal) == refusal.message == "what is wrong"
     assert refusal.hint == "what to try"
-    assert refusal.exit_code == exit_code
+    assert refusal.exit_code == (5 if error is CannotWrite else 2)
     assert isinstance(refusal, builtin)
     assert isinstance(refusal, TwinError)
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("ofload", "did you mean offload? known: offload, vram"),
-        ("off", "did you mean offload? known: offload, vram"),
-        ("vrma", "did you mean vram? known: offload, vram"),
-        ("zzz", "known: offload, vram"),
-        ("", "known: offload, vram"),
-    ],
+    ("name", "nearest"), [("ofload", "offload"), ("off", "offload"), ("vrma", "vram"), ("zzz", ""), ("", "")]
 )
-def test_an_unknown_name_suggests_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(name: str, nearest: str) -> None:
     refusal = UnknownName("layout", name, {"vram", "offload"})
     assert str(refusal) == f"unknown layout {name!r}"
-    assert refusal.hint == hint
+    assert refusal.hint == (f"did you mean {nearest}? " if nearest else "") + "known: offload, vram"
     assert isinstance(refusal, KeyError)
     assert refusal.exit_code == 2

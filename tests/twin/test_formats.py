@@ -8,46 +8,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.worlds import LAWS
-from twin.engines import engine_names, load_engine
-from twin.errors import UnknownName
 from twin.formats import EXL3_BITS, KVFormat, Plane, format_names, kv_format, listed
-from twin.models import ModelSpec, load_model
-from twin.units import KIB
-
-BIT_PAIRS = [(key, value) for key in EXL3_BITS for value in EXL3_BITS]
 
 PUBLISHED = {
-    "fp16": (4096, 2048),
-    "bf16": (4096, 2048),
-    "fp32": (8192, 4096),
-    "fp8": (2048, 1024),
-    "int8_per_token_head": (2080, 1040),
-    "fp8_per_token_head": (2080, 1040),
-    "int4_per_token_head": (1056, 528),
-    "kvarn_k4v2_g128": (840, 420),
-    "kvarn_k4v4_g128": (1096, 548),
-    "kvarn_k4v2_g64": (888, 444),
-    "turboquant_k8v4": (1552, 776),
-    "turboquant_4bit_nc": (1048, 524),
-    "turboquant_k3v4_nc": (920, 460),
-    "turboquant_3bit_nc": (792, 396),
-    "q8_0": (2176, 1088),
-    "q4_0": (1152, 576),
-    "q5_1": (1536, 768),
-    "iq4_nl": (1152, 576),
-    "exl3_k8v8": (2176, 1088),
-    "exl3_k8v4": (1664, 832),
-    "exl3_k4v4": (1152, 576),
-}
-"""Bytes per token and attention layer: Qwen3.8-27B (4 kv heads x 256), Flash-Next (2 x 256)."""
+    "fp16": 4096, "bf16": 4096, "fp32": 8192, "fp8": 2048, "int8_per_token_head": 2080, "fp8_per_token_head": 2080,
+    "int4_per_token_head": 1056, "kvarn_k4v2_g128": 840, "kvarn_k4v4_g128": 1096, "kvarn_k4v2_g64": 888,
+    "turboquant_k8v4": 1552, "turboquant_4bit_nc": 1048, "turboquant_k3v4_nc": 920, "turboquant_3bit_nc": 792,
+    "q8_0": 2176, "q4_0": 1152, "q5_1": 1536, "iq4_nl": 1152, "exl3_k8v8": 2176, "exl3_k8v4": 1664, "exl3_k4v4": 1152,
+}  # fmt: skip
+"""Bytes per token and attention layer of Qwen3.8-27B (4 kv heads x 256); of Flash-Next (2 x 256) half of them."""
 
 
 def bytes_of(name: str, *, kv_heads: int = 4, head_dim: int = 256) -> int:
     return kv_format(name).plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
-
-
-def of_model(name: str, spec: ModelSpec) -> int:
-    return bytes_of(name, kv_heads=spec.attention.kv_heads, head_dim=spec.attention.head_dim)
 
 
 def custom(*, key: Plane, value: Plane, **other: Any) -> KVFormat:
@@ -56,42 +29,25 @@ def custom(*, key: Plane, value: Plane, **other: Any) -> KVFormat:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_token_takes_the_published_bytes_in_both_models(name: str) -> None:
-    models = load_model("qwen3.8-27b"), load_model("qwen3.8-flash-next")
-    assert tuple(of_model(name, spec) for spec in models) == PUBLISHED[name]
+    assert bytes_of(name) == 2 * bytes_of(name, kv_heads=2) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (["bf16", "fp8"], "bf16, fp8"),
-        (["fp16", "exl3_k2v2", "exl3_k2v3", "exl3_k8v8"], "fp16, exl3_k2v2 to exl3_k8v8"),
-        (["exl3_k4v4"], "exl3_k4v4"),
-        (["exl3_k2v2", "exl3_k8v8"], "exl3_k2v2 to exl3_k8v8"),
-        ([], ""),
-    ],
-)
-def test_the_many_of_exllamav3_are_named_by_their_ends(names: list[str], text: str) -> None:
-    assert listed(names) == text
+def test_the_many_of_exllamav3_are_named_by_their_ends() -> None:
+    assert listed(["fp16", "exl3_k2v2", "exl3_k2v3", "exl3_k8v8"]) == "fp16, exl3_k2v2 to exl3_k8v8"
+    assert [listed(names) for names in (["bf16", "fp8"], ["exl3_k4v4"], [])] == ["bf16, fp8", "exl3_k4v4", ""]
 
 
-def test_every_format_has_a_published_count_or_a_formula() -> None:
-    by_formula = {f"exl3_k{key}v{value}" for key, value in BIT_PAIRS}
-    assert set(format_names()) == PUBLISHED.keys() | by_formula
+BITS = st.sampled_from(EXL3_BITS)
 
 
-@pytest.mark.parametrize(("key_bits", "value_bits"), BIT_PAIRS)
-def test_exllamav3_keeps_groups_of_32_codes_with_an_fp16_scale(key_bits: int, value_bits: int) -> None:
-    """(heads x dim / 32) groups of 4 bytes a bit and 2 of scale, for K and for V."""
-    for kv_heads, head_dim in ((4, 256), (2, 256), (8, 128), (1, 32)):
-        groups = kv_heads * head_dim // 32
-        name = f"exl3_k{key_bits}v{value_bits}"
-        assert bytes_of(name, kv_heads=kv_heads, head_dim=head_dim) == groups * (4 * key_bits + 2 + 4 * value_bits + 2)
-
-
-def test_quantised_planes_beside_fp16_indexer_keys_give_the_published_totals_of_flash_next() -> None:
-    """320 B of raw and pooled keys stay in fp16 beside them: 16.5 and 10.5 KiB a token over 12 layers."""
-    totals = [12 * (bytes_of(name, kv_heads=2) + 320) / KIB for name in ("exl3_k8v8", "exl3_k4v4")]
-    assert totals == [16.5, 10.5]
+@LAWS
+@given(BITS, BITS, st.integers(1, 64), st.integers(1, 32))
+def test_exllamav3_keeps_groups_of_32_codes_with_an_fp16_scale(
+    key_bits: int, value_bits: int, kv_heads: int, groups: int
+) -> None:
+    """Of 4 bytes a bit and 2 of scale, for K and for V."""
+    found = bytes_of(f"exl3_k{key_bits}v{value_bits}", kv_heads=kv_heads, head_dim=32 * groups)
+    assert found == kv_heads * groups * (4 * key_bits + 2 + 4 * value_bits + 2)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +65,6 @@ def test_a_tile_of_kvarn_holds_codes_and_scales_of_tokens_and_channels(name: str
     assert fmt.plane_bytes(kv_heads=4, head_dim=256) * fmt.tile_tokens == 4 * (key + value)
 
 
-def test_only_tiled_formats_hold_tokens_back_unquantised() -> None:
-    waiting = {name: kv_format(name).sidecar_bytes for name in format_names() if kv_format(name).sidecar_bytes}
-    assert waiting == {name: 2 for name in format_names() if kv_format(name).tile_tokens > 1}
-    assert waiting.keys() == {"kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64"}
-
-
 @pytest.mark.parametrize(("head_dim", "slot"), [(8, 14), (16, 20), (24, 28), (256, 230)])
 def test_a_turboquant_slot_is_rounded_up_to_even_bytes(head_dim: int, slot: int) -> None:
     """3 x dim / 8 + 2 of K and dim / 2 + 4 of V: 13 bytes are 14, 20 stay, 27 are 28, 230 stay."""
@@ -122,19 +72,14 @@ def test_a_turboquant_slot_is_rounded_up_to_even_bytes(head_dim: int, slot: int)
         assert bytes_of("turboquant_k3v4_nc", kv_heads=kv_heads, head_dim=head_dim) == kv_heads * slot
 
 
-def test_a_slot_is_k_and_v_of_one_head_together() -> None:
-    """Each of them odd: 5 + 5 bytes fill a slot of 10, not two of 6."""
+def test_slots_and_tiles_are_those_of_k_and_v_together() -> None:
+    """Each of them odd: 5 + 5 bytes fill a slot of 10, not two of 6. Tiles of 4 and of 6 tokens meet after 12."""
     odd = custom(key=Plane(bits=8, head_bytes=1), value=Plane(bits=8, head_bytes=1), slot_alignment=2)
     assert odd.plane_bytes(kv_heads=3, head_dim=4) == 3 * 10
     assert replace(odd, slot_alignment=16).plane_bytes(kv_heads=3, head_dim=4) == 3 * 16
-
-
-def test_a_tile_is_shared_by_k_and_v_of_different_lengths() -> None:
-    """Tiles of 4 and of 6 tokens meet after 12: three times 4 x 2 + 2 x 2 bytes, twice 6 x 2 + 3 x 2."""
     key, value = Plane(bits=8, channel_bytes=2, tile_tokens=4), Plane(bits=8, channel_bytes=3, tile_tokens=6)
     fmt = custom(key=key, value=value)
-    assert fmt.tile_tokens == 12
-    assert fmt.plane_bytes(kv_heads=1, head_dim=2) == -(-(3 * 12 + 2 * 18) // 12)
+    assert (fmt.tile_tokens, fmt.plane_bytes(kv_heads=1, head_dim=2)) == (12, -(-(3 * 12 + 2 * 18) // 12))
 
 
 def test_a_tile_has_a_scale_for_every_group_of_every_token() -> None:
@@ -146,27 +91,16 @@ def test_a_tile_has_a_scale_for_every_group_of_every_token() -> None:
 
 
 @pytest.mark.parametrize("name", format_names())
-def test_keys_kept_beside_a_cache_have_its_own_elements_if_plain_and_16_bits_else(name: str) -> None:
+def test_a_format_is_plain_scaled_or_rotated_and_tiled_ones_hold_tokens_back_in_16_bits(name: str) -> None:
+    """Keys kept beside a cache have its own elements if it is plain and 16 bits else."""
     fmt = kv_format(name)
     assert (fmt.name, bool(fmt.summary)) == (name, True)
     assert fmt.element_bytes == {"fp32": 4}.get(name, 2)
-    assert (fmt.kind == "plain") is (name in ("fp16", "bf16", "fp32"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        ("scaled", ["fp8", "int8_per_token_head", "q8_0", "q4_0"]),
-        ("rotated", ["int4_per_token_head", "kvarn_k4v2_g128", "turboquant_4bit_nc", "exl3_k4v4"]),
-    ],
-)
-def test_a_format_says_how_its_values_are_coded(kind: str, names: list[str]) -> None:
-    assert {kv_format(name).kind for name in names} == {kind}
-
-
-def test_one_format_needs_a_newer_device() -> None:
-    needing = {name: kv_format(name).min_capability for name in format_names() if kv_format(name).min_capability}
-    assert needing == {"fp8_per_token_head": "8.9"}
+    rotated = name.startswith(("int4", "kvarn", "turboquant", "exl3"))
+    assert fmt.kind == ("plain" if name in {"fp16", "bf16", "fp32"} else "rotated" if rotated else "scaled")
+    assert (fmt.sidecar_bytes, fmt.tile_tokens > 1) == ((2, True) if name.startswith("kvarn") else (0, False))
+    assert fmt.min_capability == {"fp8_per_token_head": "8.9"}.get(name, "")
+    assert name in PUBLISHED or name.startswith("exl3_")
 
 
 @pytest.mark.parametrize(
@@ -184,45 +118,22 @@ def test_heads_that_a_format_cannot_pack_are_refused_with_the_reason(name: str, 
     assert kv_format(name).check(head_dim=head_dim).startswith(why)
 
 
-@pytest.mark.parametrize("name", engine_names())
-def test_formats_of_an_engine_are_there(name: str) -> None:
-    rules = load_engine(name)
-    assert {*rules.formats, *rules.host_formats, *rules.backends.by_format, *rules.backends.verify} <= set(
-        format_names()
-    )
-
-
-def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(UnknownName, match="unknown KV format 'fpp16'") as refused:
-        kv_format("fpp16")
-    assert "did you mean fp16?" in refused.value.hint
-
-
-def test_a_format_is_found_whatever_its_case_and_separators() -> None:
-    assert (kv_format("FP8"), kv_format("exl3-K4V4")) == (kv_format("fp8"), kv_format("exl3_k4v4"))
-
-
 NAMES = st.sampled_from(format_names())
 HEADS = st.integers(1, 64)
 DIM = st.integers(1, 32).map(lambda count: 32 * count)
 
 
 @LAWS
-@given(NAMES, HEADS, DIM)
-def test_a_token_takes_its_codes_and_few_bytes_of_scales(name: str, kv_heads: int, head_dim: int) -> None:
-    """At most 10 bytes a head and an fp16 number for every 16 elements of both."""
+@given(NAMES, HEADS, HEADS, DIM)
+def test_a_token_takes_its_codes_and_few_bytes_of_scales_in_proportion_to_heads(
+    name: str, few: int, more: int, head_dim: int
+) -> None:
+    """At most 10 bytes a head and an fp16 number for every 16 elements of both, but for the last byte of a tile."""
     fmt = kv_format(name)
     assert fmt.check(head_dim=head_dim) == ""
-    codes = kv_heads * head_dim * (fmt.key.bits + fmt.value.bits) / 8
-    scales = kv_heads * (10 + head_dim // 8)
-    assert codes <= fmt.plane_bytes(kv_heads=kv_heads, head_dim=head_dim) <= codes + scales + 1
-
-
-@LAWS
-@given(NAMES, HEADS, HEADS, DIM)
-def test_more_heads_take_more_bytes_in_proportion(name: str, few: int, more: int, head_dim: int) -> None:
-    """Exactly, but for the last byte of a tile that tokens share."""
+    codes = few * head_dim * (fmt.key.bits + fmt.value.bits) / 8
     one, other, both = (bytes_of(name, kv_heads=heads, head_dim=head_dim) for heads in (few, more, few + more))
+    assert codes <= one <= codes + few * (10 + head_dim // 8) + 1
     assert one + other - 1 <= both <= one + other
     assert both > max(one, other)
 

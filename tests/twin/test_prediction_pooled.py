@@ -12,16 +12,9 @@ from tests.laws.asked import phases
 from tests.laws.drawn import with_memory
 from tests.twin.memory.pool_worlds import BLOCK, SEQUENTIAL, dense, pool_machine
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
 from twin.errors import MissingRate
 from twin.prediction import Prediction, predict, tokens_per_step
 from twin.units import TIB
-
-
-def seconds(answer: Prediction) -> tuple[float, float]:
-    decode, prefill = phases(answer)
-    return decode.seconds.value, prefill.seconds.value
-
 
 RTX3090 = with_memory(load_profile("rtx3090"), TIB)
 POOLED: dict[str, Any] = {"model": "qwen3.8-27b-fast", "kv_dtype": "fp8"}
@@ -53,41 +46,24 @@ def toy_answer(path: str, ctx_tokens: int = 1000, **asked: Any) -> Prediction:
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-def test_a_decode_step_of_a_pooled_engine_by_hand(toy: str, batch: int) -> None:
-    """Weights once; a state read and written, 1,001 tokens of two layers and 32 logits a sequence; at 1 GB/s."""
-    decode, _ = phases(toy_answer(toy, batch=batch))
+def test_a_step_and_the_first_token_of_a_pooled_engine_by_hand(toy: str, batch: int) -> None:
+    """Weights once; a state read and written, 1,001 tokens of two layers and 32 logits a sequence; at 1 GB/s.
+
+    No decode step before the first token: prefill covers the last token of the prompt too, and a row of logits.
+    """
+    answer = toy_answer(toy, batch=batch)
+    decode, prefill = phases(answer)
     moved = WEIGHTS + 256 + batch * (2 * 2 * STATE + 2 * 1001 * 64 + 32 * 4)
     assert decode.seconds.value == pytest.approx(moved / 1e9, rel=1e-9)
     assert decode.tokens_per_s.value == pytest.approx(batch / decode.seconds.value)
-    assert {part.name for part in decode.parts} == {"weights", "state", "attention", "sampling"}
-
-
-def test_the_first_token_of_a_pooled_engine_follows_the_whole_prompt_and_one_row_of_logits(toy: str) -> None:
-    """No decode step: prefill covers the last token too."""
-    answer = toy_answer(toy, 1000)
-    _, prefill = phases(answer)
-    assert answer.ttft_s is not None
-    assert answer.ttft_s.value == pytest.approx(prefill.seconds.value + (256 + 32 * 4) / 1e9, rel=1e-9)
-
-
-@pytest.mark.parametrize("batch", [1, 5])
-def test_a_prefill_is_counted_in_prompt_tokens_of_all_sequences(toy: str, batch: int) -> None:
-    _, prefill = phases(toy_answer(toy, 1000, batch=batch))
     assert prefill.tokens_per_s.value == pytest.approx(batch * 1000 / prefill.seconds.value)
+    assert {part.name for part in decode.parts} == {"weights", "state", "attention", "sampling"}
+    assert answer.ttft_s is not None
+    assert answer.ttft_s.value == pytest.approx(prefill.seconds.value + (256 + batch * 32 * 4) / 1e9, rel=1e-9)
+    assert answer.break_even is None  # without drafts
 
 
-def test_a_drafter_follows_the_prompt_in_every_chunk(toy: str) -> None:
-    """1,000 rows in one chunk at 1 TFLOP/s: 2 x 100 operations a row, 4 x 4 x 8 a pair of tokens; no logits."""
-    plain, drafting = (
-        phases(toy_answer(toy, 1000, **asked))[1].seconds.value
-        for asked in ({}, {"speculation": "toy-mtp:2", "accepted": 1.0})
-    )
-    pairs = 1000 * 1001 / 2
-    assert drafting - plain == pytest.approx((2 * 100 * 1000 + 4 * 4 * 8 * pairs) / 1e12, rel=1e-6)
-
-
-@pytest.mark.parametrize(("tokens", "accepted"), [(1, 1.0), (2, 2.5), (4, 5.0)])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("tokens", "accepted", "batch"), [(1, 1.0, 3), (2, 2.5, 1), (4, 5.0, 3)])
 def test_a_speculating_step_by_hand(toy: str, tokens: int, accepted: float, batch: int) -> None:
     """A microsecond of overheads; a pass of 50 + 24 B and its cache a drafted token; a verify pass of k + 1 tokens."""
     asked: dict[str, Any] = {"speculation": f"toy-mtp:{tokens}", "accepted": accepted}
@@ -115,11 +91,6 @@ def test_a_step_of_two_kinds_takes_their_mean(toy: str, accepted: float, share: 
     mixed = step_s(speculation="toy-block:8", accepted=accepted)
     assert mixed == pytest.approx((1 - share) * short + share * long, rel=1e-9)
     assert short == pytest.approx(step_s(speculation="toy-block:3", accepted=1.0), rel=1e-9)
-
-
-def test_without_drafts_there_is_nothing_to_break_even(toy: str) -> None:
-    assert toy_answer(toy).break_even is None
-    assert predict(Question(ctx_tokens=1000)).break_even is None
 
 
 @pytest.mark.parametrize("speculation", ["mtp:1", "mtp:3", "mtp:7", "dflash2:7"])
@@ -175,8 +146,9 @@ def test_where_both_phases_lack_a_rate_the_first_is_named(prefixes: tuple[str, .
     partial = predict(question, poor, partial=True)
     assert (partial.decode, partial.prefill, partial.ttft_s, partial.break_even) == (None, None, None, None)
     assert partial.memory.memories == predict(question, RTX3090).memory.memories
-    assert len(partial.missing) == 2
-    assert partial.sources == {}
+    assert (len(partial.missing), partial.sources) == (2, {})
+    too_long = predict(replace(question, ctx_tokens=10**9), poor)  # nothing is missed where nothing fits
+    assert (too_long.fits, too_long.missing) == (False, ())
 
 
 @pytest.mark.parametrize("overhead", ["speculate/", "piecewise/"])
@@ -188,18 +160,3 @@ def test_a_rate_that_only_drafting_needs_is_missed_only_there(overhead: str) -> 
     assert drafting.decode is None
     assert drafting.prefill is not None
     assert drafting.missing == (f"machine rtx3090 has no rate for {overhead}vllm/step",)
-
-
-def test_a_rate_is_not_missed_where_the_question_does_not_fit() -> None:
-    answer = predict(Question(ctx_tokens=10**9, **POOLED), without(RTX3090, "linear/"))
-    assert not answer.fits
-    assert answer.missing == ()
-
-
-def test_a_what_if_on_a_device_that_is_too_old_counts_memory_and_misses_rates() -> None:
-    question = Question(ctx_tokens=5000, model="qwen3.8-27b", kv_dtype="fp8_per_token_head", what_if=True)
-    answer = predict(question, load_profile("rtx3090"), partial=True)
-    assert answer.fits
-    assert answer.memory.kv_pool is not None
-    assert all("fp8_per_token_head" in what for what in answer.missing)
-    assert resolve(question).plane_bytes == 2080

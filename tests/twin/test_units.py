@@ -1,5 +1,7 @@
 """What people type becomes a number of tokens or bytes; what they read has a unit."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,31 +14,34 @@ from twin.units import GIB, KIB, MAX_TOKENS, MIB, TIB, format_bytes, format_seco
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
-        ("1", 1),
-        ("32768", 32_768),
         ("1,048,576", 1_048_576),
         ("256k", 262_144),
         ("1M", 1_048_576),
         ("1.5M", 1_572_864),
         (" 4 k ", 4096),
         ("1e3", 1000),
-        ("2147483647", MAX_TOKENS),
     ],
 )
 def test_token_counts_are_read_as_people_write_them(text: str, tokens: int) -> None:
     assert parse_tokens(text) == tokens
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+WRONG = {
+    parse_tokens: (
         "", " ", "k", "one", "0", "-1", "-5k", "0.5", "1.0001k", "2147483648", "2048M", "nan", "inf", "1e400", "1g",
         "1kb", "0x10", "1,5k", "1,50", "12,34,567", ",5k",
-    ],
-)  # fmt: skip
-def test_what_is_no_token_count_is_refused_by_name(text: str) -> None:
+    ),
+    parse_bytes: (
+        "", "32", "1048575", "1048576.5", "32M", "GiB", "0MiB", "-1MiB", "0.0001KiB", "1048577GiB", "1e400GB", "nanGB",
+        "1TB!", "1025TiB", "0.9B",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parse", "text"), [(parse, text) for parse, texts in WRONG.items() for text in texts])
+def test_what_is_no_count_or_size_is_refused_by_name(parse: Callable[[str], int], text: str) -> None:
     with pytest.raises(BadValue) as refused:
-        parse_tokens(text)
+        parse(text)
     assert repr(text) in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -49,37 +54,11 @@ def test_any_whole_count_in_range_is_read_exactly(tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("32MiB", 32 * MIB),
-        ("32 mib", 32 * MIB),
-        ("0.5GiB", GIB // 2),
-        ("2GB", 2_000_000_000),
-        ("1kB", 1000),
-        ("1048576GiB", 2**50),
-        ("1.5TB", 1_500_000_000_000),
-        ("1.56GiB", 1_675_037_245),
-        ("0.1KiB", 102),
-        ("1.9B", 1),
-        ("1675037245B", 1_675_037_245),
-        ("1675037245", 1_675_037_245),
-        ("1e10", 10**10),
-    ],
-)
+    [("32 mib", 32 * MIB), ("0.5GiB", GIB // 2), ("2GB", 2_000_000_000), ("1048576GiB", 2**50), ("0.1KiB", 102),
+     ("1.5TB", 1_500_000_000_000), ("1.9B", 1), ("1675037245", 1_675_037_245), ("1e10", 10**10)],
+)  # fmt: skip
 def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
     assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "32", "1048575", "1048576.5", "32M", "GiB", "0MiB", "-1MiB", "0.0001KiB", "1048577GiB", "1e400GB",
-        "nanGB", "1TB!", "1025TiB", "0.9B",
-    ],
-)  # fmt: skip
-def test_a_size_without_unit_or_range_is_refused_by_name(text: str) -> None:
-    with pytest.raises(BadValue) as refused:
-        parse_bytes(text)
-    assert repr(text) in str(refused.value)
 
 
 @LAWS
@@ -102,15 +81,7 @@ def test_any_text_is_a_number_or_one_short_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1,023 B"),
-        (27.75 * KIB, "27.75 KiB"),
-        (32 * MIB, "32.0 MiB"),
-        (81 * GIB, "81.00 GiB"),
-        (1.5 * TIB, "1.50 TiB"),
-        (-2 * GIB, "-2.00 GiB"),
-    ],
+    [(0, "0 B"), (1023, "1,023 B"), (27.75 * KIB, "27.75 KiB"), (32 * MIB, "32.0 MiB"), (-2 * GIB, "-2.00 GiB")],
 )
 def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
     assert format_bytes(size) == text
@@ -118,20 +89,10 @@ def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (0.0, "0 s"),
-        (1e-300, "< 0.1 us"),
-        (9e-8, "< 0.1 us"),
-        (46.7e-6, "46.7 us"),
-        (19.72e-3, "19.72 ms"),
-        (1.0, "1.00 s"),
-        (120.0, "2.0 min"),
-        (7200.0, "2.0 h"),
-        (86_400.0 * 365, "8,760.0 h"),
-        (3.15576e9, "100 years"),
-        (1e300, "3.17e+292 years"),
-    ],
-)
+    [(0.0, "0 s"), (9e-8, "< 0.1 us"), (46.7e-6, "46.7 us"), (19.72e-3, "19.72 ms"), (1.0, "1.00 s"),
+     (120.0, "2.0 min"), (7200.0, "2.0 h"), (86_400.0 * 365, "8,760.0 h"), (3.15576e9, "100 years"),
+     (1e300, "3.17e+292 years")],
+)  # fmt: skip
 def test_seconds_are_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 

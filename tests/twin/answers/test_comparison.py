@@ -1,6 +1,7 @@
 """A comparison is one prediction a choice, with what is published of its answers; refusals are kept, not raised."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,34 +14,13 @@ from twin.engines import load_engine
 from twin.errors import Impossible
 from twin.formats import format_names, kv_format
 from twin.models import load_model, model_names
-from twin.prediction import predict
 
 FLASH = Question(ctx_tokens=1 << 18)
 DENSE = Question(ctx_tokens=100_000, model="qwen3.8-27b")
 
 
 def names(compared: Comparison) -> list[str]:
-    """The choice that each prediction stands for."""
-    cases = [each.case for each in compared.predictions]
-    return [case.layout.name if compared.over == "layouts" else case.fmt.name for case in cases]
-
-
-def test_layouts_of_the_engine_are_compared_unless_it_has_one() -> None:
-    compared = compare_all(FLASH)
-    assert compared.over == "layouts"
-    assert names(compared) == list(load_engine("exllamav3").layouts)
-    assert compare_all(DENSE).over == "formats"
-
-
-def test_every_choice_is_the_prediction_of_its_question() -> None:
-    for each in compare_all(FLASH).predictions:
-        assert each.decode == predict(Question(ctx_tokens=1 << 18, layout=each.case.layout.name)).decode
-
-
-def test_all_formats_of_an_engine_are_there_or_refused() -> None:
-    compared = compare_all(DENSE)
-    assert {*names(compared), *compared.refused} == set(load_engine("vllm").formats)
-    assert "does not start on rtx3090" in compared.refused["fp8_per_token_head"]
+    return [each.case.fmt.name for each in compared.predictions]
 
 
 def test_of_many_formats_those_with_as_many_bits_for_k_as_for_v_stand_for_all() -> None:
@@ -51,27 +31,19 @@ def test_of_many_formats_those_with_as_many_bits_for_k_as_for_v_stand_for_all() 
     assert len(shown) <= MANY_FORMATS
 
 
-def test_a_rate_that_is_missing_leaves_its_choice_without_a_speed_only() -> None:
-    compared = compare_all(DENSE, formats=["fp8", "turboquant_3bit_nc"])
-    known, unknown = compared.predictions
-    assert known.decode is not None
-    assert unknown.decode is None
-    assert unknown.missing
-    assert unknown.memory.max_ctx_tokens() > 0
-
-
-def test_a_what_if_compares_a_format_that_the_engine_does_not_keep() -> None:
-    both = ["fp16", "int4_per_token_head"]
-    plain = compare_all(FLASH, formats=both)
-    assert list(plain.refused) == ["int4_per_token_head"]
-    asked = compare_all(Question(ctx_tokens=1 << 18, what_if=True), formats=both)
-    assert names(asked) == both
-    assert asked.predictions[1].memory.max_ctx_tokens() > asked.predictions[0].memory.max_ctx_tokens()
-
-
-def test_where_no_choice_can_be_asked_for_the_first_reason_is_raised() -> None:
-    with pytest.raises(Impossible, match="keeps no fp8 cache under offload"):
-        compare_all(FLASH, formats=["fp8", "bf16"])
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"formats": ["fp8", "bf16"]}, "keeps no fp8 cache under offload"),  # the first of two reasons
+        ({"over": "layouts", "formats": ["fp16"]}, "--formats goes with --over formats"),
+        ({"over": "layouts", "layout": "vram"}, "--layout goes with --over formats"),
+        ({"over": "formats", "kv_dtype": "fp16"}, "--kv-dtype means nothing where formats are compared"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(asked: Any, says: str) -> None:
+    question = replace(FLASH, layout=asked.get("layout"), kv_dtype=asked.get("kv_dtype"))
+    with pytest.raises(Impossible, match=says):
+        compare_all(question, over=asked.get("over"), formats=asked.get("formats"))
 
 
 QWEN = load_model("qwen3.8-27b")

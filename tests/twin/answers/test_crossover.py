@@ -45,15 +45,31 @@ def found(monkeypatch: pytest.MonkeyPatch, profile: HardwareProfile, *others: Ha
     return crossover(profile.name, **asked)
 
 
+def q8_line(monkeypatch: pytest.MonkeyPatch, **kernels: Kernel) -> Any:
+    (line,) = found(monkeypatch, toy(**kernels), formats=("q8_0",)).lines
+    return line
+
+
 def test_a_latency_sets_the_context_from_which_on_fewer_bytes_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ms more latency against 1,920 ns less a token: from 5,209 tokens on, at batch 1; from 1,303 at batch 4."""
-    profile = toy(bf16=coded(1e-3), q8_0=coded(11e-3))
-    (line,) = found(monkeypatch, profile, formats=("q8_0",)).lines
+    line = q8_line(monkeypatch, bf16=coded(1e-3), q8_0=coded(11e-3))
     assert [(crossing.batch, crossing.ctx_tokens) for crossing in line.crossings] == [(1, 8192), (4, 2048), (16, 1024)]
     assert {crossing.wall for crossing in line.crossings} == {"VRAM bandwidth"}
-    expected = (11e-3 + 131_072 * TOKEN_S["q8_0"]) / (1e-3 + 131_072 * TOKEN_S["bf16"])
-    assert line.ratio == pytest.approx(expected)
-    assert line.seconds == pytest.approx(11e-3 + 131_072 * TOKEN_S["q8_0"])
+    seconds = {fmt: latency_s + 131_072 * TOKEN_S[fmt] for fmt, latency_s in (("bf16", 1e-3), ("q8_0", 11e-3))}
+    assert line.seconds == pytest.approx(seconds["q8_0"])
+    assert line.ratio == pytest.approx(seconds["q8_0"] / seconds["bf16"])
+    held = q8_line(monkeypatch, bf16=coded(1.0), q8_0=coded(0.5)).crossings[0]
+    assert (held.ctx_tokens, held.wall) == (1024, "launch and link latency")
+
+
+def test_what_is_faster_only_in_short_contexts_never_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    crossing = q8_line(monkeypatch, bf16=coded(1e-3), q8_0=coded(1e-6, efficiency=0.5)).crossings[0]
+    assert (crossing.ctx_tokens, crossing.ratio) == (None, pytest.approx(2 * 2176 / 4096, rel=1e-2))
+
+
+def test_the_uncertainty_is_that_of_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    uncertain = Kernel(efficiency=replace(curve(over="query_tokens"), spread=0.3), latency=rate(1e-8, "s"))
+    assert q8_line(monkeypatch, bf16=uncertain, q8_0=uncertain).spread == pytest.approx(math.hypot(0.3, 0.3), rel=1e-3)
 
 
 @pytest.mark.parametrize(("operations", "ctx", "wall"), [(1.9, 8_192, "dequantisation"), (2.1, None, "dequantisation"),
@@ -75,20 +91,6 @@ def test_taking_codes_apart_is_a_wall_of_its_own(
     )
 
 
-def test_where_it_is_faster_only_in_short_contexts_it_never_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = toy(bf16=coded(1e-3), q8_0=coded(1e-6, efficiency=0.5))
-    (line,) = found(monkeypatch, profile, formats=("q8_0",)).lines
-    crossing = line.crossings[0]
-    assert crossing.ctx_tokens is None
-    assert crossing.ratio == pytest.approx(2 * 2176 / 4096, rel=1e-2)
-
-
-def test_a_latency_can_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = toy(bf16=coded(1.0), q8_0=coded(0.5))
-    (line,) = found(monkeypatch, profile, formats=("q8_0",)).lines
-    assert (line.crossings[0].ctx_tokens, line.crossings[0].wall) == (1024, "launch and link latency")
-
-
 def test_what_a_machine_does_not_start_is_refused_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = toy(bf16=coded(1e-6), q8_0=coded(1e-6), fp8=coded(1e-6))
     old = replace(profile, gpu=replace(profile.gpu, compute_capability="8.6"))
@@ -98,10 +100,13 @@ def test_what_a_machine_does_not_start_is_refused_and_the_others_stay(monkeypatc
     assert "attend_decode/twin/q4_0" in result.refused["q4_0"]  # which nobody measured
 
 
-def test_where_no_machine_has_a_rate_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_machine_has_a_rate_or_no_format_a_kernel_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingRate, match="no machine has a rate for attend_decode/twin/bf16") as missing:
         found(monkeypatch, toy())
     assert "twin calibrate" in missing.value.hint
+    assert [kept(None), kept("q4_0")] == [QUANTISED, ("q4_0",)]
+    with pytest.raises(Impossible, match="no kernel for exl3_k2v2"):
+        kept("exl3_k2v2")
 
 
 def test_kernels_are_taken_over_from_a_machine_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,31 +127,6 @@ def test_kernels_are_taken_over_from_a_machine_where_they_were_measured(monkeypa
     assert "carried over from donor" in entry.operations.note
 
 
-def test_the_uncertainty_is_that_of_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    uncertain = Kernel(efficiency=replace(curve(over="query_tokens"), spread=0.3), latency=rate(1e-8, "s"))
-    profile = toy(bf16=uncertain, q8_0=uncertain)
-    (line,) = found(monkeypatch, profile, formats=("q8_0",)).lines
-    assert line.spread == pytest.approx(math.hypot(0.3, 0.3), rel=1e-3)
-
-
-def test_only_formats_with_a_kernel_can_be_asked_for() -> None:
-    assert kept(None) == QUANTISED
-    assert kept("q4_0") == ("q4_0",)
-    with pytest.raises(Impossible, match="no kernel for exl3_k2v2"):
-        kept("exl3_k2v2")
-
-
-def test_text_and_json_tell_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = toy(bf16=coded(1e-6), q8_0=coded(1e-6), int4_per_token_head=coded(1e-6, decoding=5.0))
-    result = found(monkeypatch, profile, formats=("q8_0", "int4_per_token_head"))
-    plain, text = crossover_json(result), crossover_text(result)
-    assert plain["schema"] == "twin.crossover/1"
-    assert [line["kv_dtype"] for line in plain["lines"]] == ["q8_0", "int4_per_token_head"]
-    assert "from 1,024 (VRAM bandwidth)" in text
-    assert "never (dequantisation)" in text
-    assert "attention of one layer, 1 query token, against bf16" in text.splitlines()[0]
-
-
 def test_whose_kernels_these_are_is_said_first_and_those_of_others_are_pointed_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,13 +143,18 @@ def test_whose_kernels_these_are_is_said_first_and_those_of_others_are_pointed_t
     assert [line["kernel"] for line in plain["lines"]] == [BYTES]
 
 
-def test_on_a_machine_of_its_own_kernels_alone_nothing_is_carried_or_pointed_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    alone = toy()
-    kernels = {PLAIN: coded(1e-6), BYTES: coded(1e-6)}
-    text = crossover_text(found(monkeypatch, replace(alone, kernels=kernels), formats=("q8_0",)))
+def test_text_and_json_of_own_kernels_tell_the_same_and_point_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = toy(bf16=coded(1e-6), q8_0=coded(1e-6), int4_per_token_head=coded(1e-6, decoding=5.0))
+    result = found(
+        monkeypatch,
+        replace(profile, kernels={key: profile.kernels[key] for key in (PLAIN, CODED, BYTES)}),
+        formats=("q8_0", "int4_per_token_head"),
+    )
+    plain, text = crossover_json(result), crossover_text(result)
+    assert plain["schema"] == "twin.crossover/1"
+    assert [line["kv_dtype"] for line in plain["lines"]] == ["q8_0", "int4_per_token_head"]
+    assert "from 1,024 (VRAM bandwidth)" in text
+    assert "never (dequantisation)" in text
     assert text.startswith("toy, kernels of engine twin (this project's own): ")
-    assert "carried" not in text
-    assert "*" not in text
-    assert "twin compare" not in text
+    assert "attention of one layer, 1 query token, against bf16" in text.splitlines()[0]
+    assert not any(word in text for word in ("carried", "*", "twin compare"))

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from tests.twin.memory.pool_worlds import BLOCK, dense, drafted, pool_machine, pooled
+from tests.twin.serving.worlds import request
 from tests.worlds import LAWS
 from twin.answers.service import CaseCosts, CasePool, Service, serve
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
-from twin.errors import BadFile, BadValue, Impossible, MissingRate
-from twin.memory.block_pool import KVPool, plan_pool
+from twin.errors import BadValue, Impossible, MissingRate
+from twin.memory.block_pool import plan_pool
 from twin.operations.lower import head_program
 from twin.operations.ops import Step
 from twin.prediction import chunk_breakdown, decode_breakdown_of, predict
@@ -48,32 +50,27 @@ def costs_of(case: Case) -> CaseCosts:
 
 COSTS = {name: costs_of(resolve(Question(ctx_tokens=1024, **asked))) for name, asked in ASKED.items()}  # type: ignore[arg-type]
 
+NAMES = st.sampled_from(list(COSTS))
+
 
 def window(costs: CaseCosts) -> int:
     return costs.case.speculation.drafter.window if costs.case.speculation else 0
 
 
-def test_a_decode_step_by_hand() -> None:
-    """3 sequences of 10 tokens: weights twice, head, 3 rows of logits, 11 tokens of 64 B read 3 times in 2 layers."""
-    seconds, token_s = CaseCosts(FLAT, TOY).decode(3, 30)
-    assert seconds == pytest.approx((2 * 0.576 + 0.256 + 3 * 0.128 + 2 * 3 * 11 * 0.064) * US, rel=EXACT)
-    assert token_s == pytest.approx(2 * 0.064 * US, rel=EXACT)
+def test_steps_by_hand() -> None:
+    """Of 3 sequences of 10 tokens: weights twice, head, 3 rows of logits, 11 tokens of 64 B read 3 times in 2 layers.
 
-
-def test_a_chunk_beside_decodes_shares_the_weights_and_nothing_else_by_hand() -> None:
-    seconds = CaseCosts(FLAT, TOY).mixed(3, 30, [(32, 16)])
-    shared = 2 * 0.576 + 0.256 + (3 + 1) * 0.128
-    own = 2 * 3 * 11 * 0.064 + 2 * (16 * 0.128 + 48 * 0.064)
-    assert seconds == pytest.approx((shared + own) * US, rel=EXACT)
-
-
-def test_products_over_many_rows_take_the_time_of_their_operations() -> None:
-    """10,000 rows: 2 x 1,152 operations each in a layer; the head sees one row."""
+    Chunks share weights and head with them; each has a row of logits and its own attention.
+    """
     costs = CaseCosts(FLAT, TOY)
-    one, many = (costs.mixed(0, 0, [(0, rows)]) for rows in (10_000, 20_000))
-    pairs_s = [128 * rows * (rows + 1) / 2 / 1e12 for rows in (10_000, 20_000)]
-    written_s = 128 * 10_000 / 1e9
-    assert many - one == pytest.approx(2 * (2304 * 10_000 / 1e12 + written_s + pairs_s[1] - pairs_s[0]), rel=EXACT)
+    decoding, chunk, shared = 2 * 3 * 11 * 0.064, 2 * (16 * 0.128 + 48 * 0.064), 2 * 0.576 + 0.256
+    seconds, token_s = costs.decode(3, 30)
+    assert seconds == pytest.approx((shared + 3 * 0.128 + decoding) * US, rel=EXACT)
+    assert token_s == pytest.approx(2 * 0.064 * US, rel=EXACT)
+    beside = shared + (3 + 1) * 0.128 + decoding + chunk
+    assert costs.mixed(3, 30, [(32, 16)]) == pytest.approx(beside * US, rel=EXACT)
+    two = shared + 2 * 0.128 + chunk + 2 * (8 * 0.128 + 8 * 0.064)
+    assert costs.mixed(0, 0, [(32, 16), (0, 8)]) == pytest.approx(two * US, rel=EXACT)
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -98,22 +95,15 @@ def test_a_window_that_is_not_full_is_charged_as_full() -> None:
     assert more_s == pytest.approx(BLOCK.window * 2 * 64 / 1e9, rel=EXACT)
 
 
-@pytest.mark.parametrize("name", COSTS)
-def test_decoding_is_affine_in_the_cached_tokens(name: str) -> None:
+@LAWS
+@given(NAMES, st.integers(1, 64), st.integers(0, 10**6))
+def test_a_step_without_chunks_is_affine_in_the_cached_tokens(name: str, sequences: int, ctx_tokens: int) -> None:
     costs = COSTS[name]
-    base_s, token_s = costs.decode(4, 0)
+    base_s, token_s = costs.decode(sequences, 0)
+    seconds = pytest.approx(base_s + token_s * ctx_tokens, rel=EXACT)
     assert token_s > 0
-    for ctx_tokens in (1, 12_345, 1_000_000):
-        assert costs.decode(4, ctx_tokens) == (pytest.approx(base_s + token_s * ctx_tokens, rel=EXACT), token_s)
-
-
-@pytest.mark.parametrize("name", COSTS)
-def test_a_step_without_chunks_is_a_decode_step(name: str) -> None:
-    costs = COSTS[name]
-    for sequences, ctx_tokens in ((1, 0), (1, 5000), (17, 123_456)):
-        assert costs.mixed(sequences, ctx_tokens, []) == pytest.approx(
-            costs.decode(sequences, ctx_tokens)[0], rel=EXACT
-        )
+    assert costs.decode(sequences, ctx_tokens) == (seconds, token_s)
+    assert costs.mixed(sequences, ctx_tokens, []) == seconds
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -123,14 +113,6 @@ def test_a_chunk_alone_is_that_of_a_prediction_and_its_logits(name: str, past: i
     case, roofs = costs.case, costs.roofs
     alone = chunk_breakdown(case, Step(kv_tokens=past, q_tokens=rows), roofs).run(head_program(case, 1, 1), roofs)
     assert costs.mixed(0, 0, [(past, rows)]) == pytest.approx(alone.seconds, rel=EXACT)
-
-
-def test_two_chunks_of_a_step_by_hand() -> None:
-    """They share weights and head; each has a row of logits and its own attention: 16 after 32 tokens, 8 from none."""
-    seconds = CaseCosts(FLAT, TOY).mixed(0, 0, [(32, 16), (0, 8)])
-    shared = 2 * 0.576 + 0.256 + 2 * 0.128
-    own = 2 * (16 * 0.128 + 48 * 0.064) + 2 * (8 * 0.128 + 8 * 0.064)
-    assert seconds == pytest.approx((shared + own) * US, rel=EXACT)
 
 
 def test_verified_drafts_are_rows_of_a_mixed_step() -> None:
@@ -147,33 +129,22 @@ def drawn(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
 
 
 @LAWS
-@given(name=st.sampled_from(list(COSTS)), sequences=st.integers(1, 64), ctx=drawn(0, 10**6), chunk=drawn(1, 2048))
-def test_more_cached_tokens_or_rows_never_cost_less(
-    name: str, sequences: int, ctx: tuple[int, int], chunk: tuple[int, int]
+@given(name=NAMES, sequences=drawn(1, 64), ctx=drawn(0, 10**6), chunk=drawn(1, 2048))
+def test_more_sequences_cached_tokens_or_rows_never_cost_less(
+    name: str, sequences: tuple[int, int], ctx: tuple[int, int], chunk: tuple[int, int]
 ) -> None:
-    costs = COSTS[name]
-    assert costs.decode(sequences, ctx[0])[0] <= costs.decode(sequences, ctx[1])[0]
+    costs, less = COSTS[name], sequences[0]
+    assert costs.decode(less, ctx[0])[0] <= costs.decode(less, ctx[1])[0]
+    assert costs.decode(less, ctx[0])[0] <= costs.decode(sequences[1], ctx[0])[0] * (1 + EXACT)
     few, many = ([(1000, rows)] for rows in chunk)
     near, far = ([(past, 100)] for past in ctx)
-    assert costs.mixed(sequences, ctx[0], few) <= costs.mixed(sequences, ctx[0], many) * (1 + EXACT)
-    assert costs.mixed(sequences, ctx[0], near) <= costs.mixed(sequences, ctx[0], far)
+    assert costs.mixed(less, ctx[0], few) <= costs.mixed(less, ctx[0], many) * (1 + EXACT)
+    assert costs.mixed(less, ctx[0], near) <= costs.mixed(less, ctx[0], far)
 
 
 @LAWS
-@given(name=st.sampled_from(list(COSTS)), sequences=drawn(1, 64), ctx_tokens=st.integers(0, 10**6))
-def test_more_sequences_over_the_same_tokens_never_cost_less(
-    name: str, sequences: tuple[int, int], ctx_tokens: int
-) -> None:
-    costs = COSTS[name]
-    few, many = (costs.decode(each, ctx_tokens)[0] for each in sequences)
-    assert few <= many * (1 + EXACT)
-
-
-@LAWS
-@given(name=st.sampled_from(list(COSTS)), sequences=st.integers(1, 64), rows=st.integers(1, 2048))
-def test_a_mixed_step_costs_more_than_either_part_and_hardly_more_than_both(
-    name: str, sequences: int, rows: int
-) -> None:
+@given(name=NAMES, sequences=st.integers(1, 64), rows=st.integers(1, 2048))
+def test_a_mixed_step_costs_more_than_a_part_and_hardly_more_than_both(name: str, sequences: int, rows: int) -> None:
     """To 1 %: the efficiency of products is a curve over tokens, while what they compute grows by tiles of 16."""
     costs = COSTS[name]
     ctx_tokens = 2048 * sequences
@@ -189,36 +160,19 @@ def test_attention_that_selects_is_not_served() -> None:
         CaseCosts(case, Roofs(load_profile(case.hw)))
 
 
-def planned(name: str) -> tuple[KVPool, Case]:
+@pytest.mark.parametrize("name", ASKED)
+def test_a_sequence_holds_the_blocks_that_the_engine_plans_for_it_of_all_but_one(name: str) -> None:
+    """One block is nobody's; more tokens never take fewer, and only states take any for none."""
     case = resolve(Question(ctx_tokens=262_144, **ASKED[name]))  # type: ignore[arg-type]
-    return plan_pool(case, load_profile(case.hw))[0], case
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_a_sequence_holds_the_blocks_that_the_engine_plans_for_it(name: str) -> None:
-    kv_pool, _ = planned(name)
-    block = kv_pool.plan.block_tokens
-    for tokens in (1, 2, block - 1, block, block + 1, 5000, 200_000):
-        assert CasePool(kv_pool).blocks_for(tokens) == kv_pool.plan.blocks_per_request(tokens), tokens
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_more_tokens_never_take_fewer_blocks_and_only_states_take_any_of_none(name: str) -> None:
-    kv_pool, case = planned(name)
-    held = [CasePool(kv_pool).blocks_for(tokens) for tokens in range(0, 20_000, 7)]
-    assert held == sorted(held)
-    assert (held[0] > 0) == (case.model.recurrent is not None)
-
-
-def test_one_block_of_the_pool_is_nobody_s() -> None:
-    case = resolve(Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8"))
     kv_pool = plan_pool(case, load_profile(case.hw))[0]
-    assert CasePool(kv_pool).blocks == kv_pool.blocks - 1
-
-
-def test_a_pool_of_nothing_has_no_blocks() -> None:
-    case = resolve(Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8", pool_bytes=1))
-    assert CasePool(plan_pool(case, load_profile(case.hw))[0]).blocks == 0
+    pool = CasePool(kv_pool)
+    for tokens in range(1, 20_000, 7):
+        assert pool.blocks_for(tokens) == kv_pool.plan.blocks_per_request(tokens), tokens
+        assert pool.blocks_for(tokens - 1) <= pool.blocks_for(tokens)
+    assert (pool.blocks_for(0) > 0) == (case.model.recurrent is not None)
+    assert pool.blocks == kv_pool.blocks - 1
+    nothing = plan_pool(replace(case, question=replace(case.question, pool_bytes=1)), load_profile(case.hw))[0]
+    assert CasePool(nothing).blocks == 0
 
 
 LONGEST = 32_768
@@ -232,10 +186,6 @@ def work(count: int = 20, prompt: int = 300, output: int = 50, **more: Any) -> W
     return Workload(count=count, prompt=Lengths(mean=prompt), output=Lengths(mean=output), **more)
 
 
-def request(index: int, prompt: int, output: int, *, at: float = 0.0) -> Request:
-    return Request(id=index, arrival_s=at, prompt_tokens=prompt, output_tokens=output)
-
-
 def served(
     requests: Workload | Iterable[Request] | None = None, *, asked: Question | None = None, **more: Any
 ) -> Service:
@@ -245,18 +195,6 @@ def served(
     return serve(asked or question(), read, **more)
 
 
-def four_long(kv_dtype: str, utilisation: float, longest: int) -> Service:
-    """Four prompts of 60,000 tokens at once, 1,024 tokens each in return: the published run of that format."""
-    asked = question(
-        model="qwen3.8-27b-int8-mlp",
-        kv_dtype=kv_dtype,
-        utilisation=utilisation,
-        ctx_tokens=longest,
-        max_model_tokens=longest,
-    )
-    return served(work(4, 60_000, 1024), asked=asked)
-
-
 @pytest.mark.parametrize(
     ("kv_dtype", "utilisation", "longest", "resident", "published_s"),
     [("fp8", 0.972, 150_000, 3, 256), ("kvarn_k4v2_g128", 0.93, 262_144, 4, 242)],
@@ -264,7 +202,10 @@ def four_long(kv_dtype: str, utilisation: float, longest: int) -> Service:
 def test_four_long_prompts_reside_and_take_as_long_as_published(
     kv_dtype: str, utilisation: float, longest: int, resident: int, published_s: float
 ) -> None:
-    service = four_long(kv_dtype, utilisation, longest)
+    """60,000 tokens at once, 1,024 tokens each in return."""
+    asked = {"model": "qwen3.8-27b-int8-mlp", "kv_dtype": kv_dtype, "utilisation": utilisation}
+    lengths = {"ctx_tokens": longest, "max_model_tokens": longest}
+    service = served(work(4, 60_000, 1024), asked=question(**asked, **lengths))
     assert service.result.resident_max == resident
     assert service.result.total_s == pytest.approx(published_s, rel=0.03)
     low, high = service.ends(lambda each: each.total_s)
@@ -281,15 +222,6 @@ def test_a_single_request_takes_its_prefill_and_its_steps() -> None:
     assert record.ttft_s == pytest.approx(prediction.ttft_s.value, rel=0.01)  # each of its 4 chunks has logits here
     assert record.tpot_s == pytest.approx(prediction.decode.seconds.value, rel=0.001)
     assert service.result.total_s == pytest.approx(record.ttft_s + 40 * record.tpot_s, rel=1e-9)
-
-
-def test_speculation_yields_its_tokens_a_step() -> None:
-    plain = served([request(0, 1024, 400)]).result
-    drafted = served([request(0, 1024, 400)], asked=question(speculation="mtp:3", accepted=2.0)).result
-    prediction = predict(question(ctx_tokens=1224, max_model_tokens=LONGEST, speculation="mtp:3", accepted=2.0))
-    assert prediction.decode is not None
-    assert plain.steps - 1 == pytest.approx(2 * (drafted.steps - 1), abs=1)
-    assert drafted.requests[0].tpot_s == pytest.approx(prediction.decode.seconds.value / 2, rel=0.01)
 
 
 def test_all_steps_of_the_ends_are_as_much_shorter_as_longer() -> None:
@@ -309,24 +241,11 @@ def test_a_request_longer_than_the_pool_is_rejected_and_the_rest_goes_on() -> No
     assert served([request(1, longest - 1, 2)], asked=asked, intervals=False).result.completed == 1
 
 
-@pytest.mark.parametrize("asked", [{"pool_bytes": 1}, {"utilisation": 0.1}], ids=["pool", "utilisation"])
-def test_a_pool_without_a_block_is_answered_with_rejections(asked: dict[str, Any]) -> None:
-    service = served(work(5), asked=question(**asked))
-    assert service.kv_pool.blocks == 0
-    assert service.result.completed == 0
-    assert service.result.rejected == {"pool": 5}
-    assert service.fast is None  # no step, no interval
-    assert service.ends(lambda each: each.total_s) == (0.0, 0.0)
-
-
-def test_the_scheduler_is_told_what_the_question_says() -> None:
-    limits = served(asked=question(chunk_tokens=512, max_sequences=7), intervals=False).result.limits
-    assert (limits.batched_tokens, limits.max_sequences, limits.max_model_tokens) == (512, 7, LONGEST)
-
-
-def test_watchers_see_the_plain_run_only() -> None:
+def test_the_scheduler_is_told_what_the_question_says_and_watchers_see_the_plain_run_only() -> None:
     seen: list[RequestRecord] = []
-    service = served(work(7), watch={"on_finish": seen.append})
+    service = served(asked=question(chunk_tokens=512, max_sequences=7), watch={"on_finish": seen.append})
+    limits = service.result.limits
+    assert (limits.batched_tokens, limits.max_sequences, limits.max_model_tokens) == (512, 7, LONGEST)
     assert seen == list(service.result.requests)
 
 
@@ -334,23 +253,10 @@ def test_watchers_see_the_plain_run_only() -> None:
     ("asked", "wrong", "says"),
     [
         ({"model": "qwen3.8-flash-next", "kv_dtype": None}, Impossible, "exllamav3 shares no pool of blocks"),
-        ({"kv_dtype": "fp8_per_token_head"}, Impossible, "need SM 8.9 or newer"),
         ({"kv_dtype": "turboquant_3bit_nc"}, MissingRate, "has no rate for"),
         ({"chunk_tokens": 16, "speculation": "dflash2:16", "accepted": 2.0}, BadValue, "decodes 17 tokens a step"),
-        ({"max_model_tokens": LONGEST - 1}, BadValue, "is above the longest request"),
-        ({"utilisation": 1.5}, BadValue, "utilisation 1.5 is outside the range"),
-        ({"speculation": "mtp:3", "accepted": 4.5}, BadValue, "outside the range of 1 to 4"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], wrong: type[Exception], says: str) -> None:
     with pytest.raises(wrong, match=says):
         served(asked=question(**asked))
-
-
-def test_a_workload_that_breaks_off_is_not_answered() -> None:
-    def broken() -> Iterable[Request]:
-        yield request(0, 10, 10)
-        raise BadFile("mine.jsonl:2: broken")
-
-    with pytest.raises(BadFile, match=r"mine\.jsonl:2: broken"):
-        serve(question(), broken)

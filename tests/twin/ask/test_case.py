@@ -15,21 +15,15 @@ def asked(ctx_tokens: int = 1000, **question: Any) -> Case:
     return resolve(Question(ctx_tokens=ctx_tokens, **question))
 
 
-def test_a_what_if_borrows_the_kernel_of_the_engines_default_format() -> None:
+def test_a_what_if_borrows_the_kernel_of_the_engines_default_format_unless_the_engine_keeps_the_format() -> None:
     """exllamav3, offloaded, in int4: 528 B instead of 2,048 a token and layer, read at the rate of fp16."""
     case = asked(kv_dtype="int4_per_token_head", what_if=True)
-    assert (case.layout.name, case.plane_bytes) == ("offload", 528)
+    assert (case.layout.name, case.plane_bytes, case.borrows) == ("offload", 528, True)
     assert case.kernel("gather_host") == "gather_host/exllamav3/fp16"
     assert case.attention_kernel("attend_dense") == "attend_dense/exllamav3/fp16"
-    assert case.borrows
-
-
-def test_a_format_that_the_engine_keeps_has_a_kernel_of_its_own() -> None:
     kept = asked(kv_dtype="exl3_k4v4", layout="vram")
-    assert kept.kernel("gather_vram") == "gather_vram/exllamav3/exl3_k4v4"
-    assert not kept.borrows
-    assert asked(kv_dtype="exl3_k4v4", what_if=True).kernel("gather_host") == "gather_host/exllamav3/fp16"
-    assert not asked(what_if=True).borrows
+    assert (kept.kernel("gather_vram"), kept.borrows) == ("gather_vram/exllamav3/exl3_k4v4", False)
+    assert (kept.operand_dtype, asked(what_if=True).borrows) == ("fp16", False)
 
 
 def test_indexer_keys_are_read_by_a_kernel_for_plain_ones_whatever_k_and_v_are() -> None:
@@ -37,13 +31,6 @@ def test_indexer_keys_are_read_by_a_kernel_for_plain_ones_whatever_k_and_v_are()
         case = asked(**question)
         assert case.index_kernel("scan") == "scan/exllamav3/fp16"
         assert case.index_key_bytes == 256
-
-
-def test_products_of_a_quantised_cache_are_computed_in_16_bits() -> None:
-    operands = [asked(model=HYBRID, kv_dtype=name).operand_dtype for name in ("bf16", "fp8", "kvarn_k4v2_g128")]
-    assert operands == ["bf16"] * 3
-    assert asked(kv_dtype="exl3_k4v4", layout="vram").operand_dtype == "fp16"
-    assert asked(engine="twin", kv_dtype="fp32").operand_dtype == "fp32"
 
 
 BACKENDS = {

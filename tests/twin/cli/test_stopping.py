@@ -102,25 +102,36 @@ def test_another_thread_leaves_signals_alone() -> None:
     assert told == [{}]
 
 
-def test_whoever_imports_the_command_line_keeps_its_signals() -> None:
-    code = "import signal; before = [signal.getsignal(each) for each in (2, 15)]; import cli; "
-    assert run(code + "assert before == [signal.getsignal(each) for each in (2, 15)]") == (0, "", "")
+KEEPS_SIGNALS = """
+import signal
+before = [signal.getsignal(each) for each in (2, 15)]
+import cli
+assert before == [signal.getsignal(each) for each in (2, 15)]
+"""
+LOADS = """
+import sys, signal
+before = set(sys.modules)
+from twin.cli import stopping
+print(*sorted(set(sys.modules) - before - {"__future__"}))
+"""
+WAITED_FOR = """
+import atexit, sys
+from twin.cli import stopping
+stopping.own_process()
+atexit.register(lambda: print("called", flush=True))
+sys.exit(stopping.leaving_with(3))
+"""
 
 
-def test_what_is_loaded_first_loads_next_to_nothing() -> None:
-    code = "import sys, signal; before = set(sys.modules); from twin.cli import stopping; "
-    _, loaded, _ = run(code + "print(*sorted(set(sys.modules) - before))")
-    assert set(loaded.split()) - {"__future__"} == {"atexit", "twin", "twin.cli", "twin.cli.stopping"}
-
-
-def test_what_waits_for_the_end_is_called_and_the_exit_code_stays() -> None:
-    """Only the taking apart of modules is skipped, not what others have registered."""
-    code = "import atexit, sys; from twin.cli import stopping; stopping.own_process(); "
-    code += "atexit.register(lambda: print('called', flush=True)); sys.exit(stopping.leaving_with(3))"
-    assert run(code) == (3, "called\n", "")
+@pytest.mark.parametrize(
+    ("program", "code", "out"),
+    [(KEEPS_SIGNALS, 0, ""), (LOADS, 0, "atexit twin twin.cli twin.cli.stopping\n"), (WAITED_FOR, 3, "called\n")],
+    ids=["whoever imports it keeps signals", "loaded first, it loads little", "what waits for the end is called"],
+)
+def test_a_process_is_left_as_others_want_it(program: str, code: int, out: str) -> None:
+    assert run(program) == (code, out, "")
 
 
 def test_a_bug_keeps_its_traceback_and_exit_code() -> None:
     code, out, err = run("from twin.cli import stopping; stopping.own_process(); 1 / 0")
-    assert (code, out) == (1, "")
-    assert "ZeroDivisionError" in err
+    assert (code, out, "ZeroDivisionError" in err) == (1, "", True)

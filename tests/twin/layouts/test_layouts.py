@@ -9,7 +9,7 @@ import twin
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import engine_names, load_engine
-from twin.errors import Impossible, UnknownName
+from twin.errors import UnknownName
 from twin.layouts import layout_names, load_layout
 
 ROOM = Path(twin.__file__).parent
@@ -47,8 +47,3 @@ def test_an_engine_keeps_its_host_formats_where_planes_lie_on_the_host(name: str
 def test_the_default_is_the_engines_first_that_the_model_can_be_asked_for(model: str, default: str) -> None:
     asked = Question(ctx_tokens=1, model=model, engine="twin", what_if=True)
     assert resolve(asked).layout.name == default
-
-
-def test_a_layout_that_needs_sparse_attention_is_refused_to_other_models() -> None:
-    with pytest.raises(Impossible, match="offload needs sparse attention"):
-        resolve(Question(ctx_tokens=1, model="qwen3.8-27b", engine="twin", layout="offload"))

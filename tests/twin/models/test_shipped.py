@@ -33,15 +33,12 @@ def test_the_27b_has_26_9_billion_parameters_in_64_layers(spec: ModelSpec) -> No
     assert in_layers(spec) + counted.head + counted.embedding == whole == 26_895_319_040
 
 
-def test_the_27b_loads_14_26_gib_without_vision() -> None:
+def test_the_27b_loads_14_26_gib_without_vision_and_keeps_75_mib_of_state_in_16_bits_and_147_in_32() -> None:
     assert loaded_bytes(BASE) / GIB == pytest.approx(14.26, abs=0.005)
     assert loaded_bytes(INT8) == loaded_bytes(BASE)
-
-
-@VARIANTS
-def test_a_recurrent_state_of_the_27b_takes_75_mib_in_16_bits_and_147_in_32(spec: ModelSpec) -> None:
-    assert spec.recurrent_layers * counts.state_bytes(spec, 2) / MIB == pytest.approx(74.8, abs=0.05)
-    assert spec.recurrent_layers * counts.state_bytes(spec, 4) / MIB == pytest.approx(146.8, abs=0.05)
+    for spec in (BASE, FAST, INT8):
+        states = [spec.recurrent_layers * counts.state_bytes(spec, each) / MIB for each in (2, 4)]
+        assert states == pytest.approx([74.8, 146.8], abs=0.05)
 
 
 def test_llama_has_8_03_billion_parameters_and_no_state() -> None:
@@ -56,17 +53,13 @@ def test_llama_has_8_03_billion_parameters_and_no_state() -> None:
     assert (LLAMA.attention_layers, LLAMA.recurrent_layers, LLAMA.recurrent) == (32, 0, None)
 
 
-def test_flash_next_has_125_billion_parameters_beside_its_table() -> None:
-    counted = counts.parameters(FLASH_NEXT)
-    whole = in_layers(FLASH_NEXT) + counted.head + counted.embedding
-    assert whole / 1e9 == pytest.approx(125, abs=0.5)
-    assert FLASH_NEXT.ngram is not None
-    assert FLASH_NEXT.ngram.table_bytes == 32_640_183_408
-    rows = FLASH_NEXT.ngram.table_bytes // FLASH_NEXT.ngram.row_bytes
+def test_flash_next_has_125_billion_parameters_beside_its_table_and_54_mib_of_state() -> None:
+    counted, table, recurrent = counts.parameters(FLASH_NEXT), FLASH_NEXT.ngram, FLASH_NEXT.recurrent
+    assert table is not None
+    assert recurrent is not None
+    assert (in_layers(FLASH_NEXT) + counted.head + counted.embedding) / 1e9 == pytest.approx(125, abs=0.5)
+    assert table.table_bytes == 32_640_183_408
+    rows = table.table_bytes // table.row_bytes
     assert rows * 160 / 1e9 == pytest.approx(51.2, abs=0.01)  # rows of 160 elements at 5 bits and a scale
-
-
-def test_state_of_flash_next_takes_54_mib_in_16_bits_besides_its_convolution() -> None:
-    assert FLASH_NEXT.recurrent is not None
-    assert 36 * FLASH_NEXT.recurrent.state_elements * 2 / MIB == 54
-    assert 36 * FLASH_NEXT.recurrent.conv_elements * 2 / MIB == pytest.approx(2.1, abs=0.01)
+    assert 36 * recurrent.state_elements * 2 / MIB == 54
+    assert 36 * recurrent.conv_elements * 2 / MIB == pytest.approx(2.1, abs=0.01)

@@ -70,15 +70,6 @@ def test_a_wrong_drafter_is_refused_by_its_key(change: dict[str, Any], message: 
         msgspec.convert(DRAFTER | change, Drafter)
 
 
-def test_a_drafter_of_a_model_is_read_with_it_and_a_wrong_one_refused_under_its_path() -> None:
-    data = msgspec.to_builtins(model())
-    read = msgspec.convert(data | {"drafters": [DRAFTER]}, ModelSpec)
-    assert read.drafters == (msgspec.convert(DRAFTER, Drafter),)
-    assert msgspec.convert(data, ModelSpec).drafters == ()
-    with pytest.raises(ValueError, match=r"\$\.drafters\[0\]\.layers"):
-        msgspec.convert(data | {"drafters": [DRAFTER | {"layers": 0}]}, ModelSpec)
-
-
 @pytest.mark.parametrize("name", model_names())
 def test_shipped_drafters_have_names_of_their_own_and_draft_what_their_block_holds(name: str) -> None:
     drafters = load_model(name).drafters

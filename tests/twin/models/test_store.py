@@ -21,39 +21,11 @@ def test_a_model_written_to_a_file_is_read_back(tmp_path: Path) -> None:
     assert load_model(str(path)) == model(ngram=True)
 
 
-@pytest.mark.parametrize("name", ["qwen3.8-flash", "qwen3.8-flash-nxet", "flash-next"])
-def test_an_unknown_model_suggests_the_nearest(name: str) -> None:
-    with pytest.raises(UnknownName) as refused:
-        load_model(name)
-    assert str(refused.value) == f"unknown model {name!r}"
-    assert "qwen3.8-flash-next" in refused.value.hint
-
-
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "llama 3.1 8b", "LLAMA_3.1_8B"])
 def test_a_model_is_found_whatever_its_case_and_separators(name: str) -> None:
     assert load_model(name) is load_model("llama-3.1-8b")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "Expected `object`"),
-        ("3", "Expected `object`"),
-        ('{"schema": "twin.model/1"}', "missing required field `name`"),
-        ('{"hidden": NaN}', "$.hidden is nan"),
-        ('{"hidden": 1e999}', "$.hidden is inf"),
-        ('{"hidden": 1, "hidden": 2}', "key 'hidden' appears twice"),
-    ],
-)
-def test_a_file_that_is_no_model_is_refused_in_one_line_with_its_path(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "wrong.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadFile) as refused:
-        load_model(str(path))
-    assert str(refused.value).startswith(f"{path}: ")
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    with pytest.raises(UnknownName, match="unknown model 'llama-3'"):
+        load_model("llama-3")
 
 
 @pytest.mark.parametrize("name", ["missing.json", "folder/missing.json", "./missing", "/qwen3.8-27b"])
@@ -64,12 +36,7 @@ def test_what_looks_like_a_path_is_read_as_one(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [
-        ("meta-llama/Llama-3.1-8B", "did you mean llama-3.1-8b? "),
-        ("meta-llama/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b? "),
-        ("meta-llama/Llama-3.1-70B", ""),
-        ("someone/else", ""),
-    ],
+    [("meta-llama/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b? "), ("meta-llama/Llama-3.1-70B", "")],
 )
 def test_a_name_on_a_hub_is_no_path(name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadFile) as refused:
@@ -88,23 +55,20 @@ def laid_over(folder: Path, **own: Any) -> ModelSpec:
     return load_model(str(path))
 
 
-def test_a_file_that_extends_a_model_is_that_model_but_for_its_own_keys(tmp_path: Path) -> None:
-    mine, parent = laid_over(tmp_path, extends="qwen3.8-27b", name="mine", layers=32), load_model("qwen3.8-27b")
-    assert (mine.name, mine.layers) == ("mine", 32)
-    assert {key for key in ModelSpec.__struct_fields__ if getattr(mine, key) != getattr(parent, key)} == {
-        "name",
-        "layers",
-    }
-
-
-def test_a_key_that_a_file_has_replaces_the_parents_whole(tmp_path: Path) -> None:
-    """Not key by key inside: a table that is written is complete."""
+def test_a_file_that_extends_a_model_is_that_model_but_for_its_own_keys_which_are_complete(tmp_path: Path) -> None:
     weights = {"format": "bf16", "bits": 16, "embedding_on_host": False, "embedding_bits": 16}
-    mine = laid_over(tmp_path, extends="qwen3.8-27b", weights=weights)
-    assert mine.weights.head_bits is None
-    with pytest.raises(BadFile, match="missing required field `bits`"):
-        laid_over(tmp_path, extends="qwen3.8-27b", weights={"format": "bf16"})
-    assert laid_over(tmp_path, extends="qwen3.8-27b", drafters=[]).drafters == ()
+    mine = laid_over(tmp_path, extends="qwen3.8-27b", name="mine", layers=32, weights=weights, drafters=[])
+    parent = load_model("qwen3.8-27b")
+    changed = {key for key in ModelSpec.__struct_fields__ if getattr(mine, key) != getattr(parent, key)}
+    assert changed == {"name", "layers", "weights", "drafters"}
+    assert (mine.name, mine.layers, mine.weights.head_bits, mine.drafters) == ("mine", 32, None, ())
+    for wrong, says in (
+        ({"weights": {"format": "bf16"}}, "missing required field `bits`"),
+        ({"layers": 63}, "63 layers"),
+    ):
+        with pytest.raises(BadFile, match=says) as refused:
+            laid_over(tmp_path, extends="qwen3.8-27b", **wrong)
+        assert str(refused.value).startswith(f"{tmp_path / 'mine.json'}: ")
 
 
 @pytest.mark.parametrize("parent", ["qwen3.8-28b", "", "../qwen3.8-27b", "mine.json", 3, None, ["qwen3.8-27b"], {}])
@@ -120,12 +84,6 @@ def test_a_shipped_model_cannot_extend_itself(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("twin.models.store.DATA", tmp_path)
     with pytest.raises(BadFile, match="extends 'ring', which extends itself"):
         load_model("ring")
-
-
-def test_what_is_wrong_in_an_extending_file_is_named_with_its_own_path(tmp_path: Path) -> None:
-    with pytest.raises(BadFile) as refused:
-        laid_over(tmp_path, extends="qwen3.8-27b", layers=63)
-    assert str(refused.value).startswith(f"{tmp_path / 'mine.json'}: 63 layers are not a multiple")
 
 
 ACCEPTED: dict[str, Any] = dict.fromkeys(("task", "source"), "me") | {
@@ -147,11 +105,9 @@ def test_what_is_published_of_a_family_is_read_back(tmp_path: Path, kind: Any, r
     ("kind", "rows", "message"),
     [
         (Quality, {}, "Expected `array`"),
-        (Quality, [{"kv_dtype": "fp8"}], "missing required field `metric`"),
         (Quality, [SEEN | {"metric": "taste"}], "$[0].metric"),
         (Quality, [SEEN | {"value": -1}], "$[0].value"),
         (Accepted, [ACCEPTED | {"tokens": 0}], "$[0].tokens"),
-        (Accepted, [ACCEPTED | {"ctx_tokens": 0}], "$[0].ctx_tokens"),
         (Accepted, [ACCEPTED | {"accepted": 65.5}], "$[0].accepted"),
         (Accepted, [ACCEPTED | {"model": "mine"}], "unknown field `model`"),
     ],

@@ -26,27 +26,14 @@ ALONE = DecodePlan(alone=SMALL, thread_blocks=(TWO, THREE))
 
 
 @pytest.mark.parametrize(
-    ("plan", "q_rows", "count", "thread_block"),
-    [
-        (PLAN, 1, 1, ONE),
-        (PLAN, 16, 1, ONE),
-        (PLAN, 17, 1, TWO),
-        (PLAN, 48, 1, THREE),
-        (PLAN, 49, 2, TWO),
-        (PLAN, 192, 4, THREE),
-        (ALONE, 8, 1, SMALL),
-        (ALONE, 9, 1, TWO),
-        (ALONE, 97, 3, THREE),
-    ],
-)
+    ("plan", "q_rows", "found"),
+    [(PLAN, 1, (1, ONE)), (PLAN, 16, (1, ONE)), (PLAN, 17, (1, TWO)), (PLAN, 48, (1, THREE)), (PLAN, 49, (2, TWO)),
+     (PLAN, 192, (4, THREE)), (ALONE, 8, (1, SMALL)), (ALONE, 9, (1, TWO)), (ALONE, 97, (3, THREE))],
+)  # fmt: skip
 def test_equal_thread_blocks_share_the_query_rows_unless_one_that_stands_alone_holds_them_all(
-    plan: DecodePlan, q_rows: int, count: int, thread_block: ThreadBlock
+    plan: DecodePlan, q_rows: int, found: tuple[int, ThreadBlock]
 ) -> None:
-    assert plan.thread_blocks_of(q_rows) == (count, thread_block)
-
-
-def test_tiles_have_the_same_bytes_whatever_the_head() -> None:
-    assert [ONE.tile_tokens(dim) for dim in (64, 128, 256, 512, 4096)] == [128, 128, 64, 32, 16]
+    assert plan.thread_blocks_of(q_rows) == found
 
 
 def split_kv(**changes: int) -> SplitKV:
@@ -77,10 +64,6 @@ def test_thread_blocks_do_at_least_the_work_that_there_is(pairs: int, tiles: int
     assert 1 <= found.splits <= min(tiles, 256)
 
 
-def test_the_number_of_multiprocessors_changes_the_splits() -> None:
-    assert even_splits(pairs=4, tiles=2048, slots=264) != even_splits(pairs=4, tiles=2048, slots=164)
-
-
 @pytest.mark.parametrize(
     ("thread_blocks", "full", "alone"),
     [(7, 1, 0), (8, 1, 0), (9, 1, 1), (12, 1, 1), (13, 2, 0), (16, 2, 0), (17, 2, 1), (8_000, 1_000, 0)],
@@ -94,7 +77,7 @@ def test_a_last_wave_is_alone_where_each_of_its_thread_blocks_has_a_multiprocess
 
 @pytest.mark.parametrize(
     ("thread_blocks", "tiles", "splits"),
-    [(24, 128, 10), (72, 128, 7), (192, 128, 4), (192, 8, 4), (211, 128, 5), (212, 128, 1), (288, 128, 1), (24, 3, 3)],
+    [(24, 128, 10), (72, 128, 7), (192, 128, 4), (192, 8, 4), (211, 128, 5), (212, 128, 1), (24, 3, 3)],
 )
 def test_few_thread_blocks_are_split_until_they_fill_264_places(thread_blocks: int, tiles: int, splits: int) -> None:
     """24 in 10 parts are 240, 91 %; in 11 they would be 264, but 10 are within 85 % of that."""
@@ -103,9 +86,10 @@ def test_few_thread_blocks_are_split_until_they_fill_264_places(thread_blocks: i
     assert FlashGrid(thread_blocks, tiles, partial_bytes=100).on(132).combined_bytes == written
 
 
-def test_a_split_that_shortens_no_run_of_tiles_is_passed_over() -> None:
-    """5 tiles in 3 or in 4 parts leave runs of 2: the fourth of 4 places would stay idle anyway."""
-    assert flash_splits(thread_blocks=1, tiles=5, places=4) == 3
+def test_splits_follow_the_places_and_tiles_the_head() -> None:
+    assert flash_splits(thread_blocks=1, tiles=5, places=4) == 3  # a fourth part of 5 tiles shortens no run
+    assert even_splits(pairs=4, tiles=2048, slots=264) != even_splits(pairs=4, tiles=2048, slots=164)
+    assert [ONE.tile_tokens(dim) for dim in (64, 128, 256, 512, 4096)] == [128, 128, 64, 32, 16]
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,12 @@
 """What is known is listed by name; one of a kind is shown whole, a format with who keeps it."""
 
-import json
-
 import pytest
 
 from hwprofiles import load_profile, profile_names
 from twin.cost.roofline import Roofs
 from twin.engines import engine_names, load_engine
-from twin.errors import UnknownName
 from twin.formats import format_names, is_exl3, kv_format
-from twin.layouts import layout_names
-from twin.models import model_names
 from twin.render.catalogue import format_json, format_text, listed
-
-KINDS = {"profile": profile_names(), "model": model_names(), "layout": layout_names(), "format": format_names()}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_list_as_json_names_everything(kind: str) -> None:
-    assert [each["name"] for each in json.loads(listed(kind, None, as_json=True))] == KINDS[kind]
-
-
-@pytest.mark.parametrize(("kind", "name"), [("profile", "h200"), ("model", "llama-3.1-8b"), ("format", "fp8")])
-def test_one_is_shown_under_its_name(kind: str, name: str) -> None:
-    assert listed(kind, name, as_json=False).startswith(f"{name}: ")
-    assert json.loads(listed(kind, name, as_json=True))["name"] == name
-
-
-@pytest.mark.parametrize("kind", ["profile", "model", "format"])
-@pytest.mark.parametrize("as_json", [False, True])
-def test_what_is_not_there_is_refused(kind: str, as_json: bool) -> None:
-    with pytest.raises(UnknownName):
-        listed(kind, "nothing", as_json=as_json)
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -46,19 +21,13 @@ def test_a_machine_shows_every_rate_in_full(name: str) -> None:
         assert " ".join(rate.note.split()) in line
 
 
-def test_a_layout_names_its_engines() -> None:
-    rows = {row["name"]: row["engines"] for row in json.loads(listed("layout", None, as_json=True))}
-    assert rows["offload"] == ["exllamav3", "twin"]
-    assert "vllm" in rows["vram"]
-
-
 def lines() -> dict[str, str]:
     return {line.split("  ")[1]: line for line in format_text(None).splitlines()[1:-1]}
 
 
-def rows(text: str) -> list[tuple[str, str]]:
+def rows(name: str) -> dict[str, str]:
     """The rows of one format's table, its heads left out."""
-    return [(line[2:19].strip(), line[19:]) for line in text.splitlines()[3:]]
+    return {line[2:19].strip(): line[19:] for line in format_text(name).splitlines()[3:]}
 
 
 def test_the_folded_line_spans_the_least_and_the_most_of_them() -> None:
@@ -100,21 +69,17 @@ def test_what_no_engine_keeps_says_how_to_ask_for_it(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", format_names())
 def test_one_format_is_shown_whole(name: str) -> None:
-    text = format_text(name)
-    assert text.startswith(f"{name}: {kv_format(name).summary}\n\n")
-    shown = dict(rows(text))
+    assert format_text(name).startswith(f"{name}: {kv_format(name).summary}\n\n")
+    assert format_json(name)["name"] == name
+    shown = rows(name)
     assert shown["K"].startswith(f"{kv_format(name).key.bits} bits")
     assert shown["V"].startswith(f"{kv_format(name).value.bits} bits")
 
 
-def test_scales_are_named_where_they_are_kept() -> None:
-    shown = dict(rows(format_text("kvarn_k4v2_g128")))
+def test_scales_and_backends_are_named_where_there_are_any() -> None:
+    shown = rows("kvarn_k4v2_g128")
     assert shown["K"] == "4 bits, 2 B for every token and head, 4 B for every channel of 128 tokens"
     assert shown["quantised"] == "128 tokens together"
-    assert dict(rows(format_text("q4_0")))["V"] == "4 bits, 2 B for every 32 elements"
-
-
-def test_backends_are_named_where_an_engine_has_a_choice_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin.render.catalogue.engine_names", lambda: ["exllamav3", "vllm"])
-    assert dict(rows(format_text("fp8")))["backends"] == "vllm: flashinfer, triton"
-    assert "backends" not in dict(rows(format_text("fp16")))
+    assert rows("q4_0")["V"] == "4 bits, 2 B for every 32 elements"
+    assert "vllm: flashinfer, triton" in rows("fp8")["backends"]
+    assert "backends" not in rows("exl3_k2v2")

@@ -59,22 +59,18 @@ def test_every_row_names_the_kernel_of_its_speed_and_where_its_rates_are_from() 
     assert "twin formats --hw rtx3090\n" in text
 
 
-def test_rates_that_were_carried_over_from_another_machine_are_told() -> None:
-    text = comparison_text(compare_all(replace(FORMATS, ctx_tokens=8192), formats=["bf16", "fp8"]))
+def test_rates_that_were_carried_over_and_a_context_beyond_the_models_own_are_told_once() -> None:
+    long, text = (
+        comparison_text(compare_all(replace(FORMATS, ctx_tokens=tokens), formats=["bf16", "fp8"]))
+        for tokens in (300_000, 8192)
+    )
     (line,) = (line for line in text.splitlines() if "carried over from" in line)
     assert line.startswith("  bf16: ")
     assert "an H200" in line
-
-
-def test_this_projects_own_kernels_are_not_pointed_to_from_themselves() -> None:
+    assert long.count("300,000 tokens are beyond the model's own 262,144") == 1
     own = Question(ctx_tokens=8192, model="llama-3.1-8b", hw="h200", engine="twin", layout="vram")
-    assert "twin formats" not in comparison_text(compare_all(own, formats=["fp8"]))
-
-
-def test_a_context_beyond_the_models_own_is_noted_once() -> None:
-    text = comparison_text(compare_all(replace(FORMATS, ctx_tokens=300_000)))
-    assert text.count("300,000 tokens are beyond the model's own 262,144") == 1
-    assert "beyond" not in comparison_text(compare_all(FORMATS))
+    assert "twin formats" not in comparison_text(compare_all(own, formats=["fp8"]))  # not pointed to from themselves
+    assert "beyond" not in text
 
 
 def test_a_prompt_that_needs_no_prefill_has_neither_a_speed_nor_a_wall() -> None:

@@ -35,38 +35,33 @@ EMPTY = served(count=3, pool_bytes=1)
 ALL = pytest.mark.parametrize("service", [SERVICE, EMPTY, served(intervals=False)], ids=["served", "empty", "one run"])
 
 
-def test_a_text_says_what_served_what() -> None:
-    lines = service_text(SERVICE, WHAT).splitlines()
-    assert lines[0] == "qwen3.8-27b on rtx3090, vllm"
-    pool = SERVICE.kv_pool
-    assert lines[1] == (
+def test_a_text_says_what_served_what_and_its_interval_unless_one_run_was_asked_for() -> None:
+    text, pool = service_text(SERVICE, WHAT), SERVICE.kv_pool
+    first, second, *rest = text.splitlines()
+    assert first == "qwen3.8-27b on rtx3090, vllm"
+    assert second == (
         f"fp8 cache on flashinfer; {pool.blocks:,} blocks of {pool.plan.block_tokens} tokens, "
         "at most 64 sequences, 2,048 tokens a step"
     )
-    assert lines[2:4] == [WHAT, ""]
-
-
-def test_a_throughput_has_its_interval_unless_one_run_was_asked_for() -> None:
+    assert rest[:2] == [WHAT, ""]
     low, high = SERVICE.ends(lambda each: each.output_tokens_per_s)
-    assert f"({low:.3g} to {high:.3g})" in service_text(SERVICE, WHAT)
+    assert f"({low:.3g} to {high:.3g})" in text
     row = next(line for line in service_text(served(intervals=False), WHAT).splitlines() if "throughput" in line)
     assert " to " not in row
 
 
-def test_a_pool_without_a_block_says_what_takes_the_memory() -> None:
-    text = service_text(EMPTY, WHAT)
-    line = next(line for line in text.splitlines() if line.startswith("no cache fits: "))
-    assert "weights and buffers take " in line
-    assert "a block takes " in line
-    assert "3 larger than the whole pool" in text
+def test_a_pool_without_a_block_says_what_takes_the_memory_or_what_is_not_there() -> None:
+    told = {
+        "weights and buffers take ": EMPTY,
+        "a block takes ": EMPTY,
+        "of VRAM, the machine has 23.56 GiB": served(count=3, pool_bytes=100 * 10**9),
+    }
+    for says, service in told.items():
+        text = service_text(service, WHAT)
+        assert says in next(line for line in text.splitlines() if line.startswith("no cache fits: "))
+        assert "3 larger than the whole pool" in text
+        assert (service.result.completed, service_json(service, WHAT)["pool"]["blocks"]) == (0, 0)
     assert "no cache fits" not in service_text(SERVICE, WHAT)
-
-
-def test_a_pool_that_the_device_does_not_hold_serves_nothing_and_names_both_sides() -> None:
-    service = served(count=3, pool_bytes=100 * 10**9)
-    line = next(line for line in service_text(service, WHAT).splitlines() if line.startswith("no cache fits: "))
-    assert "of VRAM, the machine has 23.56 GiB" in line
-    assert (service.result.completed, service_json(service, WHAT)["pool"]["blocks"]) == (0, 0)
 
 
 @ALL
@@ -77,21 +72,16 @@ def test_a_document_survives_json(service: Service) -> None:
     assert document["schema"] == "twin.simulation/1"
 
 
-def test_intervals_hold_their_figures_and_are_null_where_nobody_asked() -> None:
-    document = service_json(SERVICE, WHAT)
+def test_intervals_hold_their_figures_and_are_null_where_nobody_asked_or_nothing_is_between() -> None:
+    document, single = service_json(SERVICE, WHAT), service_json(served(output=1), WHAT)
     for name, ends in document["interval_90"].items():
-        base, _, quantile = name.removesuffix("_s").rpartition("_p50") if "_p50" in name else (name, "", "")
-        value = document[f"{base}_s"]["p50"] if "_p50" in name else document[name]
-        assert ends["low"] <= value <= ends["high"], (name, quantile)
+        value = document[name.replace("_p50", "")]["p50"] if "_p50" in name else document[name]
+        assert ends["low"] <= value <= ends["high"], name
     assert service_json(served(intervals=False), WHAT)["interval_90"] is None
     assert service_json(EMPTY, WHAT)["interval_90"] is None
-
-
-def test_the_time_between_tokens_of_single_tokens_is_null() -> None:
-    document = service_json(served(output=1), WHAT)
-    assert document["itl_s"]["p50"] is None
-    assert document["interval_90"]["itl_p50_s"] == {"low": None, "high": None}
-    assert math.isfinite(document["interval_90"]["ttft_p50_s"]["low"])
+    assert single["itl_s"]["p50"] is None
+    assert single["interval_90"]["itl_p50_s"] == {"low": None, "high": None}
+    assert math.isfinite(single["interval_90"]["ttft_p50_s"]["low"])
 
 
 def test_requests_longer_than_the_model_takes_by_itself_are_noted() -> None:
@@ -128,12 +118,9 @@ def test_preemptions_prefixes_and_rejections_are_told() -> None:
     assert "  rejected     5 larger than the whole pool\n" in text
     assert "request 20: needs 50 blocks, the pool has 20\n" in text
     assert "and 2 more\n" in text
-
-
-def test_a_rejection_names_its_line() -> None:
-    text = serving_text(worlds.serve([replace(request(0, 9, 9), line=1234)], max_model_tokens=10))
-    assert "  rejected     1 longer than the model takes\n" in text
-    assert "request 0 (line 1,234): 18 tokens, the model takes 10\n" in text
+    of_line = serving_text(worlds.serve([replace(request(0, 9, 9), line=1234)], max_model_tokens=10))
+    assert "  rejected     1 longer than the model takes\n" in of_line
+    assert "request 0 (line 1,234): 18 tokens, the model takes 10\n" in of_line
 
 
 def test_the_chart_is_as_high_as_the_residents_and_as_wide_as_a_terminal() -> None:

@@ -35,16 +35,13 @@ def test_a_headline_repeats_the_question_in_full() -> None:
     assert second == "layout vram, fp16 cache, 4,096 tokens of context, 3 sequences"
 
 
-def test_a_table_is_as_wide_as_it_needs_to_be() -> None:
+def test_a_table_is_as_wide_as_it_needs_to_be_and_its_columns_line_up() -> None:
     wide = "x" * 150
     text = table(("a", "b", "c"), [(wide, "[red]not markup[/red]", ":smile:"), ("", "", wide)])
     assert text.count(wide) == 2
     assert "[red]not markup[/red]" in text
     assert ":smile:" in text
     assert all(line == line.rstrip() for line in text.splitlines())
-
-
-def test_columns_line_up_whatever_is_in_them() -> None:
     lines = table(("name", "x"), [("日本", "1"), ("e\u0301tude", "2"), ("two\nlines", "3"), ("", "4")]).splitlines()
     assert lines == [
         "  name       x",
@@ -55,19 +52,14 @@ def test_columns_line_up_whatever_is_in_them() -> None:
     ]
 
 
-def test_a_drafter_its_acceptance_and_when_it_pays_are_shown() -> None:
-    question = Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8", speculation="mtp:3", accepted=2.5)
-    prediction = predict(question)
-    text = headline(prediction)
+def test_a_drafter_when_it_pays_and_a_pool_as_its_engine_prints_it_are_shown() -> None:
+    asked = {"model": "qwen3.8-27b", "kv_dtype": "fp8", "max_model_tokens": 8192}
+    prediction = predict(Question(ctx_tokens=4096, speculation="mtp:3", accepted=2.5, **asked))  # type: ignore[arg-type]
+    text, pool = headline(prediction), prediction.memory.kv_pool
     assert "mtp drafts 3 tokens; a step yields 2.5 of 4 (given)" in text
     assert f"drafting pays from {prediction.break_even:.2f} tokens a step on" in text
-
-
-def test_a_pool_is_shown_as_its_engine_prints_it() -> None:
-    prediction = predict(Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="fp8", max_model_tokens=8192))
-    pool = prediction.memory.kv_pool
     assert pool is not None
-    assert f"prints {pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x 8,192" in headline(prediction)
+    assert f"prints {pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x 8,192" in text
 
 
 def test_a_rate_that_nobody_measured_is_said_in_place_of_a_speed() -> None:
@@ -81,15 +73,7 @@ def test_a_rate_that_nobody_measured_is_said_in_place_of_a_speed() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [
-        (1684.6, "1,685"),
-        (100.4, "100"),
-        (99.97, "100"),
-        (69.0, "69.0"),
-        (50.72, "50.7"),
-        (2.0, "2.00"),
-        (0.0123, "0.0123"),
-    ],
+    [(1684.6, "1,685"), (100.4, "100"), (99.97, "100"), (69.0, "69.0"), (2.0, "2.00"), (0.0123, "0.0123")],
 )
 def test_a_speed_has_three_figures_whatever_they_are(value: float, shown: str) -> None:
     assert rate(Quantity(value, value, value)) == f"{shown} tok/s ({shown} to {shown})"
@@ -111,13 +95,9 @@ def test_a_context_beyond_the_models_own_is_noted_on_the_first_screen(ctx_tokens
 def test_no_memory_has_less_than_nothing_free(question: dict[str, str], ctx_tokens: int) -> None:
     """What is short is told as what is short."""
     prediction = predict(Question(ctx_tokens=ctx_tokens, **question))  # type: ignore[arg-type]
-    text = headline(prediction) + explain(prediction)
+    text, plan = headline(prediction) + explain(prediction), prediction.memory
     assert re.search(r" -[\d.]", text) is None
-    short = [
-        pool.name
-        for pool in prediction.memory.memories
-        if pool.used_bytes(prediction.memory.pages) > pool.capacity_bytes
-    ]
+    short = [memory.name for memory in plan.memories if memory.used_bytes(plan.pages) > memory.capacity_bytes]
     assert [line.split("  ")[1] for line in text.splitlines() if "  short  " in line] == sorted(short)
 
 

@@ -65,45 +65,33 @@ def assert_well_formed(events: list[dict[str, Any]]) -> float:
 
 
 @pytest.mark.parametrize("asked", CASES)
-def test_a_decode_trace_is_as_long_as_the_predicted_step(asked: dict[str, Any]) -> None:
-    prediction = predict(Question(**asked), MACHINE)
+def test_a_trace_is_as_long_as_the_predicted_step_or_the_last_chunk(asked: dict[str, Any]) -> None:
+    prediction, case = predict(Question(**asked), MACHINE), flash_next(**asked)
     assert prediction.decode is not None
     length_s = assert_well_formed(traced(prediction.case, "decode"))
     assert length_s == pytest.approx(prediction.decode.seconds.value, rel=ROUNDING)
-
-
-@pytest.mark.parametrize("asked", CASES)
-def test_a_prefill_trace_is_as_long_as_the_last_chunk(asked: dict[str, Any]) -> None:
-    case = flash_next(**asked)
     last = chunk_at(case, asked["ctx_tokens"], chunk_count(case, asked["ctx_tokens"]) - 1)
     alone = chunk_breakdown(case, last, Roofs(MACHINE), fetch=Breakdown())  # without what is fetched beside it
     assert assert_well_formed(traced(case, "prefill")) == pytest.approx(alone.seconds, rel=ROUNDING)
 
 
-def test_a_trace_shows_all_layers_in_order_on_the_device_that_has_them() -> None:
+def test_a_trace_shows_all_layers_in_order_with_their_counts_on_the_device_that_has_them() -> None:
+    """A device's tracks share a process, and the host is one of its own."""
     events = traced(flash_next(1 << 20), "decode")
     weights = [event for event in events if event["name"] == "weights"]
     assert len(weights) == 48 + 1  # and the output head
     devices = [event["pid"] - 1 for event in sorted(weights, key=lambda event: event["ts"])]
     assert devices == [0] * 16 + [1] * 16 + [2] * 17
-    assert sum(event["name"] == "kv_gather" for event in events) == 12
     assert sum(event["name"] == "hop" for event in events) == 2 * 2
-
-
-def test_a_trace_carries_the_counts_of_each_span() -> None:
-    events = traced(flash_next(1 << 20), "decode")
     gathers = [event["args"] for event in events if event["name"] == "kv_gather"]
     # token 1,048,577 is the one that is decoded: 512 blocks of 4 tokens and one of the open block, 2,048 B each
-    assert {each["link_bytes"] for each in gathers} == {(2048 + 1) * 2048}
+    assert [each["link_bytes"] for each in gathers] == [(2048 + 1) * 2048] * 12
     assert all("flops" not in each for each in gathers)  # what is zero is left out
-
-
-def test_tracks_of_one_device_share_a_process_and_the_host_is_its_own() -> None:
-    events = traced(flash_next(100_000), "decode")
     processes = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"}
     assert processes == {(0, "host"), (1, "gpu0"), (2, "gpu1"), (3, "gpu2")}
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"gpu0 SM", "gpu0 H2D", "gpu2 D2H", "host DISK"} <= names
+    assert traced(flash_next(1), "prefill") == []  # of nothing
 
 
 def test_a_pipeline_is_traced_iteration_by_iteration() -> None:
@@ -116,11 +104,6 @@ def test_a_pipeline_is_traced_iteration_by_iteration() -> None:
     kernels, copies = sorted(seconds.values(), key=lambda spans: spans[0][0], reverse=True)
     assert [start for start, _ in kernels] == pytest.approx([1, 3, 5, 7, 9])
     assert len(copies) == 5
-
-
-def test_a_prefill_of_nothing_leaves_an_empty_trace() -> None:
-    assert traced(flash_next(1), "prefill") == []
-    assert traced(flash_next(1), "decode")
 
 
 def test_what_does_not_fit_leaves_the_file_alone(tmp_path: Path) -> None:
@@ -143,11 +126,8 @@ def test_a_speculating_step_is_traced_from_the_draft_to_its_verification() -> No
 
 
 def test_the_verification_that_comes_most_often_is_the_one_that_is_shown() -> None:
-    longest, block = (
-        predict(Question(**SPECULATING, speculation="dflash2:15", accepted=accepted)) for accepted in (12.0, 2.0)
-    )
-    lengths = [
-        assert_well_formed(json.loads(trace_json(each.case, Roofs(each.machine)))["traceEvents"])
-        for each in (longest, block)
-    ]
+    lengths = []
+    for accepted in (12.0, 2.0):
+        each = predict(Question(**SPECULATING, speculation="dflash2:15", accepted=accepted))
+        lengths.append(assert_well_formed(json.loads(trace_json(each.case, Roofs(each.machine)))["traceEvents"]))
     assert lengths[0] > lengths[1]

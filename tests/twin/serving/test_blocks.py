@@ -14,27 +14,17 @@ from twin.serving.requests import Limits, Request
 
 @LAWS
 @given(worlds.pools(), st.integers(0, 200))
-def test_room_is_the_most_tokens_of_so_many_blocks(pool: BlockPool, tokens: int) -> None:
-    ledger = Ledger(pool.blocks, pool.blocks_for)
-    blocks = pool.blocks_for(tokens)
+def test_room_is_the_most_tokens_of_so_many_blocks_and_whole_ones_are_full(pool: BlockPool, tokens: int) -> None:
+    ledger, blocks = Ledger(pool.blocks, pool.blocks_for), pool.blocks_for(tokens)
     room = ledger.room(blocks)
     assert room >= tokens
     assert pool.blocks_for(room) == blocks
     assert room > UNLIMITED or pool.blocks_for(room + 1) > blocks
-
-
-@LAWS
-@given(worlds.pools(), st.integers(0, 200))
-def test_whole_blocks_are_full(pool: BlockPool, tokens: int) -> None:
-    ledger = Ledger(pool.blocks, pool.blocks_for)
     whole, blocks = ledger.whole(tokens)
     assert 0 <= whole <= tokens
     assert blocks == pool.blocks_for(whole) - pool.blocks_for(0)
     assert not blocks or pool.blocks_for(whole + 1) > pool.blocks_for(whole)
-
-
-def test_blocks_that_never_fill_up_have_room_for_everything() -> None:
-    assert Ledger(9, lambda tokens: min(tokens, 4)).room(4) > UNLIMITED
+    assert Ledger(9, lambda tokens: min(tokens, 4)).room(4) > UNLIMITED  # blocks that never fill up
 
 
 def test_taking_evicts_idle_prefixes_and_no_more_than_it_must() -> None:
@@ -70,12 +60,8 @@ def test_a_prefix_is_cached_from_the_step_that_computes_it() -> None:
 
 
 def test_other_names_and_other_lengths_are_other_prefixes() -> None:
-    requests = [
-        request(0, 20, 1, prefix=8, name="a"),
-        request(1, 20, 1, prefix=8, name="b"),
-        request(2, 20, 1, prefix=12, name="a"),
-        request(3, 20, 1, prefix=12, name="a"),
-    ]
+    prefixes = ((8, "a"), (8, "b"), (12, "a"), (12, "a"))
+    requests = [request(at, 20, 1, prefix=prefix, name=name) for at, (prefix, name) in enumerate(prefixes)]
     assert [each.cached_tokens for each in serve(requests, pool=FOURS).requests] == [0, 0, 0, 12]
 
 
@@ -105,15 +91,8 @@ def test_a_preempted_sequence_finds_its_prefix_again() -> None:
 
 
 def hashed(index: int, ids: str, prompt: int, at: float) -> Request:
-    return Request(
-        id=index,
-        arrival_s=at,
-        prompt_tokens=prompt,
-        output_tokens=1,
-        prefix_ids=tuple(ids),
-        prefix_tokens=min(prompt, 8 * len(ids)),
-        prefix_span=8,
-    )
+    shared = {"prefix_ids": tuple(ids), "prefix_tokens": min(prompt, 8 * len(ids)), "prefix_span": 8}
+    return replace(request(index, prompt, 1, at=at), **shared)
 
 
 def test_a_trace_of_hashes_shares_its_longest_common_start() -> None:

@@ -51,6 +51,18 @@ def test_a_progression_is_its_numbers(first: float, growth: float, count: int, w
     assert sum(at_once.buckets().values()) == at_once.count
 
 
+def test_bins_double_as_time_goes_by_and_idle_time_counts_as_nobody() -> None:
+    residency, idle = Residency(), Residency()
+    residency.add(0.0, POINTS * FIRST_BIN_S, 3)
+    assert residency.bin_s == 2 * FIRST_BIN_S
+    starts = (index * 2 * FIRST_BIN_S for index in range(POINTS // 2))
+    assert residency.points(POINTS * FIRST_BIN_S) == tuple((start, 3.0) for start in starts)
+    idle.add(8.0, 9.0, 4)
+    levels = [level for _, level in idle.points(10.0)]
+    assert sum(levels) * idle.bin_s == pytest.approx(4.0)
+    assert levels[0] == levels[-1] == 0.0
+
+
 def test_nothing_and_zeros_are_counted_too() -> None:
     found = filled([0.0, 0.0, 0.0, 2.0])
     assert (found.quantile(0.5), found.least, found.most, found.mean) == (0.0, 0.0, 2.0, 0.5)
@@ -82,20 +94,3 @@ def test_the_area_is_kept(parts: list[tuple[float, int]]) -> None:
     assert residency.area == pytest.approx(sum(seconds * running for seconds, running in parts))
     assert residency.most == max(running for _, running in parts)
     assert all(level <= residency.most * (1 + 1e-9) for _, level in points)
-
-
-def test_bins_double_as_time_goes_by() -> None:
-    residency = Residency()
-    residency.add(0.0, POINTS * FIRST_BIN_S, 3)
-    assert residency.bin_s == 2 * FIRST_BIN_S
-    assert residency.points(POINTS * FIRST_BIN_S) == tuple(
-        (index * 2 * FIRST_BIN_S, 3.0) for index in range(POINTS // 2)
-    )
-
-
-def test_idle_time_counts_as_nobody() -> None:
-    residency = Residency()
-    residency.add(8.0, 9.0, 4)
-    levels = [level for _, level in residency.points(10.0)]
-    assert sum(levels) * residency.bin_s == pytest.approx(4.0)
-    assert levels[0] == levels[-1] == 0.0

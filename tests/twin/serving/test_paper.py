@@ -3,7 +3,7 @@
 import pytest
 
 from tests.twin.serving.worlds import Affine, PagedPool, request, serve
-from twin.serving.metrics import RequestRecord, ServingResult
+from twin.serving.metrics import ServingResult
 
 
 def times(result: ServingResult) -> list[tuple[str | int, float, float, float]]:
@@ -11,40 +11,17 @@ def times(result: ServingResult) -> list[tuple[str | int, float, float, float]]:
     return [(each.id, each.queue_s, each.ttft_s, each.e2e_s) for each in result.requests]
 
 
-def only(result: ServingResult) -> RequestRecord:
-    (record,) = result.requests
-    return record
-
-
 def test_one_request() -> None:
     result = serve([request(0, 5, 4)])
     assert times(result) == [(0, 0.0, 6.0, 9.0)]  # 1 + 5 s for the first token, then 3 of 1 s
-    assert only(result).tpot_s == 1.0
+    assert result.requests[0].tpot_s == 1.0
     assert (result.total_s, result.busy_s, result.steps, result.output_tokens) == (9.0, 9.0, 4, 4)
     assert (result.itl_s.count, result.itl_s.mean) == (3, 1.0)
     assert (result.resident_max, result.resident_mean, result.output_tokens_per_s) == (1, 1.0, 4 / 9)
-
-
-def test_the_step_grows_with_every_cached_token() -> None:
-    costs = Affine(fixed_s=1.0, token_s=0.1)
-    result = serve([request(0, 10, 4)], costs=costs)
-    assert result.total_s == pytest.approx(1 + 2.0 + 2.1 + 2.2)  # 10, 11 and 12 tokens are in the cache
-    assert (result.itl_s.least, result.itl_s.most) == (pytest.approx(2.0), pytest.approx(2.2))
-
-
-def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
-    result = serve([request(0, 10, 1)], batched_tokens=4)
-    assert times(result) == [(0, 0.0, 13.0, 13.0)]  # chunks of 4, 4 and 2
-    assert result.steps == 3
-
-
-def test_two_requests_share_steps() -> None:
-    result = serve([request(0, 2, 4), request(1, 3, 2, at=3.5)])
-    # 0: first token at 3, then steps to 4; 1 has come by then and its prefill of 1 + 3 s carries 0's third token to 8;
-    # both get one more at 9, which is 1's last and 0's last.
-    assert times(result) == [(0, 0.0, 3.0, 9.0), (1, 0.5, 4.5, 5.5)]
-    assert (result.itl_s.count, result.itl_s.most) == (4, 4.0)
-    assert result.resident_max == 2
+    chunked = serve([request(0, 10, 1)], batched_tokens=4)  # chunks of 4, 4 and 2
+    assert (times(chunked), chunked.steps) == ([(0, 0.0, 13.0, 13.0)], 3)
+    growing = serve([request(0, 10, 4)], costs=Affine(fixed_s=1.0, token_s=0.1))
+    assert growing.total_s == pytest.approx(1 + 2.0 + 2.1 + 2.2)  # 10, 11 and 12 tokens are in the cache
 
 
 def test_an_arrival_at_the_very_end_of_a_step_is_there_for_the_next() -> None:
@@ -53,12 +30,6 @@ def test_an_arrival_at_the_very_end_of_a_step_is_there_for_the_next() -> None:
     assert joins.requests[0].ttft_s == pytest.approx(0.1)  # 0.1 + 0.1 + 0.1 is more than 0.3, and nearly so
     stepped = serve([request(0, 1, 11), request(1, 1, 1, at=0.3)], costs=tenths, jump=False)
     assert stepped.total_s == pytest.approx(joins.total_s)
-
-
-def test_no_more_run_than_the_budget_can_decode() -> None:
-    assert serve([request(index, 1, 3) for index in range(9)], batched_tokens=4).resident_max == 4
-    calm = serve([request(index, 1, 3) for index in range(9)], batched_tokens=4, speculative=1)
-    assert calm.resident_max == 2
 
 
 def test_who_does_not_fit_waits() -> None:
@@ -70,7 +41,7 @@ def test_who_does_not_fit_waits() -> None:
     assert (result.preemptions, result.recomputed_tokens) == (1, 8)
 
 
-def test_a_preempted_sequence_computes_prompt_and_output_again() -> None:
+def test_a_preempted_sequence_computes_prompt_and_output_again_unless_its_output_was_reserved() -> None:
     pool = PagedPool(blocks=4, block_tokens=4)
     result = serve([request(0, 4, 9), request(1, 4, 5)], pool=pool)
     # Both prefill to 9 s and hold 2 blocks from the first decode on, which ends at 10 and brings token 2. Steps to 13
@@ -81,15 +52,10 @@ def test_a_preempted_sequence_computes_prompt_and_output_again() -> None:
     # 1 needs a third block for its 9th cached token, as 0 does at the same step, at 13 s: 0 is served first, 1 goes.
     # 0 goes on alone to its 9th token at 17. Then 1 computes 4 + 5 tokens in 10 s, and with them has its 6th token.
     assert times(tight) == [(0, 0.0, 9.0, 17.0), (1, 0.0, 9.0, 27.0)]
-    assert (tight.preemptions, tight.recomputed_tokens) == (1, 8)
-    assert tight.itl_s.most == 14.0
-
-
-def test_reserving_the_output_waits_instead() -> None:
-    pool = PagedPool(blocks=4, block_tokens=4)
-    result = serve([request(0, 4, 9), request(1, 4, 6)], pool=pool, reserve_output=True)
-    assert times(result) == [(0, 0.0, 5.0, 13.0), (1, 13.0, 18.0, 23.0)]  # 3 + 3 blocks are not there
-    assert (result.preemptions, result.pool_peak_blocks) == (0, 3)
+    assert (tight.preemptions, tight.recomputed_tokens, tight.itl_s.most) == (1, 8, 14.0)
+    reserved = serve([request(0, 4, 9), request(1, 4, 6)], pool=pool, reserve_output=True)
+    assert times(reserved) == [(0, 0.0, 5.0, 13.0), (1, 13.0, 18.0, 23.0)]  # 3 + 3 blocks are not there
+    assert (reserved.preemptions, reserved.pool_peak_blocks) == (0, 3)
 
 
 def test_a_prompt_is_let_in_whole_or_by_its_first_chunk() -> None:
@@ -119,20 +85,15 @@ def test_what_can_never_run_is_rejected_and_the_rest_goes_on() -> None:
 @pytest.mark.parametrize(("tokens_per_step", "steps"), [(1.0, 12), (2.0, 6), (2.5, 5), (4.0, 3)])
 def test_speculation_divides_the_steps(tokens_per_step: float, steps: int) -> None:
     result = serve([request(0, 1, 13)], speculative=3, tokens_per_step=tokens_per_step)
-    assert only(result).e2e_s == 2 + steps
+    assert result.requests[0].e2e_s == 2 + steps
     assert (result.output_tokens, result.itl_s.count) == (13, steps)
 
 
-def test_speculation_holds_blocks_for_its_drafts() -> None:
+def test_speculation_holds_blocks_and_takes_from_the_budget_for_its_drafts() -> None:
     pool = PagedPool(blocks=100, block_tokens=1)
-    assert serve([request(0, 10, 5)], pool=pool).pool_peak_blocks == 14
-    assert serve([request(0, 10, 5)], pool=pool, speculative=3).pool_peak_blocks == 17
-
-
-def test_every_sequence_holds_its_own_blocks_beside_those_of_its_tokens() -> None:
-    pool = PagedPool(blocks=10, block_tokens=4, sequence_blocks=3)
-    result = serve([request(index, 4, 1) for index in range(3)], pool=pool)
-    assert (result.resident_max, result.pool_peak_blocks) == (2, 8)
+    assert [serve([request(0, 10, 5)], pool=pool, speculative=drafts).pool_peak_blocks for drafts in (0, 3)] == [14, 17]
+    crowd = [request(index, 1, 3) for index in range(9)]  # no more run than the budget can decode
+    assert [serve(crowd, batched_tokens=4, speculative=drafts).resident_max for drafts in (0, 1)] == [4, 2]
 
 
 def test_a_fourth_that_is_let_in_by_its_first_chunk_thrashes() -> None:

@@ -5,14 +5,13 @@ import math
 import random
 import statistics
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.twin.serving.worlds import request, serve
-from tests.worlds import LAWS
 from twin.errors import BadValue
 from twin.serving.requests import Lengths, Limits, Request, Workload
 
@@ -37,27 +36,23 @@ def arrivals(**asked: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "cv"),
+    ("mean", "distribution", "asked", "cv"),
     [
-        (Lengths(mean=300, distribution="uniform"), 0.5),
-        (Lengths(mean=300, distribution="uniform", cv=0.2), 0.2),
-        (Lengths(mean=300, distribution="exponential"), 1.0),
-        (Lengths(mean=300, distribution="lognormal"), 1.0),
-        (Lengths(mean=300, distribution="lognormal", cv=0.3), 0.3),
-        (Lengths(mean=2, distribution="exponential"), math.sqrt(0.5)),
-        (Lengths(mean=5, distribution="lognormal", cv=0.5), 0.5),
+        (300, "uniform", None, 0.5),
+        (300, "uniform", 0.2, 0.2),
+        (300, "exponential", None, 1.0),
+        (300, "lognormal", None, 1.0),
+        (300, "lognormal", 0.3, 0.3),
+        (2, "exponential", None, math.sqrt(0.5)),
+        (5, "lognormal", 0.5, 0.5),
     ],
 )
-def test_lengths_have_the_mean_and_spread_that_were_asked_for(lengths: Lengths, cv: float) -> None:
-    values = drawn(lengths)
-    assert statistics.mean(values) == pytest.approx(lengths.mean, rel=0.03)
-    assert statistics.pstdev(values) / lengths.mean == pytest.approx(cv, rel=0.08)
-
-
-@LAWS
-@given(st.integers(1, 50), st.sampled_from(("fixed", "uniform", "exponential", "lognormal")))
-def test_lengths_are_at_least_one_token(mean: int, distribution: Any) -> None:
-    values = drawn(Lengths(mean=mean, distribution=distribution), 300)
+def test_lengths_have_the_mean_and_spread_that_were_asked_for_and_a_token_at_least(
+    mean: int, distribution: Any, asked: float | None, cv: float
+) -> None:
+    values = drawn(Lengths(mean=mean, distribution=distribution, cv=asked))
+    assert statistics.mean(values) == pytest.approx(mean, rel=0.03)
+    assert statistics.pstdev(values) / mean == pytest.approx(cv, rel=0.08)
     assert min(values) >= 1
     assert all(type(value) is int for value in values)
 
@@ -79,15 +74,15 @@ def test_gaps_are_gamma_distributed(burstiness: float) -> None:
     assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
-def test_constant_arrivals_are_evenly_spaced_from_zero() -> None:
-    assert arrivals(count=4, arrivals="constant", rate_per_s=2.0) == [0.0, 0.5, 1.0, 1.5]
-
-
 @pytest.mark.parametrize(
     "asked", [{"rate_per_s": None}, {"rate_per_s": math.inf}, {"arrivals": "burst", "rate_per_s": None}]
 )
 def test_without_a_rate_all_arrive_at_once(asked: dict[str, Any]) -> None:
     assert set(arrivals(**asked)) == {0.0}
+
+
+def test_constant_arrivals_are_evenly_spaced_from_zero() -> None:
+    assert arrivals(count=4, arrivals="constant", rate_per_s=2.0) == [0.0, 0.5, 1.0, 1.5]
 
 
 def test_a_billion_requests_take_no_memory() -> None:
@@ -101,84 +96,58 @@ def test_a_billion_requests_take_no_memory() -> None:
     assert isinstance(next(requests), Request)
 
 
+LENGTH, CLOCK = partial(Lengths, mean=9), r"11 requests at 1e-09 a second take 1\.1e\+10 s, the clock ends at 1e\+10 s"
+REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (workload, {"count": True}, "the count is True"),
+    (workload, {"rate_per_s": 1e-300}, "the rate is 1e-300, outside the range of 1e-09"),
+    (workload, {"rate_per_s": 1e-9, "count": 11}, CLOCK),
+    (workload, {"rate_per_s": -math.inf}, "the rate is -inf"),
+    (workload, {"arrivals": "burst"}, r"a burst has no rate, 10\.0 requests/s given"),
+    (workload, {"arrivals": "gamma"}, "'gamma' is no way to arrive"),
+    (workload, {"burstiness": 0.0}, r"the burstiness is 0\.0, outside the range of 0\.001"),
+    (workload, {"burstiness": 2.0, "rate_per_s": None}, "needs poisson arrivals at a finite rate"),
+    (workload, {"burstiness": 2.0, "arrivals": "constant"}, "needs poisson arrivals"),
+    (workload, {"prefix_tokens": -1}, "the shared prefix is -1"),
+    (workload, {"seed": 1.5}, r"the seed is 1\.5, not a whole number"),
+    (LENGTH, {"mean": 0}, "the mean length is 0, outside the range of 1 to 2,147,483,647 tokens"),
+    (LENGTH, {"distribution": "normal"}, "'normal' is no distribution"),
+    (LENGTH, {"cv": 1.0}, r"a cv of 1\.0 with fixed lengths"),
+    (LENGTH, {"distribution": "uniform", "cv": 0.6}, r"outside the range of 0 to 0\.57 for uniform"),
+    (LENGTH, {"distribution": "lognormal", "cv": math.nan}, "the cv is nan"),
+    (Limits, {"batched_tokens": 0}, "batched_tokens is 0, outside the range of 1 to 2,147,483,647"),
+    (Limits, {"batched_tokens": 8.0}, r"batched_tokens is 8\.0"),
+    (Limits, {"max_sequences": True}, "max_sequences is True, outside the range of 1 to 65,536"),
+    (Limits, {"max_model_tokens": 1}, "max_model_tokens is 1, outside the range of 2"),
+    (Limits, {"speculative": -1}, "speculative is -1"),
+    (Limits, {"tokens_per_step": 1.5}, r"tokens_per_step is 1\.5, outside the range of 1 to 1"),
+    (Limits, {"tokens_per_step": 4.5, "speculative": 3}, "outside the range of 1 to 4"),
+    (Limits, {"tokens_per_step": math.nan, "speculative": 3}, "tokens_per_step is nan"),
+    (Limits, {"batched_tokens": 3, "speculative": 3}, "batched_tokens is 3: one sequence decodes 4 tokens a step"),
+]
+
+
+@pytest.mark.parametrize(("make", "asked", "message"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_what_is_out_of_range_is_refused(make: Callable[..., Any], asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        make(**asked)
+
+
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requests", "message"),
     [
-        ({"count": 0}, "the count is 0, outside the range of 1 to 1,000,000,000 requests"),
-        ({"count": True}, "the count is True"),
-        ({"rate_per_s": 0.0}, r"the rate is 0\.0, outside the range of 1e-09 to 1,000,000 requests/s"),
-        ({"rate_per_s": 1e-300}, "the rate is 1e-300, outside the range of 1e-09"),
-        (
-            {"rate_per_s": 1e-9, "count": 11},
-            r"11 requests at 1e-09 a second take 1\.1e\+10 s, the clock ends at 1e\+10 s",
+        ([request(0, 1, 1, at=2.0), request(1, 1, 1, at=1.0)], "request 1 arrives at 1 s, after one at 2 s"),
+        ([request(0, 1, 1, at=math.nan)], "arrives at nan s"),
+        *(([request(0, 1, 1, at=at)], "the clock ends at 1e") for at in (1.1e10, 1e300, math.inf)),
+        *(
+            ([request(0, *tokens, prefix=prefix)], f"{tokens[0]} prompt tokens, {prefix} of them a prefix")
+            for *tokens, prefix in ((0, 1, 0), (1, 0, 0), (4, 4, 5), (4, 4, -1))
         ),
-        ({"rate_per_s": math.nan}, "the rate is nan"),
-        ({"rate_per_s": -math.inf}, "the rate is -inf"),
-        ({"arrivals": "burst"}, r"a burst has no rate, 10\.0 requests/s given"),
-        ({"arrivals": "gamma"}, "'gamma' is no way to arrive"),
-        ({"burstiness": 0.0}, r"the burstiness is 0\.0, outside the range of 0\.001"),
-        ({"burstiness": 2.0, "rate_per_s": None}, "needs poisson arrivals at a finite rate"),
-        ({"burstiness": 2.0, "arrivals": "constant"}, "needs poisson arrivals"),
-        ({"prefix_tokens": -1}, "the shared prefix is -1"),
-        ({"seed": 1.5}, r"the seed is 1\.5, not a whole number"),
     ],
 )
-def test_workloads_out_of_range_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadValue, match=message):
-        workload(**asked)
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"mean": 0}, "the mean length is 0, outside the range of 1 to 2,147,483,647 tokens"),
-        ({"mean": 9, "distribution": "normal"}, "'normal' is no distribution"),
-        ({"mean": 9, "cv": 1.0}, r"a cv of 1\.0 with fixed lengths"),
-        ({"mean": 9, "distribution": "exponential", "cv": 2.0}, "with exponential lengths"),
-        ({"mean": 9, "distribution": "uniform", "cv": 0.6}, r"outside the range of 0 to 0\.57 for uniform"),
-        ({"mean": 9, "distribution": "lognormal", "cv": math.nan}, "the cv is nan"),
-    ],
-)
-def test_lengths_out_of_range_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadValue, match=message):
-        Lengths(**asked)
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"batched_tokens": 0}, "batched_tokens is 0, outside the range of 1 to 2,147,483,647"),
-        ({"batched_tokens": 8.0}, r"batched_tokens is 8\.0"),
-        ({"max_sequences": True}, "max_sequences is True, outside the range of 1 to 65,536"),
-        ({"max_model_tokens": 1}, "max_model_tokens is 1, outside the range of 2"),
-        ({"speculative": -1}, "speculative is -1"),
-        ({"tokens_per_step": 1.5}, r"tokens_per_step is 1\.5, outside the range of 1 to 1"),
-        ({"tokens_per_step": 4.5, "speculative": 3}, "outside the range of 1 to 4"),
-        ({"tokens_per_step": float("nan"), "speculative": 3}, "tokens_per_step is nan"),
-        ({"batched_tokens": 3, "speculative": 3}, "batched_tokens is 3: one sequence decodes 4 tokens a step"),
-    ],
-)
-def test_limits_out_of_range_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadValue, match=message):
-        Limits(**asked)
-
-
-def test_requests_out_of_order_are_refused() -> None:
-    with pytest.raises(BadValue, match="request 1 arrives at 1 s, after one at 2 s"):
-        serve([request(0, 1, 1, at=2.0), request(1, 1, 1, at=1.0)])
-    with pytest.raises(BadValue, match="arrives at nan s"):
-        serve([request(0, 1, 1, at=float("nan"))])
-
-
-def test_an_arrival_beyond_the_clock_is_refused() -> None:
+def test_requests_out_of_order_beyond_the_clock_or_without_tokens_are_refused(
+    requests: list[Request], message: str
+) -> None:
     """At 1e16 s the next double is two seconds on: times of a request would be nothing."""
     serve([request(0, 1, 1, at=1e10)])
-    for at in (1.1e10, 1e300, float("inf")):
-        with pytest.raises(BadValue, match="the clock ends at 1e"):
-            serve([request(0, 1, 1, at=at)])
-
-
-@pytest.mark.parametrize(("prompt", "output", "prefix"), [(0, 1, 0), (1, 0, 0), (4, 4, 5), (4, 4, -1)])
-def test_requests_without_tokens_are_refused(prompt: int, output: int, prefix: int) -> None:
-    with pytest.raises(BadValue, match=f"request 0 has {prompt} prompt tokens, {prefix} of them a prefix"):
-        serve([request(0, prompt, output, prefix=prefix)])
+    with pytest.raises(BadValue, match=message):
+        serve(requests)

@@ -46,6 +46,12 @@ def line_refusal(*given: str | bytes) -> str:
 
 TOKENS = "allowed are whole numbers from 1 to 2,147,483,647"
 TIMES = "allowed are numbers from 0 to 1e+15"
+NAMES = "allowed are text and whole numbers of 64 bits"
+LONG_PREFIX = "prefix_tokens is 11, allowed are whole numbers from 1 to 10"
+TWO_PREFIXES = "has both prefix_id and hash_ids, allowed is one of them"
+EARLIER = "arrival_s is 0.5, before 1 of the request before; sort the trace by arrival"
+OTHER_KEY = "timestamp after arrival_s in the lines before, allowed is one of them in a file"
+HALF_A_PREFIX = "has one of prefix_id and prefix_tokens, allowed are both or none"
 WRONG_LINES = {
     "no arrival": (line(arrival_s=...), "has no arrival_s (or timestamp)"),
     "no prompt": (line(prompt_tokens=...), "has no prompt_tokens (or input_length or prompt)"),
@@ -56,41 +62,34 @@ WRONG_LINES = {
     "time as text": (line(arrival_s="1"), f'arrival_s is "1", {TIMES}'),
     "null": (line(arrival_s=None), f"arrival_s is null, {TIMES}"),
     "prompt of nothing": (line(prompt_tokens=0), f"prompt_tokens is 0, {TOKENS}"),
-    "prompt as text": (line(prompt_tokens=..., prompt="Hello"), f'prompt is "Hello", {TOKENS}'),
     "half a token": (line(prompt_tokens=1.5), f"prompt_tokens is 1.5, {TOKENS}"),
     "huge output": (line(output_tokens=2**31), f"output_tokens is 2147483648, {TOKENS}"),
     "endless number": (line(output_tokens=10**60), f"output_tokens is {'1' + '0' * 36}..., {TOKENS}"),
     "list of tokens": (line(output_tokens=[1]), f"output_tokens is [1], {TOKENS}"),
-    "bool id": (line(id=True), "id is true, allowed are text and whole numbers of 64 bits"),
-    "huge id": (line(id=2**63), "id is 9223372036854775808, allowed are text and whole numbers of 64 bits"),
+    "bool id": (line(id=True), f"id is true, {NAMES}"),
+    "huge id": (line(id=2**63), f"id is 9223372036854775808, {NAMES}"),
     "long id": (line(id="x" * 201), "id has 201 characters, allowed are 200"),
-    "prefix without tokens": (line(prefix_id=1), "has one of prefix_id and prefix_tokens, allowed are both or none"),
-    "tokens without prefix": (
-        line(prefix_tokens=1),
-        "has one of prefix_id and prefix_tokens, allowed are both or none",
-    ),
-    "prefix beyond prompt": (
-        line(prefix_id=1, prefix_tokens=11),
-        "prefix_tokens is 11, allowed are whole numbers from 1 to 10",
-    ),
+    "prefix without tokens": (line(prefix_id=1), HALF_A_PREFIX),
+    "tokens without prefix": (line(prefix_tokens=1), HALF_A_PREFIX),
+    "prefix beyond prompt": (line(prefix_id=1, prefix_tokens=11), LONG_PREFIX),
     "two prefixes": (
         line(prefix_id=1, prefix_tokens=1, hash_ids=[1]),
         "has both prefix_id and hash_ids, allowed is one of them",
     ),
     "hashes as text": (line(hash_ids="1,2"), 'hash_ids is "1,2", allowed is a list'),
-    "a bool among the hashes": (
-        line(hash_ids=[True]),
-        "hash_ids is true, allowed are text and whole numbers of 64 bits",
-    ),
+    "a bool among the hashes": (line(hash_ids=[True]), f"hash_ids is true, {NAMES}"),
     "NaN": (line(arrival_s=float("nan")), "not a JSON object: JSON is malformed: invalid character (byte 14)"),
     "out of range": ('{"arrival_s": 1e999}', "not a JSON object: Number out of range - at `$.arrival_s`"),
     "list": ("[1, 2]", "not a JSON object: Expected `object`, got `array`"),
     "two objects": (GOOD + GOOD, "not a JSON object: JSON is malformed: trailing characters (byte 58)"),
-    "csv": ("0.0,10,5", "not a JSON object: Expected `object`, got `float`"),
     "deep": ('{"x": ' + "[" * 10**5, "not a request: nested too deeply"),
     "not UTF-8": (b'{"user": "\xe9"}', "not UTF-8 text (byte 10)"),
     "UTF-16": (GOOD.encode("utf-16"), "not UTF-8 text (byte 0)"),
     "too long": (line(user="x" * MAX_LINE_BYTES), "the line is longer than 1,048,576 bytes"),
+    "a key twice": (f'{GOOD[:-1]}, "prompt\\u005ftokens": 11}}', 'has "prompt_tokens" twice, allowed is once'),
+    "an inner key twice": (f'{GOOD[:-1]}, "user": {{"a": 1, "a" : 2}}}}', 'has "a" twice, allowed is once'),
+    "out of order": (line(arrival_s=0.5), EARLIER),
+    "another key of time": (line(arrival_s=..., timestamp=2000), OTHER_KEY),
 }
 
 
@@ -99,20 +98,6 @@ def test_a_wrong_line_is_named_with_what_is_allowed(name: str) -> None:
     wrong, message = WRONG_LINES[name]
     read(GOOD, GOOD)
     assert line_refusal(GOOD, wrong, GOOD) == message
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ('{"arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5, "arrival_s": 2}', "arrival_s"),
-        ('{"arrival_s": 1, "prompt_tokens": 10, "prompt_tokens": 10, "output_tokens": 5}', "prompt_tokens"),
-        ('{"arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5, "prompt\\u005ftokens": 11}', "prompt_tokens"),
-        ('{"user": 1, "user" : 2, "arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5}', "user"),
-        ('{"user": {"a": 1, "a": 2}, "arrival_s": 1, "prompt_tokens": 10, "output_tokens": 5}', "a"),
-    ],
-)
-def test_a_key_that_stands_twice_is_refused(text: str, key: str) -> None:
-    assert line_refusal(text) == f'has "{key}" twice, allowed is once'
 
 
 KEYS = st.sampled_from(["a", "b:", 'c"', "d\\", "é"])
@@ -146,27 +131,10 @@ def test_a_line_is_refused_for_a_key_exactly_where_an_object_has_it_twice(value:
         assert read(text) == read(GOOD)
 
 
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        ([line(arrival_s=3), line(arrival_s=2.5)], "arrival_s is 2.5, before 3 of the request before; sort the trace"),
-        (
-            [line(), line(arrival_s=..., timestamp=2000)],
-            "timestamp after arrival_s in the lines before, allowed",
-        ),
-    ],
-)
-def test_a_line_that_contradicts_those_before_it_is_refused(lines: list[str], says: str) -> None:
-    assert line_refusal(*lines).startswith(says)
-
-
-def test_an_id_that_appears_twice() -> None:
+def test_an_id_that_appears_twice_is_refused_as_long_as_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_refusal(line(id="a"), line(id="b"), line(id="a")) == 'id "a" appears twice, allowed is once'
     assert line_refusal(line(id=7), line(request_id=7)) == "request_id 7 appears twice, allowed is once"
     assert len(read(line(id=1), line(id="1"), line())) == 3
-
-
-def test_no_more_ids_are_remembered_than_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "REMEMBERED_IDS", 2)
     assert len(read(*(line(id=name) for name in "abcc"))) == 4
 
@@ -206,7 +174,6 @@ def asked_for(ahead: list[Entry], asked: Reading = NOTHING, *, whole: bool = Tru
     ("lengths", "sizes"),
     [
         ([(48, 3)], [16]),
-        ([(6758, 14)], [512]),
         ([(915, 2), (898, 2)], [512]),
         ([(521, 33)], [16]),
         ([(700, 700)], [1]),
@@ -248,32 +215,41 @@ def test_hashes_that_no_size_explains_are_refused_by_their_line(lengths: list[tu
     assert str(refused.value).startswith(f"{hashes} hash_ids for {tokens:,} prompt tokens")
 
 
-def test_the_names_of_bailians_traces_are_in_seconds_and_of_16_tokens() -> None:
-    ahead = [entry_of_hashes(10, 1, in_chats=True), entry_of_hashes(9, 1, in_chats=True, arrival=60)]
-    assert understand(ahead, NOTHING, whole=False) == Reading(time_unit="s", hash_tokens=16)
-    long = [entry_of_hashes(2000, 4, in_chats=True), entry_of_hashes(2000, 4, in_chats=True, arrival=1)]
-    assert understand(long, NOTHING, whole=False) == Reading(time_unit="s", hash_tokens=512)
-    assert "--time-unit" in asked_for([ahead[0], entry_of_hashes(2000, 125, arrival=60)]).hint  # not in all lines
+def two(tokens: int, hashes: int, last: float, **said: Any) -> list[Entry]:
+    """Requests of so many tokens and hashes at 0 and at `last`."""
+    return [entry_of_hashes(tokens, hashes, **said), entry_of_hashes(tokens, hashes, arrival=last, **said)]
 
 
-def test_whole_numbers_with_512_tokens_a_hash_are_mooncakes_and_in_milliseconds() -> None:
-    ahead = [entry_of_hashes(6758, 14), entry_of_hashes(7322, 15, arrival=3000)]
-    assert understand(ahead, NOTHING, whole=False) == Reading(time_unit="ms", hash_tokens=512)
-    assert "--time-unit" in asked_for([entry_of_hashes(6758, 14), entry_of_hashes(7322, 15, arrival=3000.5)]).hint
-    assert "--time-unit" in asked_for([entry_of_hashes(6758, 423), entry_of_hashes(7322, 458, arrival=3000)]).hint
+def epoch(first: int) -> list[Entry]:
+    return [entry(arrival=first), entry(arrival=first + 1)]
 
 
-def test_an_epoch_in_milliseconds_is_none_in_seconds() -> None:
-    late = [entry(arrival=1_764_435_600_000), entry(arrival=1_764_435_600_001)]
-    assert understand(late, NOTHING, whole=False) == Reading(time_unit="ms")
-    asked_for([entry(arrival=1_764_435_600), entry(arrival=1_764_435_601)])
+UNDERSTOOD = {
+    "Bailian's are in seconds, of 16 tokens": (two(10, 1, 60, in_chats=True), Reading(time_unit="s", hash_tokens=16)),
+    "or of as many as lengths say": (two(2000, 4, 1, in_chats=True), Reading(time_unit="s", hash_tokens=512)),
+    "Mooncake's have 512 and are in milliseconds": (two(6758, 14, 3000), Reading(time_unit="ms", hash_tokens=512)),
+    "an epoch in milliseconds is none in seconds": (epoch(1_764_435_600_000), Reading(time_unit="ms")),
+}
+OPEN = {
+    "names not in all lines": [two(10, 1, 0, in_chats=True)[0], entry_of_hashes(2000, 125, arrival=60)],
+    "512 tokens and broken milliseconds": two(6758, 14, 3000.5),
+    "milliseconds and 16 tokens": two(6758, 423, 3000),
+    "an epoch in seconds": epoch(1_764_435_600),
+}
 
 
-def test_a_key_that_names_its_unit_is_believed() -> None:
-    ahead = [entry(in_seconds=True), entry(in_seconds=True, arrival=5)]
-    assert understand(ahead, NOTHING, whole=True) == understand(ahead, Reading(time_unit="s"), whole=True)
-    refused = asked_for(ahead, Reading(time_unit="ms"))
-    assert (str(refused), refused.line) == ("arrival_s is in seconds, not in milliseconds", 0)
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_what_lines_show_is_understood_unless_an_option_says_otherwise(name: str) -> None:
+    ahead, meant = UNDERSTOOD[name]
+    assert understand(ahead, NOTHING, whole=False) == meant
+    for unit in ("s", "ms"):
+        asked = Reading(time_unit=unit, hash_tokens=300)  # type: ignore[arg-type]
+        assert understand(ahead, asked, whole=True) == asked
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_lines_leave_open_is_asked_for(name: str) -> None:
+    assert "--time-unit" in asked_for(OPEN[name]).hint
 
 
 def test_requests_that_come_all_at_once_have_no_unit() -> None:
@@ -281,6 +257,13 @@ def test_requests_that_come_all_at_once_have_no_unit() -> None:
     assert understand(ahead, NOTHING, whole=True) == NOTHING
     assert NOTHING.text == "all at once"
     asked_for(ahead, whole=False)  # later ones may come later
+
+
+def test_a_key_that_names_its_unit_is_believed() -> None:
+    ahead = [entry(in_seconds=True), entry(in_seconds=True, arrival=5)]
+    assert understand(ahead, NOTHING, whole=True) == understand(ahead, Reading(time_unit="s"), whole=True)
+    refused = asked_for(ahead, Reading(time_unit="ms"))
+    assert (str(refused), refused.line) == ("arrival_s is in seconds, not in milliseconds", 0)
 
 
 def test_what_is_open_is_asked_for_in_one_line_with_what_it_would_mean() -> None:
@@ -294,21 +277,6 @@ def test_what_is_open_is_asked_for_in_one_line_with_what_it_would_mean() -> None
     assert "hash_ids may stand for 750 to 849 tokens each" in str(
         asked_for([entry_of_hashes(1500, 2), entry_of_hashes(1700, 3)])
     )
-
-
-@pytest.mark.parametrize("unit", ["s", "ms"])
-@pytest.mark.parametrize(
-    "ahead",
-    [
-        [entry_of_hashes(48, 3), entry_of_hashes(48, 3, arrival=60.0)],
-        [entry_of_hashes(6758, 14), entry_of_hashes(7322, 15, arrival=3000)],
-        [entry_of_hashes(48, 3, in_chats=True), entry_of_hashes(48, 3, in_chats=True, arrival=60.0)],
-        [entry(arrival=1_764_435_600_000), entry(arrival=1_764_435_600_001)],
-    ],
-)
-def test_an_option_comes_before_what_the_lines_show(ahead: list[Entry], unit: Any) -> None:
-    asked = Reading(time_unit=unit, hash_tokens=300)
-    assert understand(ahead, asked, whole=True) == asked
 
 
 Write = Callable[..., Path]
@@ -333,19 +301,14 @@ def refusal(path: Path) -> str:
 
 
 def test_the_house_spelling_in_seconds(written: Write) -> None:
-    first = {
-        "id": "a",
-        "arrival_s": 100.5,
-        "prompt_tokens": 7,
-        "output_tokens": 3,
-        "prefix_id": "p",
-        "prefix_tokens": 4,
-    }
-    second = {"arrival_s": 102, "prompt_tokens": 8.0, "output_tokens": 1, "user": {"any": "thing"}}
-    assert list(read_trace(written(json.dumps(first), "", "  ", json.dumps(second)))) == [
+    first = line(id="a", arrival_s=100.5, prompt_tokens=7, output_tokens=3, prefix_id="p", prefix_tokens=4)
+    second = line(arrival_s=102, prompt_tokens=8.0, output_tokens=1, user={"any": "thing"})
+    assert list(read_trace(written(first, "", "  ", second))) == [
         Request(id="a", arrival_s=0.0, prompt_tokens=7, output_tokens=3, prefix_ids=("p",), prefix_tokens=4, line=1),
         Request(id=1, arrival_s=1.5, prompt_tokens=8, output_tokens=1, line=4),
     ]
+    epoch = [line(arrival_s=..., timestamp=1_764_435_600_000 + offset) for offset in (0, 1, 1001)]
+    assert [each.arrival_s for each in read_trace(written(*epoch))] == [0.0, 0.001, pytest.approx(1.001, rel=1e-12)]
 
 
 def test_the_spelling_of_mooncakes_traces(written: Write) -> None:
@@ -386,40 +349,20 @@ def test_hashes_that_come_late_need_an_option(written: Write) -> None:
     assert len(list(read_trace(path, Reading(hash_tokens=16)))) == ENTRIES_AHEAD + 1
 
 
-def test_epoch_milliseconds_keep_their_precision(written: Write) -> None:
-    at = 1_764_435_600_000
-    lines = [f'{{"timestamp": {at + offset}, "input_length": 1, "output_length": 1}}' for offset in (0, 1, 1001)]
-    assert [each.arrival_s for each in read_trace(written(*lines))] == [0.0, 0.001, pytest.approx(1.001, rel=1e-12)]
-
-
 @pytest.mark.parametrize("end", [b"\n", b"", b"\r\n", b"\n\n\n"])
-def test_the_last_line_may_end_anyhow(written: Write, end: bytes) -> None:
-    assert len(list(read_trace(written(GOOD, GOOD, end=end)))) == 2
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, b"\xef\xbb\xbf".__add__], ids=["plain", "gzip", "with a mark"])
+def test_the_last_line_may_end_anyhow_and_gzip_and_a_byte_order_mark_are_known(
+    written: Write, end: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    assert len(list(read_trace(written(pack(f"{GOOD}\n{GOOD}".encode() + end), end=b"")))) == 2
 
 
-def test_gzip_is_known_by_its_first_bytes(written: Write, tmp_path: Path) -> None:
-    plain = written(GOOD, GOOD)
-    zipped = tmp_path / "trace"
-    zipped.write_bytes(gzip.compress(plain.read_bytes()))
-    assert list(read_trace(zipped)) == list(read_trace(plain))
-
-
-def test_a_byte_order_mark_is_no_content(written: Write) -> None:
-    assert len(list(read_trace(written(b"\xef\xbb\xbf" + GOOD.encode())))) == 1
-
-
-def test_a_wrong_line_is_named_by_file_and_number(written: Write) -> None:
+def test_what_is_wrong_is_named_by_file_and_number(written: Write, tmp_path: Path) -> None:
     assert refusal(written(GOOD, "", line(arrival_s="1"), GOOD)).startswith(':3: arrival_s is "1", allowed are ')
     at_once = [line(arrival_s=1)] * ENTRIES_AHEAD
     assert refusal(written(*at_once, "oops")).startswith(f":{ENTRIES_AHEAD + 1}: not a JSON object")
-
-
-@pytest.mark.parametrize("lines", [(), ("",), ("", "  ", "\t")])
-def test_a_file_without_requests(written: Write, lines: tuple[str, ...]) -> None:
-    assert refusal(written(*lines)) == ": holds no requests"
-
-
-def test_what_is_no_file(tmp_path: Path) -> None:
+    for empty in ((), ("",), ("", "  ", "\t")):
+        assert refusal(written(*empty)) == ": holds no requests"
     assert refusal(tmp_path / "none.jsonl") == ": cannot be read: No such file or directory"
     assert refusal(tmp_path) == ": a folder, not a trace of JSON lines"
 
