@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -44,14 +43,10 @@ def ends(estimate: Estimate) -> tuple[float, float, float]:
 # The shape of an estimate.
 
 
-def test_a_count_claims_no_interval_and_a_spread_is_a_factor_to_either_side() -> None:
+def test_a_count_claims_no_interval_a_spread_is_a_factor_and_a_unit_changes_every_number() -> None:
     counted, spread = count(7), within_spread(10.0, 0.1)
-    assert ends(counted) == (7, 7, 7)
-    assert counted.naive is None
+    assert (*ends(counted), counted.naive) == (7, 7, 7, None)
     assert spread.high / spread.value == pytest.approx(spread.value / spread.low) == pytest.approx(math.exp(0.1 * Z90))
-
-
-def test_a_unit_changes_every_number_of_an_estimate() -> None:
     percent = Estimate(value=0.1, low=0.05, high=0.2, naive=0.3).converted(lambda share: 100 * share)
     assert (*ends(percent), percent.naive) == pytest.approx((10, 5, 20, 30))
 
@@ -100,17 +95,12 @@ def test_naive_estimates_are_bytes_over_the_datasheet_of_the_memory_that_holds_t
     assert figure("pooled_scan", replace(asked, pooled="host")).naive == pytest.approx(scanned / 31.5e9 / MS)
 
 
-def test_the_naive_context_is_what_weights_leave() -> None:
-    asked = Question(ctx_tokens=1, layout="vram")
+def test_the_longest_context_is_below_what_weights_leave_and_answers_what_does_not_fit() -> None:
+    asked, large = Question(ctx_tokens=1, layout="vram"), Question(ctx_tokens=5_000_000)
     weights = sum(pool.fixed["weights"] for pool in Asked(question=asked, profile=BLOG).memory.devices())
-    expected = (3 * BLOG.gpu.vram.value - weights) / (27.75 * KIB)
     longest = figure("max_context", asked)
-    assert longest.naive == pytest.approx(expected)
-    assert longest.low < longest.value < longest.high < expected
-
-
-def test_what_does_not_fit_is_answered_by_the_longest_context_and_by_no_staging() -> None:
-    large = Question(ctx_tokens=5_000_000)
+    assert longest.naive == pytest.approx((3 * BLOG.gpu.vram.value - weights) / (27.75 * KIB))
+    assert longest.low < longest.value < longest.high < longest.naive
     assert figure("context_that_fits", large).value == figure("max_context", Question(ctx_tokens=1)).value
     assert figure("staging_that_fits", large).value == 0
 
@@ -128,41 +118,29 @@ def statistics(prompt_tokens: int = 60_000, **question: Any) -> StagingStatistic
     return staging_statistics(case, prompt_tokens=prompt_tokens, cache_tokens=262_144)
 
 
-PUBLISHED = (pytest.approx(103.04, abs=0.005), pytest.approx(127.02, abs=0.005))
+def test_the_published_prompt_gives_the_published_ratio_whatever_is_staged_at_once() -> None:
+    published = statistics()
+    assert (published.ratio, published.ratio_without_probe) == pytest.approx((103.04, 127.02), abs=0.005)
+    assert (published.q_tokens, published.pages) == (57_951, 3_707)
+    assert (published.probe_q_tokens, published.probe_pages) == (2_048, 1_024)
+    assert statistics(staging_bytes=2**25) == statistics(staging_bytes=2**27) == published
+    longer = statistics(chunk_tokens=4096)
+    assert (longer.ratio, longer.ratio_without_probe) == pytest.approx((177, 254.6), abs=0.5)
 
 
-@pytest.mark.parametrize(
-    ("question", "ratios"),
-    [
-        ({}, PUBLISHED),
-        ({"staging_bytes": 2**25}, PUBLISHED),
-        ({"staging_bytes": 2**27}, PUBLISHED),
-        ({"chunk_tokens": 4096}, (pytest.approx(177, abs=0.5), pytest.approx(254.6, abs=0.1))),
-    ],
-)
-def test_the_published_prompt_gives_the_published_ratio(question: dict[str, Any], ratios: tuple[float, float]) -> None:
-    found = statistics(**question)
-    assert (found.ratio, found.ratio_without_probe) == ratios
-    if ratios is PUBLISHED:
-        assert (found.q_tokens, found.pages, found.probe_q_tokens, found.probe_pages) == (57_951, 3_707, 2_048, 1_024)
-
-
-def test_one_staged_chunk_by_hand() -> None:
+def test_one_staged_chunk_by_hand_and_no_ratio_where_nothing_is_staged() -> None:
     found = statistics(prompt_tokens=4097)  # 4096 tokens: 2048 dense, then 2048 rows over 16 pages of 256
     assert (found.q_tokens, found.pages) == (2_048, 16)
     assert found.ratio_without_probe == pytest.approx(2_048 * 2_080 / (16 * 256))
-
-
-@pytest.mark.parametrize("question", [{"layout": "vram"}, {"prefill": "naive"}, {"prompt_tokens": 2_048}])
-def test_no_ratio_where_nothing_is_staged(question: dict[str, Any]) -> None:
-    with pytest.raises(BadValue, match="is staged"):
-        statistics(**question)
+    for question in ({"layout": "vram"}, {"prefill": "naive"}, {"prompt_tokens": 2_048}):
+        with pytest.raises(BadValue, match="is staged"):
+            statistics(**question)
 
 
 # Times of one question.
 
 
-def test_the_time_to_the_first_token_is_the_prediction_s() -> None:
+def test_the_time_to_the_first_token_is_the_prediction_s_and_no_longer_for_what_is_cached() -> None:
     about = drafted(16_000)
     found, ttft, minutes = answer(about, VLLM), figure("ttft", about), figure("time_to_context", about)
     assert ends(ttft) == found.ttft_s
@@ -170,15 +148,9 @@ def test_the_time_to_the_first_token_is_the_prediction_s() -> None:
     assert ends(minutes) == pytest.approx([end / MINUTE for end in ends(ttft)])
     logits_s = ttft.value - found.prefill.seconds.value  # prefill covers the prompt
     assert 0 < logits_s < 0.2 * found.decode.seconds.value
-
-
-def test_it_is_prefill_and_a_step_where_prefill_stops_short() -> None:
-    found = answer(Question(ctx_tokens=16_000), BLOG)
-    ttft = figure("ttft", Question(ctx_tokens=16_000)).value
-    assert ttft == pytest.approx(found.prefill.seconds.value + found.decode.seconds.value)
-
-
-def test_what_the_prefix_cache_holds_is_not_computed_again() -> None:
+    short = answer(Question(ctx_tokens=16_000), BLOG)  # there prefill stops short: a step comes after it
+    ttft = figure("ttft", Question(ctx_tokens=16_000))
+    assert ttft.value == pytest.approx(short.prefill.seconds.value + short.decode.seconds.value)
     cold, half, all_ = (
         figure("ttft", drafted(50_000, prefix_caching=True, **cached)).value
         for cached in ({}, {"cached_tokens": 25_000}, {"cached_tokens": 50_000})
@@ -221,27 +193,14 @@ def test_attention_of_a_layer_is_its_slower_roof_at_the_kernel_s_share(rows: int
     assert found.high / found.value == pytest.approx(factor) == pytest.approx(found.value / found.low)
 
 
-def test_whose_drafts_are_verified_makes_no_difference() -> None:
-    about = drafted(131_072, backend="triton", speculation="dflash2:7", accepted=1.0)
-    assert figure("attention_per_layer", about) == attention(8)[0]
-
-
-def test_attention_of_all_layers_is_the_step_s_part_without_the_drafter_s_own() -> None:
+def test_attention_of_all_layers_is_the_step_s_part_whosever_drafts_are_verified() -> None:
     """A prediction layer reads the whole context too, and a window some of it; neither is in the model's part."""
     parts = {part.name: part.seconds for part in answer(drafted(60_000), VLLM).decode.parts}
     assert figure("attention_per_layer", drafted(60_000)).value * LAYERS * MS == pytest.approx(parts["attention"])
-    plain, one = (
-        figure("attention_per_layer", drafted(60_000, backend="triton", **drafts)).value
-        for drafts in ({}, {"speculation": "mtp:1", "accepted": 1.0})
-    )
-    rates = VLLM.kernels[TRITON].efficiency
-    assert rates is not None
-    assert one == pytest.approx(plain * 60_002 / 60_001 * rates(1) / rates(2))
-
-
-def test_a_model_that_selects_has_no_such_attention() -> None:
+    about = drafted(131_072, backend="triton", speculation="dflash2:7", accepted=1.0)
+    assert figure("attention_per_layer", about) == attention(8)[0]
     with pytest.raises(NoAnswer, match="attention"):
-        figure("attention_per_layer", Question(ctx_tokens=100_000))
+        figure("attention_per_layer", Question(ctx_tokens=100_000))  # this model selects
 
 
 @pytest.mark.parametrize("name", ["ttft", "time_per_token", "decode", "prefill"])
@@ -280,12 +239,6 @@ def steps_s(first: int, steps: int, **fields: Any) -> list[float]:
     """Seconds of decode steps from `first` cached tokens on."""
     questions = [Question(ctx_tokens=ctx, **(INT8_MLP | fields)) for ctx in range(first, first + steps)]
     return [answer(question, ONE).decode.seconds.value for question in questions]
-
-
-@pytest.mark.parametrize("requests", [0, 10**6 + 1])
-def test_a_load_is_of_some_requests(requests: int) -> None:
-    with pytest.raises(msgspec.ValidationError, match="requests"):
-        msgspec.convert({"requests": requests, "prompt_tokens": 1, "output_tokens": 1}, Load)
 
 
 def test_one_token_takes_the_time_to_the_first_and_every_further_one_a_decode_step() -> None:
@@ -328,11 +281,9 @@ def test_a_time_has_an_interval_only_where_one_is_wanted(name: str) -> None:
     found, plain = (served(name, load(11, requests=2), intervals=wanted) for wanted in (True, False))
     assert found.low < found.value < found.high
     assert ends(plain) == (found.value,) * 3
-
-
-def test_a_longer_time_is_a_lower_throughput() -> None:
-    total, rate = (served(name, load(11, requests=2)) for name in ("total_time", "throughput"))
-    assert total.low * rate.high == pytest.approx(total.high * rate.low) == pytest.approx(22)
+    if name == "total_time":  # a longer one is a lower throughput
+        rate = served("throughput", load(11, requests=2))
+        assert found.low * rate.high == pytest.approx(found.high * rate.low) == pytest.approx(22)
 
 
 def test_the_workload_says_how_long_prompts_are_and_the_question_does_not() -> None:
@@ -342,14 +293,11 @@ def test_the_workload_says_how_long_prompts_are_and_the_question_does_not() -> N
 
 @pytest.mark.parametrize("name", SERVED)
 def test_no_workload_and_a_request_that_can_never_run_are_no_answer(name: str) -> None:
-    with pytest.raises(NoAnswer, match="needs a workload"):
-        served(name, None)
-    with pytest.raises(NoAnswer, match=rf"needs {BLOCKS} blocks, the pool has {BLOCKS - 1}"):
-        served(name, load(100), pool_bytes=BLOCKS * BLOCK_BYTES)
-    with pytest.raises(NoAnswer, match=r"1,100|1100"):
-        served(name, load(100), max_model_tokens=1050)
-
-
-def test_a_single_token_has_no_time_between_tokens() -> None:
-    with pytest.raises(NoAnswer, match="one token"):
-        served("inter_token", load(1))
+    for workload, fields, says in (
+        (None, {}, "needs a workload"),
+        (load(100), {"pool_bytes": BLOCKS * BLOCK_BYTES}, rf"needs {BLOCKS} blocks, the pool has {BLOCKS - 1}"),
+        (load(100), {"max_model_tokens": 1050}, r"1,100|1100"),
+        *([(load(1), {}, "one token")] if name == "inter_token" else []),
+    ):
+        with pytest.raises(NoAnswer, match=says):
+            served(name, workload, **fields)
