@@ -151,8 +151,7 @@ def test_every_staged_case_takes_more_than_one_bucket() -> None:
 # Cases
 
 ONE = Case(
-    operation="decode_format",
-    at={"format": "q8_0", "ctx_tokens": 769, "batch": 3, "q_tokens": 2, "heads": "4x2x64"},
+    operation="decode_format", at={"format": "q8_0", "ctx_tokens": 769, "batch": 3, "q_tokens": 2, "heads": "4x2x64"}
 )
 STAGED = Case(
     operation="prefill_attention",

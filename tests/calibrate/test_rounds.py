@@ -6,14 +6,7 @@ import random
 import pytest
 
 from calibrate.probes import Probe, ProbeRecord, Sample
-from calibrate.rounds import (
-    between_calibrations,
-    in_order,
-    joined_rounds,
-    moment_spread,
-    round_name,
-    typical_spread,
-)
+from calibrate.rounds import between_calibrations, in_order, joined_rounds, moment_spread, round_name, typical_spread
 from tests.calibrate import probe_worlds as worlds
 
 
