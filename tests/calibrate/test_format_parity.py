@@ -14,8 +14,10 @@ SHAPES = [(1, 128), (2, 256), (4, 256), (3, 512), (8, 128)]
 SMALL = [(1, 16), (1, 32), (2, 32), (3, 64)]
 
 
-def test_both_rooms_have_the_same_formats() -> None:
+def test_both_rooms_have_the_same_formats_and_only_tiles_wait() -> None:
     assert format_names() == counted_names()
+    for name in format_names():
+        assert bool(kv_format(name).sidecar_bytes) == (format_named(name).tile_tokens > 1)
 
 
 @pytest.mark.parametrize(("name", "arrangement"), CASES)
@@ -27,12 +29,7 @@ def test_bytes_by_formula_are_the_bytes_of_the_tensors(name: str, arrangement: s
         assert fmt.token_bytes(kv_heads, head_dim) == counted
         planes = fmt.allocate(2, 2 * fmt.tile_tokens, kv_heads, head_dim, torch.device("cpu"))
         assert sum(tensor.nbytes for tensor in planes.tensors.values()) == planes.nbytes == planes.slots * counted
-
-
-@pytest.mark.parametrize(("name", "arrangement"), CASES)
-def test_small_heads_are_counted_alike_where_both_take_them(name: str, arrangement: str) -> None:
-    fmt, row = format_named(name, arrangement=arrangement), kv_format(name)
-    for kv_heads, head_dim in SMALL:
+    for kv_heads, head_dim in SMALL:  # where both take them
         try:
             held = fmt.token_bytes(kv_heads, head_dim)
         except ValueError:
@@ -50,8 +47,3 @@ def test_waiting_tokens_are_counted_alike(name: str) -> None:
     )
     pools = [sum(planes.sidecar[name].nbytes for name in ("side_keys", "side_values")) for planes in (one, two)]
     assert pools[1] - pools[0] == pools[0] == row.tile_tokens * 2 * 64 * 2 * row.sidecar_bytes
-
-
-def test_only_tiles_wait() -> None:
-    for name in format_names():
-        assert bool(kv_format(name).sidecar_bytes) == (format_named(name).tile_tokens > 1)

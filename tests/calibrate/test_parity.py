@@ -66,16 +66,23 @@ def link_bytes(program: Program) -> float:
     return sum(op.link_bytes * op.calls * block.iterations * block.times for block in program for op in block.ops)
 
 
-def test_both_rooms_have_the_same_layouts() -> None:
+def test_both_rooms_have_the_same_layouts_formats_pages_and_shape() -> None:
+    """Formats as planes of sparse attention, in either tier; what else is kept is read whole, see `test_lowering`."""
     assert layouts.layout_names() == layout_names()
     assert {load_layout(name).name for name in layout_names()} == {"vram", "offload"}
-
-
-def test_every_format_of_the_rulebook_is_one_that_a_backend_keeps() -> None:
-    """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_lowering`."""
     rules = load_engine("twin")
+    assert rules.page_tokens == steps.PAGE_TOKENS
     assert set(rules.own_kernels.interleaved_formats) == set(BLOCK_FORMATS)
     assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(BLOCK_FORMATS)
+    model = case_of("vram", "fp16", 1).model
+    attention, indexer = model.attention, model.indexer
+    assert indexer is not None
+    heads = SHAPE.query_heads, SHAPE.kv_heads, SHAPE.head_dim
+    assert heads == (attention.query_heads, attention.kv_heads, attention.head_dim)
+    assert (SHAPE.index_heads, SHAPE.index_dim) == (indexer.query_heads, indexer.head_dim)
+    assert (SHAPE.budget, SHAPE.ratio, SHAPE.topk) == (indexer.budget, indexer.ratio, indexer.block_topk)
+    assert SHAPE.layers * attention.every == model.layers
+    assert SHAPE.dense_limit == sparse_threshold(model)
 
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS)
@@ -89,25 +96,6 @@ def test_a_record_is_the_run_that_is_counted(fmt: str) -> None:
     assert op.link_bytes == (SHAPE.topk + 2 / SHAPE.ratio) * record_bytes
     placed = case_of("offload", fmt, 98_306)
     assert placed.layout.placement(placed).host_bytes == record_bytes // SHAPE.ratio + 2 * SHAPE.index_dim
-
-
-def test_the_kernels_have_the_shape_of_the_model() -> None:
-    model = case_of("vram", "fp16", 1).model
-    attention, indexer = model.attention, model.indexer
-    assert indexer is not None
-    assert (SHAPE.query_heads, SHAPE.kv_heads, SHAPE.head_dim) == (
-        attention.query_heads,
-        attention.kv_heads,
-        attention.head_dim,
-    )
-    assert (SHAPE.index_heads, SHAPE.index_dim) == (indexer.query_heads, indexer.head_dim)
-    assert (SHAPE.budget, SHAPE.ratio, SHAPE.topk) == (indexer.budget, indexer.ratio, indexer.block_topk)
-    assert SHAPE.layers * attention.every == model.layers
-    assert SHAPE.dense_limit == sparse_threshold(model)
-
-
-def test_the_kernels_have_the_pages_of_the_rulebook() -> None:
-    assert load_engine("twin").page_tokens == steps.PAGE_TOKENS
 
 
 @pytest.mark.parametrize("layout", ["vram", "offload"])
@@ -159,11 +147,14 @@ def test_a_staged_chunk_copies_the_bytes_of_its_program(
         assert chunk.verify() < 2e-2
 
 
-def test_planes_that_are_read_in_place_copy_nothing() -> None:
+def test_planes_that_are_read_in_place_copy_nothing_and_a_context_below_the_budget_is_no_step() -> None:
     made = backend("cpu", "fp16")
     with made.cache(SHAPE, layers=1, tokens=2_304, tier="host") as cache:
         cache.fill_random(1)
         assert made.prefill_chunk(cache, layer=0, past=2_300, rows=4, mode="in_place").link_bytes == 0
+    made = backend("cpu", "fp16")
+    with made.cache(SHAPE, layers=1, tokens=2_048, tier="vram") as cache, pytest.raises(ValueError, match="read whole"):
+        made.decode_step(cache, end=2_047)
 
 
 @pytest.mark.parametrize("end", [2_048, 2_049, 2_051, 2_052, 2_055, 4_097])
@@ -205,9 +196,3 @@ def test_a_decode_step_s_bytes_are_those_of_its_program(fmt: str, end: int) -> N
         assert step.pooled(0).shape[0] == complete_blocks(model, end)
         token_bytes = cache.keys[0][0].nbytes + cache.values[0][0].nbytes
         assert ops(program)["kv_gather"].vram_bytes == selected_tokens(model, end) * token_bytes
-
-
-def test_a_context_below_the_budget_is_no_step_of_the_kernels() -> None:
-    made = backend("cpu", "fp16")
-    with made.cache(SHAPE, layers=1, tokens=2_048, tier="vram") as cache, pytest.raises(ValueError, match="read whole"):
-        made.decode_step(cache, end=2_047)

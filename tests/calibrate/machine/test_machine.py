@@ -18,15 +18,14 @@ from tests.calibrate import probe_worlds as worlds
 SMI = ["9.9", "1", "2", "30", "700", "1500", "1980", "2600", "4", "5", "8", "16"]
 
 
-def test_a_machine_is_itself_when_looked_at_twice() -> None:
+def test_a_machine_is_itself_when_looked_at_twice_and_a_control_group_limits_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     total, free = host_memory()
     assert 0 < free <= total
     machine = describe("cpu")
     assert machine.identity() == describe("cpu").identity()
     assert (machine.compute_capability, machine.device_bytes) == ("0.0", machine.host_bytes)
-
-
-def test_a_control_group_limits_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"memory.max": "1000000", "memory.current": "400000", "memory.stat": "file 7\ninactive_file 100000"}
     read = description._read
     monkeypatch.setattr(description, "_read", lambda path: told.get(Path(path).name, read(path)))
@@ -97,10 +96,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
     """Runs a probe as on a GPU whose memory, small, is the host's and whose kernels are interpreted."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tests.calibrate.cpu_probes import probe_of
-
     from calibrate.machine import copies, kernels, mapped
     from realkernels.cpu_backend import CpuBackend
+    from tests.calibrate.cpu_probes import probe_of
 
     if not hasattr(kernels._sum, "rewrite"):
         pytest.skip("the kernels were imported before TRITON_INTERPRET was set")
@@ -171,20 +169,14 @@ def test_a_wrong_result_is_noticed(
 # Operations a second.
 
 
-def test_a_chain_is_what_the_instructions_say() -> None:
-    pytest.importorskip("triton")
-    from calibrate.machine.kernels import chained
-
-    assert chained(0b1011, (0b0110, 0b1000), 1) == ((0b1011 & 0b0110) ^ 0b1000) << 7
-    assert chained(0xFFFFFFFF, (0xFFFFFFFF, 0), 5) == 0xFFFFFFFF
-    assert chained(1, (0xFFFFFFFF, 0), 32) == 1
-
-
-def test_every_operation_of_a_run_is_counted_and_wrong_chains_are_noticed() -> None:
+def test_a_chain_is_what_the_instructions_say_every_operation_is_counted_and_wrong_chains_are_noticed() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from calibrate.machine.kernels import _ASSEMBLY, ROUNDS, Chains, chained
 
+    assert chained(0b1011, (0b0110, 0b1000), 1) == ((0b1011 & 0b0110) ^ 0b1000) << 7
+    assert chained(0xFFFFFFFF, (0xFFFFFFFF, 0), 5) == 0xFFFFFFFF
+    assert chained(1, (0xFFFFFFFF, 0), 32) == 1
     timed = Chains(chains=4, device=torch.device("cpu"), steps=3, programs=2)
     assert timed.operations == 2 * 4 * 256 * 3 * 16
     assert (_ASSEMBLY.count("lop3"), _ASSEMBLY.count("shf")) == (8, 8)
