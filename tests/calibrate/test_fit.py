@@ -15,6 +15,7 @@ from calibrate.fit import fitted_rates
 from calibrate.operations.operation import Operation, Point
 from calibrate.operations.table import BY_NAME, OPERATIONS
 from calibrate.probes import ProbeRecord, Sample
+from calibrate.refit import Records
 from hwprofiles import HardwareProfile, load_profile
 from tests.calibrate import probe_worlds as worlds
 from twin.cost.breakdown import Breakdown
@@ -27,6 +28,9 @@ COPIED = 0.9
 """Of the memory's rate, by copies within the device."""
 
 BF16, INT4, FP8 = (f"attend_decode/twin/{name}" for name in ("bf16", "int4_per_token_head", "fp8"))
+Fitted = tuple[HardwareProfile, dict[str, Any]]
+"""A machine and the residuals of what its rates were fitted on."""
+
 Change = Callable[[Operation, Point, float], float]
 
 
@@ -57,7 +61,7 @@ def rated(operation: Operation, point: Point, truth: HardwareProfile) -> bool:
 def records_of(
     truth: HardwareProfile, *, change: Change = lambda _operation, _point, time: time,
     points: Callable[[Operation], tuple[Point, ...]] | None = None,
-) -> dict[str, ProbeRecord]:  # fmt: skip
+) -> Records:  # fmt: skip
     """What the machine would measure at every point of the table."""
     size = truth.gpu.vram_read.rate.value
     samples: dict[str, list[Sample]] = {"vram_copy": [worlds.sample(1.0, moved=size)]}
@@ -71,9 +75,7 @@ def records_of(
     return {name: ProbeRecord(samples=tuple(own), took_s=1.0) for name, own in samples.items()}
 
 
-def fitted(
-    truth: HardwareProfile, records: dict[str, ProbeRecord], **gpu: Any
-) -> tuple[HardwareProfile, dict[str, Any]]:
+def fitted(truth: HardwareProfile, records: Records, **gpu: Any) -> Fitted:
     bare = replace(truth, kernels={}, gpu=replace(truth.gpu, **gpu))
     evidence = Evidence(machine=worlds.machine(), records=records, date="2026-12-01")
     kernels, parts = fitted_rates(OPERATIONS, records, bare, DTYPE, evidence.provenance)
@@ -82,20 +84,18 @@ def fitted(
 
 
 @pytest.fixture(scope="module")
-def records(truth: HardwareProfile) -> dict[str, ProbeRecord]:
+def records(truth: HardwareProfile) -> Records:
     """What the machine would measure."""
     return records_of(truth)
 
 
 @pytest.fixture(scope="module")
-def again(truth: HardwareProfile, records: dict[str, ProbeRecord]) -> tuple[HardwareProfile, dict[str, Any]]:
+def again(truth: HardwareProfile, records: Records) -> Fitted:
     """The machine as its own samples make it."""
     return fitted(truth, records)
 
 
-def test_every_kernel_of_the_machine_comes_out(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]]
-) -> None:
+def test_every_kernel_of_the_machine_comes_out(truth: HardwareProfile, again: Fitted) -> None:
     assert set(again[0].kernels) == set(truth.kernels)
     for key, kernel in truth.kernels.items():
         found = again[0].kernels[key]
@@ -107,20 +107,17 @@ def test_every_kernel_of_the_machine_comes_out(
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 def test_points_that_were_not_measured_are_predicted_as_by_the_machine(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]], operation: Operation
+    truth: HardwareProfile, again: Fitted, operation: Operation
 ) -> None:
-    for points in operation.held_out.values():
-        for point in [point for point in points.gpu if rated(operation, point, truth)]:
-            wanted, found = (
-                Breakdown().run(operation.lower(point, DTYPE), Roofs(profile)).seconds for profile in (truth, again[0])
-            )
+    for point in (point for points in operation.held_out.values() for point in points.gpu):
+        if rated(operation, point, truth):
+            program = operation.lower(point, DTYPE)
+            wanted, found = (Breakdown().run(program, Roofs(machine)).seconds for machine in (truth, again[0]))
             assert found == pytest.approx(wanted, rel=0.03), point
 
 
 @pytest.mark.parametrize("name", ["product", "decode_select", "decode_gather", "linear", "dequantise_format"])
-def test_a_calibrated_sample_is_given_back(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]], name: str
-) -> None:
+def test_a_calibrated_sample_is_given_back(truth: HardwareProfile, again: Fitted, name: str) -> None:
     """Where no two sizes share an efficiency, but for those that only tell a latency."""
     operation = BY_NAME[name]
     for point in operation.calibration(cuda=True, quick=False, multiprocessors=truth.gpu.sm_count):
@@ -166,9 +163,7 @@ def of_each_probe(operation: Operation, count: int) -> tuple[Point, ...]:
     return tuple(point for own in probes.values() for point in own[:count])
 
 
-def test_a_format_without_samples_is_left_out_and_the_others_stay(
-    truth: HardwareProfile, records: dict[str, ProbeRecord]
-) -> None:
+def test_a_format_without_samples_is_left_out_and_the_others_stay(truth: HardwareProfile, records: Records) -> None:
     fewer = records | {"decode_format.fp8": ProbeRecord(skipped="the kernel of fp8 is not there")}
     del fewer["dequantise_format.kvarn_k4v2_g128"]  # then nothing of its chunks is known
     profile, parts = fitted(truth, fewer)
@@ -176,15 +171,13 @@ def test_a_format_without_samples_is_left_out_and_the_others_stay(
     assert {row["at"]["format"] for row in parts["attend_dense/twin/bf16"]} == {"bf16", "int8_per_token_head"}
 
 
-def test_a_type_without_a_measured_roof_is_left_out(truth: HardwareProfile, records: dict[str, ProbeRecord]) -> None:
+def test_a_type_without_a_measured_roof_is_left_out(truth: HardwareProfile, records: Records) -> None:
     profile, _ = fitted(truth, records, tensor={"fp16": truth.gpu.tensor["fp16"]})
     assert not {"linear/twin/bf16", "linear/library/bf16", BF16, INT4} & set(profile.kernels)
     assert {"linear/twin/fp16", "attend_decode/twin/fp16"} <= set(profile.kernels)
 
 
-def test_without_a_rate_of_instructions_all_is_efficiency(
-    truth: HardwareProfile, records: dict[str, ProbeRecord]
-) -> None:
+def test_without_a_rate_of_instructions_all_is_efficiency(truth: HardwareProfile, records: Records) -> None:
     profile, parts = fitted(truth, records, instructions=None)
     decode, dense = profile.kernels[INT4], profile.kernels["attend_dense/twin/bf16"]
     assert (decode.operations, decode.combine, dense.combine) == (None, None, None)
@@ -195,7 +188,7 @@ def test_without_a_rate_of_instructions_all_is_efficiency(
 
 
 def test_a_number_for_each_kind_of_block_is_kept_only_where_no_line_will_do(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]]
+    truth: HardwareProfile, again: Fitted
 ) -> None:
     """Blocks of 48 rows that take twice as long lie on no line between those of 16 and those of more."""
 
@@ -214,7 +207,7 @@ def test_a_number_for_each_kind_of_block_is_kept_only_where_no_line_will_do(
 
 
 def test_as_many_sizes_as_numbers_say_nothing_of_how_far_they_scatter_and_layers_are_the_sum_of_their_parts(
-    truth: HardwareProfile, records: dict[str, ProbeRecord]
+    truth: HardwareProfile, records: Records
 ) -> None:
     fewer, keep = dict(records), {(512, 16_896), (2_048, 18_432), (64, 32_832)}
     for name in [name for name in fewer if name.startswith("prefill_format.")]:

@@ -14,13 +14,20 @@ from calibrate.measurements import MeasuredRow, Measurements, row_of, shipped_me
 from calibrate.operations import points
 from calibrate.operations.operation import FORMATS, Group
 from calibrate.operations.table import Case, held_out_cases
+from calibrate.refit import FORMATS as FORMAT_RECORD
+from calibrate.refit import LIBRARY, OWN, probes
 from calibrate.validation import Comparison, Validation
 from hwprofiles import HardwareProfile, load_profile
+from hwprofiles.files import read_json
 from hwprofiles.profile import CPU_CAPABILITY
+from hwprofiles.store import RECORDS
 from twin.cost.roofline import WALLS
 from twin.errors import MissingRate
 
 MACHINE = "h200"
+LAYER_TOLERANCE = 0.15
+"""Largest distance of a whole layer from the sum of its parts, at points that no part was fitted on."""
+
 STEP = Case(operation="decode_step", at={"tier": "host", "ctx_tokens": 98_306, "layers": 12})
 
 SETS = (
@@ -29,6 +36,10 @@ SETS = (
     "score/twin/fp16", "attend_sparse/twin/fp16",
 )  # fmt: skip
 """Rates of the profile that rows of the grid hang on."""
+
+
+Joined = list[tuple[MeasuredRow, Comparison]]
+"""Each row and what became of it."""
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +58,11 @@ def validation(measured: Measurements, profile: HardwareProfile) -> Validation:
 
 
 @pytest.fixture(scope="module")
-def joined(measured: Measurements, validation: Validation) -> list[tuple[MeasuredRow, Comparison]]:
+def joined(measured: Measurements, validation: Validation) -> Joined:
     return list(zip(measured.rows, validation.cases, strict=True))
 
 
-def of_group(joined: list[tuple[MeasuredRow, Comparison]], group: str) -> list[Comparison]:
+def of_group(joined: Joined, group: str) -> list[Comparison]:
     return [case for row, case in joined if row.group == group]
 
 
@@ -77,11 +88,14 @@ def rates(plain: Any) -> Iterator[dict[str, Any]]:
         yield from (rate for value in plain.values() for rate in rates(value))
 
 
-def test_nothing_in_the_profile_is_fitted_on_anything(profile: HardwareProfile) -> None:
+def test_nothing_in_the_profile_is_fitted_on_anything_and_no_record_says_which_card_it_was(
+    profile: HardwareProfile,
+) -> None:
     found = list(rates(msgspec.to_builtins(profile)))
     assert len(found) > 30
     assert not any(rate.get("fitted_on") for rate in found)
     assert {rate["source"] for rate in found} == {"measured", "datasheet"}
+    assert {read_json(RECORDS / MACHINE / name)["machine"]["device_id"] for name in (OWN, FORMAT_RECORD)} == {""}
 
 
 @pytest.mark.parametrize("group", ["grid", "long_curve", "formats"])
@@ -114,9 +128,7 @@ def test_every_shipped_row_is_held_out_within_its_tolerance_and_nearer_than_the_
 
 
 @pytest.mark.parametrize(("group", "least"), [("grid", 80), ("formats", 120)])
-def test_a_group_is_predicted_to_a_few_per_cent_and_its_intervals_hold(
-    joined: list[tuple[MeasuredRow, Comparison]], group: str, least: int
-) -> None:
+def test_a_group_is_predicted_to_a_few_per_cent_and_its_intervals_hold(joined: Joined, group: str, least: int) -> None:
     cases = of_group(joined, group)
     median, p95 = np.quantile([abs(case.error or 0.0) for case in cases], (0.5, 0.95))
     assert len(cases) >= least
@@ -126,7 +138,7 @@ def test_a_group_is_predicted_to_a_few_per_cent_and_its_intervals_hold(
     assert 0.80 <= sum(case.covered for case in cases) / len(cases) <= 0.97
 
 
-def test_each_point_of_the_long_curve_is_within_6_per_cent(joined: list[tuple[MeasuredRow, Comparison]]) -> None:
+def test_each_point_of_the_long_curve_is_within_6_per_cent(joined: Joined) -> None:
     curve = of_group(joined, "long_curve")
     assert len(curve) >= 18
     assert {case.id: case.error for case in curve if abs(case.error or 1.0) > 0.06} == {}
@@ -134,7 +146,7 @@ def test_each_point_of_the_long_curve_is_within_6_per_cent(joined: list[tuple[Me
 
 
 def test_what_a_staged_prefill_moves_is_predicted_exactly_and_whatever_lies_in_vram_moves_nothing(
-    joined: list[tuple[MeasuredRow, Comparison]],
+    joined: Joined,
 ) -> None:
     staged = [case.also for row, case in joined if "bucket_tokens" in row.case.at]
     assert len(staged) >= 20
@@ -197,3 +209,24 @@ def test_tolerances_go_by_what_is_timed_and_where(profile: HardwareProfile) -> N
 def test_a_format_that_was_not_calibrated_is_refused(profile: HardwareProfile) -> None:
     with pytest.raises(MissingRate, match="bf16"):
         predict_case(STEP, profile, kv_dtype="bf16")
+
+
+# Records of library kernels and formats, which were measured on their own
+
+
+def test_whole_layers_take_what_their_parts_add_up_to() -> None:
+    layers = read_json(RECORDS / MACHINE / LIBRARY)["fitted"]["layer"]
+    phases = {(row["at"]["q_tokens"] == 1, row["at"]["past_tokens"] > 0) for row in layers}
+    assert phases >= {(True, True), (False, False)}
+    for row in layers:
+        off = sum(row["parts_s"].values()) / row["measured_s"] - 1
+        assert row["residual"] == pytest.approx(off, abs=1e-9)
+        assert abs(off) <= LAYER_TOLERANCE, row["at"]
+
+
+@pytest.mark.parametrize("name", [LIBRARY, FORMAT_RECORD])
+def test_every_probe_of_a_kernel_ran_to_its_end_and_was_checked(name: str) -> None:
+    for probe, record in probes(read_json(RECORDS / MACHINE / name)).items():
+        assert record.samples, probe
+        assert (record.skipped, record.left_out) == ("", 0), probe
+        assert all(sample.checked for sample in record.samples)

@@ -1,5 +1,6 @@
 """Points as ops: exactly what is timed, counted as whole predictions count it, and as the kernels hold and move it."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from calibrate.operations.operation import Point
 from calibrate.operations.table import BY_NAME, Case
 from twin.models.spec import Attention, FeedForward
 from twin.operations.lower import decode_program, prefill_program
-from twin.operations.ops import Carried, Engine, Op, OpGraph, Program, Step
+from twin.operations.ops import Carried, Engine, Op, Program, Step
 
 FP16 = "fp16"
 PLANE_BYTES = 2 * 2 * 256 * 2
@@ -25,28 +26,32 @@ def program(operation: str, point: Point, dtype: str = FP16) -> Program:
     return Case(operation=operation, at=dict(point)).program(dtype)
 
 
-def parts(block: OpGraph) -> list[str]:
-    return [op.part for op in block.ops]
-
-
 def link_bytes(ops: Program) -> float:
     return sum(op.link_bytes * op.calls * block.iterations * block.times for block in ops for op in block.ops)
 
 
-@pytest.mark.parametrize("tier", ["vram", "host"])
 @pytest.mark.parametrize(
-    ("operation", "wanted"),
+    ("operation", "point", "wanted"),
     [
-        ("decode_step", ["weights", "pooled_scan", "select", "kv_gather"]),
-        ("decode_select", ["pooled_scan", "select"]),
-        ("decode_gather", ["kv_gather"]),
+        ("decode_step", STEP, ["weights", "pooled_scan", "select", "kv_gather"]),
+        ("decode_select", STEP, ["pooled_scan", "select"]),
+        ("decode_gather", STEP | {"tier": "vram"}, ["kv_gather"]),
+        ("prefill_attention", CHUNK, ["attention"]),
+        ("prefill_attention", CHUNK | {"tier": "host"}, ["kv_gather"]),
+        ("prefill_attention", STAGED, ["kv_copy", "attention", "combine"]),
+        ("prefill_attention", STAGED | {"bucket_tokens": 16_384}, ["kv_copy", "attention"]),
+        ("prefill_select", CHUNK, ["score", "select"]),
     ],
 )
-def test_a_decode_case_is_a_chain_of_what_it_times_for_each_layer(operation: str, tier: str, wanted: list[str]) -> None:
-    (block,) = program(operation, STEP | {"tier": tier})
-    assert parts(block) == wanted
-    assert [op.after for op in block.ops] == [(at - 1,) if at else () for at in range(len(wanted))]
-    assert (block.times, block.iterations, block.carried) == (7, 1, ())
+def test_a_case_is_what_it_times_of_one_layer_or_a_chain_of_it_for_each(
+    operation: str, point: Point, wanted: list[str]
+) -> None:
+    (block,) = program(operation, point)
+    assert [op.part for op in block.ops] == wanted
+    assert block.times == point.get("layers", 1)
+    if "layers" in point:
+        assert [op.after for op in block.ops] == [(at - 1,) if at else () for at in range(len(wanted))]
+        assert (block.iterations, block.carried) == (1, ())
 
 
 def test_a_step_is_its_selection_and_its_gather_before_each_layer_of_a_backbone() -> None:
@@ -59,22 +64,6 @@ def test_a_step_is_its_selection_and_its_gather_before_each_layer_of_a_backbone(
         return [replace(op, after=()) for op in program(operation, STEP)[0].ops]
 
     assert ops("decode_step")[1:] == ops("decode_select") + ops("decode_gather")
-
-
-@pytest.mark.parametrize(
-    ("operation", "point", "wanted"),
-    [
-        ("prefill_attention", CHUNK, ["attention"]),
-        ("prefill_attention", CHUNK | {"tier": "host"}, ["kv_gather"]),
-        ("prefill_attention", STAGED, ["kv_copy", "attention", "combine"]),
-        ("prefill_attention", STAGED | {"bucket_tokens": 16_384}, ["kv_copy", "attention"]),
-        ("prefill_select", CHUNK, ["score", "select"]),
-    ],
-)
-def test_a_prefill_case_is_what_it_times_of_one_layer(operation: str, point: Point, wanted: list[str]) -> None:
-    (block,) = program(operation, point)
-    assert parts(block) == wanted
-    assert block.times == 1
 
 
 def test_a_staged_loop_is_the_layout_s_own_and_waits_for_the_iterations_before() -> None:
@@ -90,12 +79,11 @@ def test_a_staged_loop_is_the_layout_s_own_and_waits_for_the_iterations_before()
 
 
 @pytest.mark.parametrize(("ctx_tokens", "pages"), [(12_288, 48), (12_289, 49), (12_543, 49), (2_052, 9)])
-@pytest.mark.parametrize("bucket_tokens", [256, 4_096, 16_384])
 def test_a_staged_case_pulls_every_page_in_use_once_in_the_same_buckets_in_every_type(
-    ctx_tokens: int, pages: int, bucket_tokens: int
+    ctx_tokens: int, pages: int
 ) -> None:
-    sizes = {"ctx_tokens": ctx_tokens, "q_tokens": 96, "bucket_tokens": bucket_tokens}
-    for dtype, scale in (("fp16", 1), ("bf16", 1), ("fp32", 2)):
+    for bucket_tokens, (dtype, scale) in product((256, 4_096, 16_384), (("fp16", 1), ("bf16", 1), ("fp32", 2))):
+        sizes = {"ctx_tokens": ctx_tokens, "q_tokens": 96, "bucket_tokens": bucket_tokens}
         made = program("prefill_attention", STAGED | sizes, dtype)
         assert link_bytes(made) == pytest.approx(pages * 256 * PLANE_BYTES * scale, rel=1e-12)
         assert made[0].iterations == -(-ctx_tokens // bucket_tokens)
@@ -222,9 +210,9 @@ def test_the_default_shape_is_the_model_s_and_another_type_has_its_own_kernels_a
 
 
 def test_rows_of_a_token_are_read_alone_from_ram_and_by_pages_from_disk() -> None:
-    ram, disk = (program("disk_rows", {"source": source, "tokens": 3})[0].ops[0] for source in ("ram", "disk"))
-    assert (ram.engine, ram.host_bytes, ram.run_bytes) == (Engine.HOST, 3 * 16 * 102, 102)
-    assert (disk.engine, disk.host_bytes, disk.run_bytes) == (Engine.DISK, 3 * 16 * 4_096, 4_096)
+    for source, engine, run_bytes in (("ram", Engine.HOST, 102), ("disk", Engine.DISK, 4_096)):
+        op = program("disk_rows", {"source": source, "tokens": 3})[0].ops[0]
+        assert (op.engine, op.host_bytes, op.run_bytes) == (engine, 3 * 16 * run_bytes, run_bytes)
 
 
 @pytest.mark.parametrize(("name", "engine"), [("evict_page", Engine.D2H), ("restore_page", Engine.H2D)])

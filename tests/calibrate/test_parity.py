@@ -11,6 +11,7 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
+from twin.formats import format_names, kv_format
 from twin.layouts import layout_names, load_layout
 from twin.operations.counts import complete_blocks, is_sparse, selected_tokens, sparse_threshold
 from twin.operations.ops import Op, Program
@@ -19,7 +20,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[k
 
 from realkernels import layouts, steps  # noqa: E402 - after the skip
 from realkernels.cpu_backend import CpuBackend  # noqa: E402
-from realkernels.formats import format_named  # noqa: E402
+from realkernels.formats import arrangements, format_named  # noqa: E402
+from realkernels.formats import format_names as held_formats  # noqa: E402
 from realkernels.formats.blocks import BLOCK_FORMATS, record_of  # noqa: E402
 from realkernels.shape import QsaShape  # noqa: E402
 
@@ -70,6 +72,9 @@ def test_both_rooms_have_the_same_layouts_formats_pages_and_shape() -> None:
     """Formats as planes of sparse attention, in either tier; what else is kept is read whole, see `test_lowering`."""
     assert layouts.layout_names() == layout_names()
     assert {load_layout(name).name for name in layout_names()} == {"vram", "offload"}
+    assert held_formats() == format_names()
+    for name in held_formats():  # only tiles wait
+        assert bool(kv_format(name).sidecar_bytes) == (format_named(name).tile_tokens > 1)
     rules = load_engine("twin")
     assert rules.page_tokens == steps.PAGE_TOKENS
     assert set(rules.own_kernels.interleaved_formats) == set(BLOCK_FORMATS)
@@ -196,3 +201,39 @@ def test_a_decode_step_s_bytes_are_those_of_its_program(fmt: str, end: int) -> N
         assert step.pooled(0).shape[0] == complete_blocks(model, end)
         token_bytes = cache.keys[0][0].nbytes + cache.values[0][0].nbytes
         assert ops(program)["kv_gather"].vram_bytes == selected_tokens(model, end) * token_bytes
+
+
+# Formats: bytes by the twin's row and by the planes that are really allocated.
+
+CASES = [(name, arrangement) for name in held_formats() for arrangement in arrangements(name)]
+SHAPES = [(1, 128), (2, 256), (4, 256), (3, 512), (8, 128)]
+SMALL = [(1, 16), (1, 32), (2, 32), (3, 64)]
+
+
+@pytest.mark.parametrize(("name", "arrangement"), CASES)
+def test_bytes_by_formula_are_the_bytes_of_the_tensors(name: str, arrangement: str) -> None:
+    fmt, row = format_named(name, arrangement=arrangement), kv_format(name)
+    assert fmt.tile_tokens == row.tile_tokens
+    for kv_heads, head_dim in SHAPES:
+        counted = row.plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
+        assert fmt.token_bytes(kv_heads, head_dim) == counted
+        planes = fmt.allocate(2, 2 * fmt.tile_tokens, kv_heads, head_dim, torch.device("cpu"))
+        assert sum(tensor.nbytes for tensor in planes.tensors.values()) == planes.nbytes == planes.slots * counted
+    for kv_heads, head_dim in SMALL:  # where both take them
+        try:
+            held = fmt.token_bytes(kv_heads, head_dim)
+        except ValueError:
+            continue
+        assert row.check(head_dim=head_dim) == ""
+        assert held == row.plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("name", [name for name in held_formats() if kv_format(name).sidecar_bytes])
+def test_waiting_tokens_are_counted_alike(name: str) -> None:
+    """A side slot holds K and V of a tile's tokens at the row's bytes an element."""
+    fmt, row = format_named(name), kv_format(name)
+    one, two = (
+        fmt.allocate(2, fmt.tile_tokens, 2, 64, torch.device("cpu"), side_tiles=side_tiles) for side_tiles in (1, 2)
+    )
+    pools = [sum(planes.sidecar[name].nbytes for name in ("side_keys", "side_values")) for planes in (one, two)]
+    assert pools[1] - pools[0] == pools[0] == row.tile_tokens * 2 * 64 * 2 * row.sidecar_bytes

@@ -16,7 +16,7 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.errors import BadValue
 from twin.prediction import Z90
-from twin.units import GIB, KIB, MINUTE, MS, TIB
+from twin.units import KIB, MINUTE, MS, TIB
 
 BLOG = load_profile("3x-rtx3090")
 VLLM = with_memory(load_profile("rtx3090"), TIB)
@@ -86,15 +86,6 @@ def test_what_two_steps_share_cancels_in_their_drop() -> None:
 # Memory.
 
 
-def test_naive_estimates_are_bytes_over_the_datasheet_of_the_memory_that_holds_them() -> None:
-    asked = Question(ctx_tokens=1_048_320)
-    tokens = 2048 + 1  # the budget and an open block of one token
-    assert figure("decode_gather", asked).naive == pytest.approx(tokens * 2 * 2 * 256 * 2 * 12 / 31.5e9 / MS)
-    scanned, asked = 250_000 * 128 * 2 * 12, Question(ctx_tokens=1_000_000)
-    assert figure("pooled_scan", asked).naive == pytest.approx(scanned / 936.2e9 / MS)
-    assert figure("pooled_scan", replace(asked, pooled="host")).naive == pytest.approx(scanned / 31.5e9 / MS)
-
-
 def test_the_longest_context_is_below_what_weights_leave_and_answers_what_does_not_fit() -> None:
     asked, large = Question(ctx_tokens=1, layout="vram"), Question(ctx_tokens=5_000_000)
     weights = sum(pool.fixed["weights"] for pool in Asked(question=asked, profile=BLOG).memory.devices())
@@ -105,33 +96,19 @@ def test_the_longest_context_is_below_what_weights_leave_and_answers_what_does_n
     assert figure("staging_that_fits", large).value == 0
 
 
-def test_what_vram_is_left_is_told_in_bytes_and_in_tokens() -> None:
-    left, tokens = (figure(name, Question(ctx_tokens=3_145_728)) for name in ("vram_left", "tokens_of_vram_left"))
-    assert [end * 0.75 * KIB for end in ends(tokens)] == pytest.approx([end * GIB for end in ends(left)])
-
-
-# The engine's statistic of a staged prefill.
-
-
 def statistics(prompt_tokens: int = 60_000, **question: Any) -> StagingStatistics:
     case = resolve(Question(ctx_tokens=prompt_tokens, **question))
     return staging_statistics(case, prompt_tokens=prompt_tokens, cache_tokens=262_144)
 
 
-def test_the_published_prompt_gives_the_published_ratio_whatever_is_staged_at_once() -> None:
-    published = statistics()
-    assert (published.ratio, published.ratio_without_probe) == pytest.approx((103.04, 127.02), abs=0.005)
-    assert (published.q_tokens, published.pages) == (57_951, 3_707)
-    assert (published.probe_q_tokens, published.probe_pages) == (2_048, 1_024)
-    assert statistics(staging_bytes=2**25) == statistics(staging_bytes=2**27) == published
-    longer = statistics(chunk_tokens=4096)
-    assert (longer.ratio, longer.ratio_without_probe) == pytest.approx((177, 254.6), abs=0.5)
-
-
-def test_one_staged_chunk_by_hand_and_no_ratio_where_nothing_is_staged() -> None:
+def test_a_ratio_of_staged_chunks_by_hand_as_published_and_none_where_nothing_is_staged() -> None:
     found = statistics(prompt_tokens=4097)  # 4096 tokens: 2048 dense, then 2048 rows over 16 pages of 256
     assert (found.q_tokens, found.pages) == (2_048, 16)
     assert found.ratio_without_probe == pytest.approx(2_048 * 2_080 / (16 * 256))
+    published = statistics()
+    assert (published.ratio, published.ratio_without_probe) == pytest.approx((103.04, 127.02), abs=0.005)
+    assert statistics(staging_bytes=2**25) == statistics(staging_bytes=2**27) == published
+    assert statistics(chunk_tokens=4096).ratio == pytest.approx(177, abs=0.5)
     for question in ({"layout": "vram"}, {"prefill": "naive"}, {"prompt_tokens": 2_048}):
         with pytest.raises(BadValue, match="is staged"):
             statistics(**question)
@@ -250,13 +227,6 @@ def test_one_token_takes_the_time_to_the_first_and_every_further_one_a_decode_st
     assert between == pytest.approx(steps_s(1005, 1)[0] / MS, rel=0.005)  # a quantile is within half a per cent
 
 
-def test_a_step_that_yields_several_tokens_delivers_them_together() -> None:
-    drafts = {"model": "qwen3.8-27b-fast", "speculation": "mtp:3", "accepted": 2.0}
-    whole = served("total_time", load(21), **drafts).value - served("total_time", load(1), **drafts).value
-    assert whole == pytest.approx(10 * steps_s(1010, 1, **drafts)[0], rel=0.01)
-    assert served("inter_token", load(21), **drafts).value == pytest.approx(whole / 10 / MS, rel=0.01)
-
-
 @pytest.mark.parametrize(("blocks", "requests", "at_once"), [(2, 4, 2), (3, 4, 3), (9, 4, 4), (9, 1, 1)])
 def test_as_many_stay_as_their_blocks_leave_room(blocks: int, requests: int, at_once: int) -> None:
     room = (1 + blocks * BLOCKS) * BLOCK_BYTES
@@ -281,14 +251,11 @@ def test_a_time_has_an_interval_only_where_one_is_wanted(name: str) -> None:
     found, plain = (served(name, load(11, requests=2), intervals=wanted) for wanted in (True, False))
     assert found.low < found.value < found.high
     assert ends(plain) == (found.value,) * 3
+    other = served(name, load(11, requests=2), ctx_tokens=77)
+    assert other == found  # the workload says how long prompts are, and the question does not
     if name == "total_time":  # a longer one is a lower throughput
         rate = served("throughput", load(11, requests=2))
         assert found.low * rate.high == pytest.approx(found.high * rate.low) == pytest.approx(22)
-
-
-def test_the_workload_says_how_long_prompts_are_and_the_question_does_not() -> None:
-    one, other = (served("total_time", load(), intervals=False, ctx_tokens=tokens) for tokens in (77, 1000))
-    assert one == other
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -77,28 +77,21 @@ def test_a_parameter_is_one_point_and_no_row_sets_two(machine: str) -> None:
 
 
 @machines
-def test_every_fitted_rate_names_the_rows_that_set_it_and_these_are_no_evidence(machine: str) -> None:
-    reasons = role_reasons(load_recorded(machine), load_profile(machine))
-    for parameter in PARAMETERS[machine]:
+def test_every_fitted_rate_and_no_other_names_the_rows_that_set_it_and_these_are_no_evidence(machine: str) -> None:
+    profile, own = load_profile(machine), PARAMETERS[machine]
+    reasons = role_reasons(load_recorded(machine), profile)
+    for parameter in own:
         rate, kind = rate_of(machine, parameter), "latency" if parameter.at is None else "efficiency"
-        same = [p for p in PARAMETERS[machine] if (p.kernel, p.at is None) == (parameter.kernel, parameter.at is None)]
+        same = [p for p in own if (p.kernel, p.at is None) == (parameter.kernel, parameter.at is None)]
         assert rate.source == "fitted", parameter
         assert sorted(rate.fitted_on) == sorted(row for each in same for row in each.rows)
         kernels = (parameter.kernel, *parameter.shared)
         places = [f"sets profile.kernels.{kernel}.{kind}" for kernel in kernels]
         assert all(reasons[row] in places for row in parameter.rows)
-
-
-@machines
-def test_no_other_kernel_is_fitted_on_published_rows(machine: str) -> None:
     prefix = {BLOG: "blog.", VLLM: "vllm."}[machine]
-    named = {
-        key
-        for key, kernel in load_profile(machine).kernels.items()
-        for rate in (kernel.efficiency, kernel.latency)
-        if rate is not None and any(row.startswith(prefix) for row in rate.fitted_on)
-    }
-    assert named == {key for parameter in PARAMETERS[machine] for key in (parameter.kernel, *parameter.shared)}
+    rates = [(key, rate) for key, kernel in profile.kernels.items() for rate in (kernel.efficiency, kernel.latency)]
+    named = {key for key, rate in rates if rate is not None and any(row.startswith(prefix) for row in rate.fitted_on)}
+    assert named == {key for parameter in own for key in (parameter.kernel, *parameter.shared)}
 
 
 def test_what_is_fitted_is_a_kernel_of_vllm() -> None:

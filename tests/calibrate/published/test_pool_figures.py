@@ -10,31 +10,18 @@ from calibrate.published.figures import FIGURES
 from hwprofiles import HardwareProfile, load_profile
 from twin.ask.question import Question
 from twin.errors import Impossible
-from twin.units import GIB, MIB
 
 PROFILE = load_profile("rtx3090")
 LAYERS = 16
-STATE_BYTES = 48 * 128 * 128 * 2 + 3 * 10_240 * 2
-"""48 value heads of 128 x 128 in 16 bits, and three inputs of a convolution over 10,240 channels."""
-
-FP8_BYTES, INT8_BYTES, KVARN_BYTES = 4 * 2 * 256, 4 * 2 * (256 + 4), 840
+FP8_BYTES, INT8_BYTES = 4 * 2 * 256, 4 * 2 * (256 + 4)
 FP8_BLOCK = 800
-"""16 x ceil(state / (16 x 2,048)) tokens, so that a page of attention covers a state."""
+"""Tokens whose page of attention covers a state of 48 x 128 x 128 x 2 + 3 x 10,240 x 2 bytes, in steps of 16."""
 
 FP8_BLOCK_BYTES = FP8_BLOCK * FP8_BYTES * LAYERS
 STATES = 3
 """48 recurrent layers in groups of 16, a block each, whatever the context."""
 
 HUNDRED = 100 * FP8_BLOCK_BYTES
-DFLASH: dict[str, Any] = {
-    "model": "qwen3.8-27b-fast", "kv_dtype": "int8_per_token_head", "speculation": "dflash2:7", "accepted": 2.0,
-    "pool_bytes": 10 * GIB,
-}  # fmt: skip
-PAGE = 864 * INT8_BYTES
-"""Int8: 864 tokens cover a state whose convolution keeps 7 inputs more."""
-
-WINDOW_BYTES = 8 * 2 * (128 + 4)
-"""The drafter's 8 heads of 128, with their scales."""
 
 
 def asked(ctx_tokens: int = 1, *, profile: HardwareProfile = PROFILE, **fields: Any) -> Asked:
@@ -52,29 +39,6 @@ def counted(name: str, ctx_tokens: int = 1, **fields: Any) -> float:
     assert found.low == found.value == found.high
     assert found.naive is None
     return found.value
-
-
-@pytest.mark.parametrize(
-    ("kv_dtype", "size"),
-    [("bf16", 4 * 2 * 256 * 2), ("fp8", FP8_BYTES), ("int8_per_token_head", INT8_BYTES),
-     ("int4_per_token_head", 4 * 2 * (128 + 4)), ("kvarn_k4v2_g128", KVARN_BYTES)],
-)  # fmt: skip
-def test_bytes_of_a_token_are_those_of_its_heads_and_scales(kv_dtype: str, size: int) -> None:
-    layer, whole = (counted(f"kv_bytes_{of}", kv_dtype=kv_dtype) for of in ("per_token_per_layer", "of_token"))
-    assert (layer, whole) == (size, LAYERS * size)
-
-
-@pytest.mark.parametrize(("kv_dtype", "token_bytes", "step"), [("fp8", FP8_BYTES, 16), ("kvarn_k4v2_g128", 840, 128)])
-def test_a_block_is_as_long_as_a_state_needs(kv_dtype: str, token_bytes: int, step: int) -> None:
-    tokens = step * -(-STATE_BYTES // (step * token_bytes))
-    assert counted("block_tokens", kv_dtype=kv_dtype) == tokens
-    assert counted("page", kv_dtype=kv_dtype) == tokens * token_bytes / MIB
-    assert kv_dtype != "fp8" or tokens == FP8_BLOCK
-
-
-def test_a_request_takes_whole_blocks_and_those_of_its_states() -> None:
-    for tokens, blocks in ((1, 1), (FP8_BLOCK, 1), (FP8_BLOCK + 1, 2), (80_000, 100)):
-        assert counted("kv_memory", tokens) == pytest.approx((blocks + STATES) * FP8_BLOCK_BYTES / GIB)
 
 
 def test_a_pinned_pool_prints_its_share_of_the_longest_request_whatever_the_context() -> None:
@@ -112,30 +76,11 @@ def test_concurrency_is_the_pool_over_the_longest_request_and_both_are_nothing_o
     assert figure("runs_out_of_memory", 80_000, profile=small).value == 1
 
 
-PLAIN = DFLASH | {"promotes_windows": False}
-
-
-def test_windows_take_blocks_of_16_tokens_of_what_steps_in_flight_may_reach() -> None:
-    """2,047 tokens back and the tokens of a step; of two, where one is scheduled while the other runs."""
-    for overlapped, steps in ((True, 2), (False, 1)):
-        found = counted("window_blocks", 32_768, **PLAIN | {"async_scheduling": overlapped})
-        assert found == -(-(2047 + steps * 2048) // 16) + 1  # a window begins amid a block
-    assert counted("window_blocks", 1000, **PLAIN) == -(-1000 // 16) + 1
+def test_without_windows_there_is_nothing_to_say_of_their_blocks() -> None:
     assert figure("window_blocks").value == 0
     for name in ("window_page_use", "window_block_tokens"):
         with pytest.raises(NoAnswer, match="sliding window"):
             figure(name)
-
-
-def test_a_window_s_block_fills_little_of_a_page_unless_promoted() -> None:
-    grown = 16 * -(-PAGE // (16 * WINDOW_BYTES))
-    assert grown == 864
-    for question, tokens, page in ((PLAIN, 16, PAGE), (DFLASH, grown, grown * WINDOW_BYTES)):
-        assert counted("window_block_tokens", 32_768, **question) == tokens
-        assert counted("page", 32_768, **question) == page / MIB
-        assert counted("window_page_use", 32_768, **question) == pytest.approx(100 * tokens * WINDOW_BYTES / page)
-    assert counted("window_blocks", 32_768, **DFLASH) == -(-(2047 + 2 * 2048) // grown) + 1
-    assert counted("kv_memory", 32_768, **DFLASH) < counted("kv_memory", 32_768, **PLAIN) / 3
 
 
 TURBO: dict[str, Any] = {"kv_dtype": "turboquant_4bit_nc"}
