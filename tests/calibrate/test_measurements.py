@@ -14,11 +14,9 @@ from calibrate.measurements import (
     LeftOutRow,
     MeasuredRow,
     Measurements,
-    measured_machines,
     merged,
     read_measurements,
     row_of,
-    shipped_measurements,
     to_text,
 )
 from calibrate.operations.table import Case
@@ -67,14 +65,6 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path.write_text(to_text(whole), encoding="utf-8")
     assert read_measurements(path) == whole
     assert to_text(read_measurements(path)) == path.read_text(encoding="utf-8")
-
-
-def test_the_shipped_file_is_what_it_would_be_written_as() -> None:
-    assert "h200" in measured_machines()
-    for machine in measured_machines():
-        shipped = shipped_measurements(machine)
-        assert shipped.machine == machine
-        assert shipped.rows
 
 
 @pytest.mark.parametrize(

@@ -76,13 +76,6 @@ def test_concurrency_is_the_pool_over_the_longest_request_and_both_are_nothing_o
     assert figure("runs_out_of_memory", 80_000, profile=small).value == 1
 
 
-def test_without_windows_there_is_nothing_to_say_of_their_blocks() -> None:
-    assert figure("window_blocks").value == 0
-    for name in ("window_page_use", "window_block_tokens"):
-        with pytest.raises(NoAnswer, match="sliding window"):
-            figure(name)
-
-
 TURBO: dict[str, Any] = {"kv_dtype": "turboquant_4bit_nc"}
 """Decodes the whole prefix outside the engine's share: a smaller share leaves more room for that."""
 
@@ -102,16 +95,16 @@ def test_out_of_memory_is_where_blocks_or_scratch_end(ctx_tokens: int, fields: d
     assert counted("runs_out_of_memory", ctx_tokens, **fields) == short
 
 
-@pytest.mark.parametrize(
-    ("machine", "kv_dtype", "does"),
-    [("rtx3090", "fp8_per_token_head", 0), ("rtx3090", "fp8", 1), ("h200", "fp8_per_token_head", 1)],
-)
-def test_a_format_starts_where_its_kernels_do(machine: str, kv_dtype: str, does: int) -> None:
-    assert counted("starts", kv_dtype=kv_dtype, profile=load_profile(machine)) == does
-
-
-@pytest.mark.parametrize("name", ["kv_pool", "block_tokens", "page", "kv_memory", "concurrency"])
-def test_an_engine_without_a_pool_has_none_of_its_figures(name: str) -> None:
-    question = Question(ctx_tokens=1)
-    with pytest.raises(Impossible, match="no pool of blocks"):
-        FIGURES[name].estimate(Asked(question=question, against=None, profile=load_profile("3x-rtx3090")))
+def test_a_format_starts_where_its_kernels_do_and_windows_or_a_pool_that_are_not_there_have_no_figures() -> None:
+    for machine, kv_dtype, does in (
+        ("rtx3090", "fp8_per_token_head", 0), ("rtx3090", "fp8", 1), ("h200", "fp8_per_token_head", 1),
+    ):  # fmt: skip
+        assert counted("starts", kv_dtype=kv_dtype, profile=load_profile(machine)) == does
+    assert figure("window_blocks").value == 0
+    for name in ("window_page_use", "window_block_tokens"):
+        with pytest.raises(NoAnswer, match="sliding window"):
+            figure(name)
+    bare = Asked(question=Question(ctx_tokens=1), against=None, profile=load_profile("3x-rtx3090"))
+    for name in ("kv_pool", "block_tokens", "page", "kv_memory", "concurrency"):
+        with pytest.raises(Impossible, match="no pool of blocks"):
+            FIGURES[name].estimate(bare)

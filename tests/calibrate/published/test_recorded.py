@@ -105,11 +105,18 @@ def test_every_published_row_ends_exactly_once_over_all_machines() -> None:
 
 
 @machines
-def test_every_case_is_within_its_tolerance_and_says_why(machine: str) -> None:
+def test_every_case_is_within_its_tolerance_and_says_why_with_the_keys_that_scripts_rely_on(machine: str) -> None:
     found = validation(machine)
     assert [(case.id, case.error) for case in found.outside] == []
     assert all(case.tolerance_reason for case in found.cases)
     assert all(row.reason for row in found.skipped)
+    plain = json.loads(json.dumps(to_json(found), allow_nan=False))
+    assert plain["schema"] == "twin.validation/1"
+    assert all(list(case)[: len(KEYS)] == KEYS for case in plain["cases"])
+    assert {case["role"] for case in plain["cases"]} == plain["summary"].keys() == {"fit", "held_out"}
+    for summary in plain["summary"].values():
+        assert summary.keys() >= {"n", "median_abs_error", "p95_abs_error", "worst", "coverage_90"}
+    assert plain["counts"].keys() >= {"predicted", "carried", "not_predicted"}
 
 
 def test_only_what_is_a_fact_of_quality_or_an_input_is_not_predicted() -> None:
@@ -143,14 +150,11 @@ def test_only_rows_that_set_are_or_repeat_a_rate_are_fit_and_an_input_measured_a
     assert "blog.link" not in role_reasons(load_recorded(BLOG), measured)
 
 
-def test_a_repeat_of_what_sets_a_rate_is_no_evidence() -> None:
+def test_a_repeat_of_what_sets_a_rate_is_no_evidence_and_what_is_alike_is_said_to_be_a_repeat() -> None:
     """In whichever direction the two are said to be the same."""
     for case in load_recorded(VLLM).cases:
         if case.same_as:
             assert len({by_id(VLLM)[id_].role for id_ in (case.id, *case.same_as)}) == 1, case.id
-
-
-def test_what_is_measured_and_predicted_alike_is_said_to_be_the_same() -> None:
     groups = [{case.id, *case.same_as} for case in load_recorded(VLLM).cases if case.same_as]
     said = {frozenset(pair) for one, other in product(groups, groups) if one & other for pair in product(one, other)}
     timed = [case for case in validation(VLLM).cases if case.has_interval]
@@ -167,8 +171,6 @@ def test_rows_come_as_near_as_was_asked(metric: str) -> None:
     cases = [case for case in validation(VLLM).cases if case.metric == metric]
     assert len(cases) == sum(row.metric == metric for row in load_recorded(VLLM).rows)
     for case in cases:
-        assert case.predicted is not None, case.id
-        assert case.error is not None, case.id
         if case.measured_low < case.measured_high:
             assert case.measured_low <= case.predicted <= case.measured_high, case.id
         else:
@@ -277,7 +279,7 @@ def test_a_slower_roof_moves_what_hangs_on_it_and_nothing_else(
     assert not kept & named
 
 
-@pytest.mark.parametrize(("machine", "share"), [(BLOG, 0.5), (VLLM, 0.9), (VLLM, 0.75), (VLLM, 0.5)])
+@pytest.mark.parametrize(("machine", "share"), [(BLOG, 0.5), (VLLM, 0.9), (VLLM, 0.5)])
 def test_what_does_not_fit_is_a_row_outside_with_no_number(machine: str, share: float) -> None:
     """Among them workloads of which no request, or not every one, finds its blocks."""
     found = with_shares(machine, vram=share)
@@ -300,17 +302,3 @@ def test_a_machine_without_recorded_rows_and_cases_of_another_are_refused(machin
     assert BLOG in refusal.value.hint
     with pytest.raises(BadFile, match="rtx3090"):
         validate(load_recorded(BLOG), load_profile(VLLM))
-
-
-# As JSON.
-
-
-@machines
-def test_json_has_the_keys_that_scripts_rely_on(machine: str) -> None:
-    plain = json.loads(json.dumps(to_json(validation(machine)), allow_nan=False))
-    assert plain["schema"] == "twin.validation/1"
-    assert all(list(case)[: len(KEYS)] == KEYS for case in plain["cases"])
-    assert {case["role"] for case in plain["cases"]} == plain["summary"].keys() == {"fit", "held_out"}
-    for summary in plain["summary"].values():
-        assert summary.keys() >= {"n", "median_abs_error", "p95_abs_error", "worst", "coverage_90"}
-    assert plain["counts"].keys() >= {"predicted", "carried", "not_predicted"}
