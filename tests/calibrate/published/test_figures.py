@@ -14,7 +14,7 @@ from hwprofiles.rates import Curve, Rate
 from tests.laws.drawn import with_memory
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.errors import BadValue
+from twin.errors import BadValue, Impossible
 from twin.prediction import Z90
 from twin.units import KIB, MINUTE, MS, TIB
 
@@ -196,7 +196,7 @@ SERVED = ("total_time", "throughput", "inter_token", "residents")
 INT8_MLP: dict[str, Any] = {"model": "qwen3.8-27b-int8-mlp", "kv_dtype": "fp8"}
 ONE = load_profile("rtx3090")
 BLOCK_BYTES = 800 * 2048 * 16
-"""A block of 800 tokens in 16 layers, 2,048 bytes each."""
+"""A block of 800 tokens in 16 layers, 2,048 bytes each: a page covers a state of 48 x 128 x 128 x 2 + 3 x 10,240 x 2."""
 BLOCKS = 2 + 3
 """Of a request of 801 to 1,600 tokens: two of attention, three of recurrent state."""
 
@@ -268,3 +268,96 @@ def test_no_workload_and_a_request_that_can_never_run_are_no_answer(name: str) -
     ):
         with pytest.raises(NoAnswer, match=says):
             served(name, workload, **fields)
+
+
+# A block pool, by hand: Qwen3.8-27B has 16 attention layers of 4 x 256 and 48 recurrent ones.
+
+FP8_BYTES, HUNDRED = 4 * 2 * 256, 100 * BLOCK_BYTES
+STATES = 3
+"""48 recurrent layers in groups of 16, a block each, whatever the context."""
+
+
+def pooled(ctx_tokens: int = 1, *, profile: HardwareProfile = ONE, **fields: Any) -> Asked:
+    named = {"model": "qwen3.8-27b", "kv_dtype": "fp8"}
+    return Asked(question=Question(ctx_tokens=ctx_tokens, **(named | fields)), profile=profile)
+
+
+def pool_figure(name: str, ctx_tokens: int = 1, **fields: Any) -> Estimate:
+    return FIGURES[name].estimate(pooled(ctx_tokens, **fields))
+
+
+def counted(name: str, ctx_tokens: int = 1, **fields: Any) -> float:
+    """The figure, which claims no interval and has no usual estimate."""
+    found = pool_figure(name, ctx_tokens, **fields)
+    assert found.low == found.value == found.high
+    assert found.naive is None
+    return found.value
+
+
+def test_a_pinned_pool_prints_its_share_of_the_longest_request_whatever_the_context() -> None:
+    room = HUNDRED + BLOCK_BYTES - 1
+    pool = pool_figure("kv_pool", 80_000, pool_bytes=room)
+    assert pool.low == pool.value == pool.high == 100 * 80_000 // (100 + STATES)
+    assert pool.naive == pytest.approx(room / (LAYERS * FP8_BYTES))
+    assert pool_figure("kv_pool", 10, pool_bytes=room, max_model_tokens=80_000).value == pool.value
+    assert pool_figure("kv_pool", 10, pool_bytes=room, max_model_tokens=160_000).value > pool.value
+
+
+def test_a_pool_that_utilisation_leaves_has_an_interval_of_whole_blocks_below_the_naive_one() -> None:
+    question = pooled(80_000, utilisation=0.9)
+    pool, plan = FIGURES["kv_pool"].estimate(question), question.memory
+    assert plan.kv_pool is not None
+    assert pool.value == plan.kv_pool.printed_tokens
+    assert pool.low < pool.value < pool.high < pool.naive
+    per_block = 80_000 / (100 + STATES)
+    for end in (pool.low, pool.value, pool.high):  # whole ones, printed as whole tokens
+        assert abs(end / per_block - round(end / per_block)) < 1 / per_block
+    weights = plan.devices()[0].fixed["weights"] + plan.devices()[0].fixed["embedding"]
+    assert pool.naive == pytest.approx((0.9 * ONE.gpu.vram.value - weights) / (LAYERS * FP8_BYTES))
+
+
+def test_concurrency_is_the_pool_over_the_longest_request_and_both_are_nothing_on_a_machine_too_small() -> None:
+    found = counted("concurrency", 10, pool_bytes=2 * HUNDRED, max_model_tokens=80_000)
+    assert found == pytest.approx(200 / (100 + STATES), rel=1e-4)  # printed tokens are whole ones
+    loose = pool_figure("concurrency", 80_000)
+    assert loose.low < loose.value < loose.high
+    vram = replace(ONE.gpu.vram, value=ONE.gpu.vram.value / 2)
+    small = replace(ONE, gpu=replace(ONE.gpu, vram=vram))
+    for name in ("kv_pool", "concurrency"):
+        nothing = pool_figure(name, 80_000, profile=small)
+        assert (nothing.low, nothing.value, nothing.high) == (0, 0, 0)
+    assert pool_figure("runs_out_of_memory", 80_000, profile=small).value == 1
+
+
+TURBO: dict[str, Any] = {"kv_dtype": "turboquant_4bit_nc"}
+"""Decodes the whole prefix outside the engine's share: a smaller share leaves more room for that."""
+
+
+@pytest.mark.parametrize(
+    ("ctx_tokens", "fields", "short"),
+    [
+        *((tokens, {"pool_bytes": HUNDRED + (STATES + 1) * BLOCK_BYTES}, short)  # and the null block
+          for tokens, short in ((79_200, 0), (80_000, 0), (80_001, 1))),
+        (2048, TURBO | {"utilisation": 0.9, "max_model_tokens": 131_072}, 0),
+        (32_768, TURBO | {"utilisation": 0.972, "max_model_tokens": 131_072}, 1),
+        (32_768, TURBO | {"utilisation": 0.8, "max_model_tokens": 131_072}, 0),
+        (32_768, {"utilisation": 0.972, "max_model_tokens": 131_072}, 0),
+    ],
+)  # fmt: skip
+def test_out_of_memory_is_where_blocks_or_scratch_end(ctx_tokens: int, fields: dict[str, Any], short: int) -> None:
+    assert counted("runs_out_of_memory", ctx_tokens, **fields) == short
+
+
+def test_a_format_starts_where_its_kernels_do_and_windows_or_a_pool_that_are_not_there_have_no_figures() -> None:
+    for machine, kv_dtype, does in (
+        ("rtx3090", "fp8_per_token_head", 0), ("rtx3090", "fp8", 1), ("h200", "fp8_per_token_head", 1),
+    ):  # fmt: skip
+        assert counted("starts", kv_dtype=kv_dtype, profile=load_profile(machine)) == does
+    assert pool_figure("window_blocks").value == 0
+    for name in ("window_page_use", "window_block_tokens"):
+        with pytest.raises(NoAnswer, match="sliding window"):
+            pool_figure(name)
+    bare = Asked(question=Question(ctx_tokens=1), profile=load_profile("3x-rtx3090"))
+    for name in ("kv_pool", "block_tokens", "page", "kv_memory", "concurrency"):
+        with pytest.raises(Impossible, match="no pool of blocks"):
+            FIGURES[name].estimate(bare)

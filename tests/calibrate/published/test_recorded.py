@@ -279,7 +279,7 @@ def test_a_slower_roof_moves_what_hangs_on_it_and_nothing_else(
     assert not kept & named
 
 
-@pytest.mark.parametrize(("machine", "share"), [(BLOG, 0.5), (VLLM, 0.9), (VLLM, 0.5)])
+@pytest.mark.parametrize(("machine", "share"), [(BLOG, 0.5), (VLLM, 0.9), (VLLM, 0.75), (VLLM, 0.5)])
 def test_what_does_not_fit_is_a_row_outside_with_no_number(machine: str, share: float) -> None:
     """Among them workloads of which no request, or not every one, finds its blocks."""
     found = with_shares(machine, vram=share)
