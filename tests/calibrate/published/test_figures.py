@@ -196,7 +196,7 @@ SERVED = ("total_time", "throughput", "inter_token", "residents")
 INT8_MLP: dict[str, Any] = {"model": "qwen3.8-27b-int8-mlp", "kv_dtype": "fp8"}
 ONE = load_profile("rtx3090")
 BLOCK_BYTES = 800 * 2048 * 16
-"""A block of 800 tokens in 16 layers, 2,048 bytes each: a page covers a state of 48 x 128 x 128 x 2 + 3 x 10,240 x 2."""
+"""800 tokens in 16 layers, 2,048 bytes each: a page covers a state of 48 x 128 x 128 x 2 + 3 x 10,240 x 2 bytes."""
 BLOCKS = 2 + 3
 """Of a request of 801 to 1,600 tokens: two of attention, three of recurrent state."""
 
