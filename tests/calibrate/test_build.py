@@ -94,18 +94,14 @@ def test_a_prediction_gives_the_calibrated_sample_back(profile: HardwareProfile,
             assert low <= seconds <= high
 
 
-def test_a_peak_is_that_of_a_data_sheet_or_a_little_above_what_was_measured(profile: HardwareProfile) -> None:
-    peak = profile.gpu.vram_read.datasheet
-    assert (peak.value, peak.source) == (pytest.approx(1.05 * worlds.VRAM), "measured")
-    assert "no data sheet" in peak.note
-    assert profile.gpu.h2d.datasheet.value == pytest.approx(63.0e9, rel=0.001)  # by generation and width
+def test_a_peak_is_that_of_a_data_sheet_and_a_rate_above_it_is_told_not_hidden() -> None:
     known = worlds.machine(name="NVIDIA H200")
     gpu = made(known)[0]["gpu"]
     assert (gpu["vram_read"]["datasheet"]["value"], gpu["h2d"]["datasheet"]["value"]) == (4.8e12, 63.0e9)
     assert gpu["tensor"]["fp16"]["datasheet"]["source"] == "datasheet"
     quick = ProbeRecord(samples=(worlds.sample(2**30 / 9e12, moved=2**30, bytes=2**30),))
     above = made(known, vram_read=quick)[0]["gpu"]["vram_read"]["datasheet"]
-    assert above["value"] > 9e12  # told, not hidden
+    assert above["value"] > 9e12
     assert "above" in above["note"]
 
 

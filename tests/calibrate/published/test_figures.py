@@ -180,16 +180,6 @@ def test_attention_of_all_layers_is_the_step_s_part_whosever_drafts_are_verified
         figure("attention_per_layer", Question(ctx_tokens=100_000))  # this model selects
 
 
-@pytest.mark.parametrize("name", ["ttft", "time_per_token", "decode", "prefill"])
-def test_a_context_that_does_not_fit_has_no_time(name: str) -> None:
-    for about, tokens in (
-        (drafted(200_000, pool_bytes=2**30), "200,000"),
-        (Question(ctx_tokens=300_000, layout="vram"), "300,000"),
-    ):
-        with pytest.raises(NoAnswer, match=rf"{tokens} tokens do not fit: needs .* of VRAM"):
-            figure(name, about)
-
-
 # Many requests at once: one alone is a prediction's prefill and steps; more share the pool.
 
 SERVED = ("total_time", "throughput", "inter_token", "residents")
@@ -235,15 +225,6 @@ def test_as_many_stay_as_their_blocks_leave_room(blocks: int, requests: int, at_
     assert found.naive is None
     if at_once == blocks > 1:  # a block less is a request less
         assert served("residents", load(100, requests=requests), pool_bytes=room - 1).value == at_once - 1
-
-
-def test_what_runs_beside_others_is_slower_and_all_of_it_is_faster() -> None:
-    many = load(100, requests=8)
-    alone, together = ({name: served(name, many, max_sequences=slots).value for name in SERVED} for slots in (1, 8))
-    assert (alone["residents"], served("residents", many, max_sequences=3).value) == (1, 3)
-    assert together["throughput"] > 2 * alone["throughput"]
-    assert together["inter_token"] > alone["inter_token"]
-    assert alone["total_time"] == pytest.approx(8 * served("total_time", load(100)).value)
 
 
 @pytest.mark.parametrize("name", SERVED[:3])
