@@ -73,24 +73,18 @@ def product(tokens: int, rows: int) -> Sample:
 def kernels() -> dict[str, list[Sample]]:
     """Selection and gathers with known latencies and efficiencies, per layer."""
     plane = 2 * 2 * 256 * 2
-    select, vram, host = [], [], []
+    select = []
     for ctx, share in EFFICIENCY.items():
         scan, scores = ctx // 4 * 256, 2 * 4 * (ctx // 4)
-        select.append(
-            sample(
-                SELECT_LATENCY_S + scan / VRAM / share + scores / VRAM,
-                moved=scan,
-                tier="vram",
-                ctx_tokens=ctx,
-                layers=12,
-            )
-        )
-        vram.append(gathered(2048 * plane, VRAM * share, ctx, 2048, "vram"))
-        host.append(gathered(2048 * plane, LINK * share, ctx, 2048, "host"))
-    for budget in (128, 512, 8192):
-        vram.append(gathered(budget * plane, VRAM * EFFICIENCY[32768], 32768, budget, "vram"))
-        host.append(gathered(budget * plane, LINK * EFFICIENCY[32768], 32768, budget, "host"))
-    return {"decode_select": select, "decode_gather.vram": vram, "decode_gather.host": host}
+        seconds = SELECT_LATENCY_S + scan / VRAM / share + scores / VRAM
+        select.append(sample(seconds, moved=scan, tier="vram", ctx_tokens=ctx, layers=12))
+    points = [*((ctx, 2048) for ctx in CONTEXTS), *((32768, budget) for budget in (128, 512, 8192))]
+    made = {"decode_select": select}
+    for tier, rate in (("vram", VRAM), ("host", LINK)):
+        made[f"decode_gather.{tier}"] = [
+            gathered(budget * plane, rate * EFFICIENCY[ctx], ctx, budget, tier) for ctx, budget in points
+        ]
+    return made
 
 
 def gathered(moved: float, rate: float, ctx: int, budget: int, tier: str) -> Sample:

@@ -33,20 +33,17 @@ def exactly(x: list[float], seconds: list[float], roofs: list[float], **given: A
 # Solving
 
 
-def test_latency_and_rate_come_out_as_they_went_in_and_one_disturbed_sample_does_not_bend_them() -> None:
+def test_latency_and_rate_come_out_as_they_went_in_noise_is_spread_and_one_disturbed_sample_bends_nothing() -> None:
     seconds = [20e-6 + size / 50e9 for size in SIZES]
     assert line(SIZES, seconds) == pytest.approx((20e-6, 50e9, 0.0), rel=1e-6, abs=1e-6)
+    noise = random.Random(7)  # noqa: S311
+    _, rate, spread = line(SIZES * 5, [second * noise.gauss(1.0, 0.02) for second in seconds * 5])
+    assert rate == pytest.approx(50e9, rel=0.02)
+    assert spread == pytest.approx(0.02, rel=0.4)
     seconds[5] *= 10
     latency, rate, spread = line(SIZES, seconds)
     assert (latency, rate) == pytest.approx((20e-6, 50e9), rel=0.02)
     assert spread > 0.1
-
-
-def test_noise_is_told_as_spread() -> None:
-    noise = random.Random(7)  # noqa: S311
-    _, rate, spread = line(SIZES * 5, [(20e-6 + size / 50e9) * noise.gauss(1.0, 0.02) for size in SIZES * 5])
-    assert rate == pytest.approx(50e9, rel=0.02)
-    assert spread == pytest.approx(0.02, rel=0.4)
 
 
 def test_a_queue_tells_its_start_from_the_cost_of_one_more_copy() -> None:
@@ -58,10 +55,12 @@ def test_a_queue_tells_its_start_from_the_cost_of_one_more_copy() -> None:
     assert found.bytes_per_s == pytest.approx(53e9, rel=1e-6)
 
 
-def test_bounds_hold_where_the_samples_pull_beyond_them() -> None:
+def test_bounds_hold_where_the_samples_pull_beyond_them_and_nothing_to_fit_is_refused() -> None:
     found = solve([[1.0, 2.0, 3.0]], [1.0, 2.0, 3.0], least=[1.5])
     assert found.coefficients == pytest.approx((1.5,))
     assert found.residuals == pytest.approx((0.5,) * 3)
+    with pytest.raises(ValueError, match="no samples"):
+        solve([[]], [], least=[0.0])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -94,11 +93,6 @@ def test_a_law_that_misses_is_spread_over_all_samples_where_that_is_asked_for() 
     assert plain.coefficients[0] == pytest.approx((1 + 1 + 0.5) / (1 + 1 + 0.25))
 
 
-def test_nothing_to_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        solve([[]], [], least=[0.0])
-
-
 # Exact
 
 
@@ -122,14 +116,11 @@ def test_a_latency_that_leaves_no_time_for_the_bytes_is_lowered_unless_it_is_kep
     assert kept.efficiency == (1.0, 1.0)
 
 
-def test_quicker_than_the_roof_is_capped_and_told() -> None:
+def test_what_is_quicker_than_the_roof_is_capped_and_told_and_samples_that_share_an_x_share_an_efficiency() -> None:
     rates = exactly([1, 2], [8e-6, 40e-6], [10e-6, 20e-6], latency_s=0.0)
     assert rates.efficiency == pytest.approx((1.0, 0.5))
     assert rates.residuals == pytest.approx((0.25, 0.0))
     assert "latency" not in rates.entry("x", {})
-
-
-def test_samples_that_share_an_x_share_an_efficiency() -> None:
     rates = exactly([5, 5, 5, 9], [10.0, 11.0, 12.0, 4.0], [5.0, 5.0, 5.0, 4.0], latency_s=0.0)
     assert rates.at == (5, 9)
     assert rates.efficiency == pytest.approx((5 / 11, 1.0))
@@ -168,14 +159,11 @@ def test_attention_by_buckets_comes_apart_into_its_rates() -> None:
     assert rates.spread < 1e-4
 
 
-def test_in_place_alone_still_tells_a_latency_from_an_efficiency() -> None:
+def test_in_place_alone_still_tells_a_latency_from_an_efficiency_and_one_sample_tells_none() -> None:
     rates = least_squares([staged(region, 1, share=0.4) for region in (64.0, 256.0, 1024.0)], gpu=GPU)
     assert rates.latency_s == pytest.approx(10e-6, rel=0.02)
     assert rates.efficiency == pytest.approx((0.4,) * 3, rel=0.01)
     assert rates.beside == (1.0, 1.0)
-
-
-def test_one_sample_is_no_latency_of_its_own() -> None:
     alone = least_squares([timing(64, 10e-6, 4e-6)], gpu=GPU)
     assert (alone.latency_s, alone.efficiency) == (0.0, pytest.approx((0.4,)))
     (share,) = least_squares([staged(64.0, 1, share=0.4)], gpu=GPU).efficiency

@@ -15,6 +15,7 @@ from calibrate.fit import fitted_rates
 from calibrate.operations.operation import Operation, Point
 from calibrate.operations.table import BY_NAME, OPERATIONS
 from calibrate.probes import ProbeRecord, Sample
+from calibrate.refit import Records
 from hwprofiles import HardwareProfile, load_profile
 from tests.calibrate import probe_worlds as worlds
 from twin.cost.breakdown import Breakdown
@@ -27,6 +28,9 @@ COPIED = 0.9
 """Of the memory's rate, by copies within the device."""
 
 BF16, INT4, FP8 = (f"attend_decode/twin/{name}" for name in ("bf16", "int4_per_token_head", "fp8"))
+Fitted = tuple[HardwareProfile, dict[str, Any]]
+"""A machine and the residuals of what its rates were fitted on."""
+
 Change = Callable[[Operation, Point, float], float]
 
 
@@ -57,7 +61,7 @@ def rated(operation: Operation, point: Point, truth: HardwareProfile) -> bool:
 def records_of(
     truth: HardwareProfile, *, change: Change = lambda _operation, _point, time: time,
     points: Callable[[Operation], tuple[Point, ...]] | None = None,
-) -> dict[str, ProbeRecord]:  # fmt: skip
+) -> Records:  # fmt: skip
     """What the machine would measure at every point of the table."""
     size = truth.gpu.vram_read.rate.value
     samples: dict[str, list[Sample]] = {"vram_copy": [worlds.sample(1.0, moved=size)]}
@@ -71,9 +75,7 @@ def records_of(
     return {name: ProbeRecord(samples=tuple(own), took_s=1.0) for name, own in samples.items()}
 
 
-def fitted(
-    truth: HardwareProfile, records: dict[str, ProbeRecord], **gpu: Any
-) -> tuple[HardwareProfile, dict[str, Any]]:
+def fitted(truth: HardwareProfile, records: Records, **gpu: Any) -> Fitted:
     bare = replace(truth, kernels={}, gpu=replace(truth.gpu, **gpu))
     evidence = Evidence(machine=worlds.machine(), records=records, date="2026-12-01")
     kernels, parts = fitted_rates(OPERATIONS, records, bare, DTYPE, evidence.provenance)
@@ -82,14 +84,18 @@ def fitted(
 
 
 @pytest.fixture(scope="module")
-def again(truth: HardwareProfile) -> tuple[HardwareProfile, dict[str, Any]]:
+def records(truth: HardwareProfile) -> Records:
+    """What the machine would measure."""
+    return records_of(truth)
+
+
+@pytest.fixture(scope="module")
+def again(truth: HardwareProfile, records: Records) -> Fitted:
     """The machine as its own samples make it."""
-    return fitted(truth, records_of(truth))
+    return fitted(truth, records)
 
 
-def test_every_kernel_of_the_machine_comes_out(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]]
-) -> None:
+def test_every_kernel_of_the_machine_comes_out(truth: HardwareProfile, again: Fitted) -> None:
     assert set(again[0].kernels) == set(truth.kernels)
     for key, kernel in truth.kernels.items():
         found = again[0].kernels[key]
@@ -101,20 +107,17 @@ def test_every_kernel_of_the_machine_comes_out(
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 def test_points_that_were_not_measured_are_predicted_as_by_the_machine(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]], operation: Operation
+    truth: HardwareProfile, again: Fitted, operation: Operation
 ) -> None:
-    for points in operation.held_out.values():
-        for point in [point for point in points.gpu if rated(operation, point, truth)]:
-            wanted, found = (
-                Breakdown().run(operation.lower(point, DTYPE), Roofs(profile)).seconds for profile in (truth, again[0])
-            )
+    for point in (point for points in operation.held_out.values() for point in points.gpu):
+        if rated(operation, point, truth):
+            program = operation.lower(point, DTYPE)
+            wanted, found = (Breakdown().run(program, Roofs(machine)).seconds for machine in (truth, again[0]))
             assert found == pytest.approx(wanted, rel=0.03), point
 
 
 @pytest.mark.parametrize("name", ["product", "decode_select", "decode_gather", "linear", "dequantise_format"])
-def test_a_calibrated_sample_is_given_back(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]], name: str
-) -> None:
+def test_a_calibrated_sample_is_given_back(truth: HardwareProfile, again: Fitted, name: str) -> None:
     """Where no two sizes share an efficiency, but for those that only tell a latency."""
     operation = BY_NAME[name]
     for point in operation.calibration(cuda=True, quick=False, multiprocessors=truth.gpu.sm_count):
@@ -142,20 +145,9 @@ def test_noise_is_told_as_spread(truth: HardwareProfile) -> None:
     assert any("left_out" in row for row in rows)
 
 
-def test_chance_alone_does_not_choose_a_form(
-    truth: HardwareProfile, again: tuple[HardwareProfile, dict[str, Any]]
-) -> None:
-    """The same samples give the same rates, whatever was drawn before."""
-    random.seed(7)
-    assert fitted(truth, records_of(truth))[0].kernels == again[0].kernels
-
-
 def test_a_few_points_make_a_profile_too(truth: HardwareProfile) -> None:
     for count in (1, 2, 3):
-        few = records_of(
-            truth,
-            points=lambda one, count=count: of_each_probe(one, count),  # type: ignore[misc]
-        )
+        few = records_of(truth, points=lambda one, count=count: of_each_probe(one, count))  # type: ignore[misc]
         profile, _ = fitted(truth, few)
         for name in ("fp8", "int4_per_token_head"):
             for sample in few[f"decode_format.{name}"].samples:
@@ -171,23 +163,22 @@ def of_each_probe(operation: Operation, count: int) -> tuple[Point, ...]:
     return tuple(point for own in probes.values() for point in own[:count])
 
 
-def test_a_format_without_samples_is_left_out_and_the_others_stay(truth: HardwareProfile) -> None:
-    records = records_of(truth)
-    records["decode_format.fp8"] = ProbeRecord(skipped="the kernel of fp8 is not there")
-    del records["dequantise_format.kvarn_k4v2_g128"]  # then nothing of its chunks is known
-    profile, parts = fitted(truth, records)
+def test_a_format_without_samples_is_left_out_and_the_others_stay(truth: HardwareProfile, records: Records) -> None:
+    fewer = records | {"decode_format.fp8": ProbeRecord(skipped="the kernel of fp8 is not there")}
+    del fewer["dequantise_format.kvarn_k4v2_g128"]  # then nothing of its chunks is known
+    profile, parts = fitted(truth, fewer)
     assert set(truth.kernels) - set(profile.kernels) == {FP8, "dequantise/twin/kvarn_k4v2_g128"}
     assert {row["at"]["format"] for row in parts["attend_dense/twin/bf16"]} == {"bf16", "int8_per_token_head"}
 
 
-def test_a_type_without_a_measured_roof_is_left_out(truth: HardwareProfile) -> None:
-    profile, _ = fitted(truth, records_of(truth), tensor={"fp16": truth.gpu.tensor["fp16"]})
+def test_a_type_without_a_measured_roof_is_left_out(truth: HardwareProfile, records: Records) -> None:
+    profile, _ = fitted(truth, records, tensor={"fp16": truth.gpu.tensor["fp16"]})
     assert not {"linear/twin/bf16", "linear/library/bf16", BF16, INT4} & set(profile.kernels)
     assert {"linear/twin/fp16", "attend_decode/twin/fp16"} <= set(profile.kernels)
 
 
-def test_without_a_rate_of_instructions_all_is_efficiency(truth: HardwareProfile) -> None:
-    profile, parts = fitted(truth, records_of(truth), instructions=None)
+def test_without_a_rate_of_instructions_all_is_efficiency(truth: HardwareProfile, records: Records) -> None:
+    profile, parts = fitted(truth, records, instructions=None)
     decode, dense = profile.kernels[INT4], profile.kernels["attend_dense/twin/bf16"]
     assert (decode.operations, decode.combine, dense.combine) == (None, None, None)
     assert list(parts[f"{INT4}#left_out"]) == ["efficiency"]
@@ -196,7 +187,9 @@ def test_without_a_rate_of_instructions_all_is_efficiency(truth: HardwareProfile
     assert 1_472 in dense.efficiency.at
 
 
-def test_a_number_for_each_kind_of_block_is_kept_only_where_no_line_will_do(truth: HardwareProfile) -> None:
+def test_a_number_for_each_kind_of_block_is_kept_only_where_no_line_will_do(
+    truth: HardwareProfile, again: Fitted
+) -> None:
     """Blocks of 48 rows that take twice as long lie on no line between those of 16 and those of more."""
 
     def bent(operation: Operation, point: Point, time: float) -> float:
@@ -204,38 +197,33 @@ def test_a_number_for_each_kind_of_block_is_kept_only_where_no_line_will_do(trut
         cut = block.ops[0].split_kv
         return 2 * time if cut is not None and cut.q_rows == 48 and point.get("format") == "fp8" else time
 
-    straight, kinked = (
-        fitted(truth, records_of(truth, change=change))
-        for change in (lambda _operation, _point, time: time, bent)
-    )  # fmt: skip
-    told = [made[0].kernels[FP8].operations for made in (straight, kinked)]
-    assert told[0] is not None
-    assert told[1] is not None
-    assert "more for each query row" in told[0].note
-    assert "a number for each" in told[1].note
+    kinked = fitted(truth, records_of(truth, change=bent))
+    straight, broken = (made[0].kernels[FP8].operations for made in (again, kinked))
+    assert straight is not None
+    assert broken is not None
+    assert "more for each query row" in straight.note
+    assert "a number for each" in broken.note
     assert set(kinked[1][f"{FP8}#left_out"]) == {"operations", "rows"}
 
 
-def test_as_many_sizes_as_numbers_say_nothing_of_how_far_they_scatter(truth: HardwareProfile) -> None:
-    records = records_of(truth)
-    keep = {(512, 16_896), (2_048, 18_432), (64, 32_832)}
-    for name in [name for name in records if name.startswith("prefill_format.")]:
-        kept = [s for s in records[name].samples if (s.at["q_tokens"], s.at["ctx_tokens"]) in keep]
-        records[name] = ProbeRecord(samples=tuple(kept))
-    efficiency = fitted(truth, records)[0].kernels["attend_dense/twin/bf16"].efficiency
+def test_as_many_sizes_as_numbers_say_nothing_of_how_far_they_scatter_and_layers_are_the_sum_of_their_parts(
+    truth: HardwareProfile, records: Records
+) -> None:
+    fewer, keep = dict(records), {(512, 16_896), (2_048, 18_432), (64, 32_832)}
+    for name in [name for name in fewer if name.startswith("prefill_format.")]:
+        kept = [s for s in fewer[name].samples if (s.at["q_tokens"], s.at["ctx_tokens"]) in keep]
+        fewer[name] = ProbeRecord(samples=tuple(kept))
+    point = {"dtype": "bf16", "batch": 6, "q_tokens": 1, "past_tokens": 3_071}
+    profile, parts = fitted(truth, fewer | {"layer": ProbeRecord(samples=(worlds.sample(1e-3, **point),))})
+    efficiency = profile.kernels["attend_dense/twin/bf16"].efficiency
     assert efficiency is not None
     assert efficiency.spread == UNSEEN
-
-
-def test_whole_layers_are_compared_with_the_sum_of_their_parts(truth: HardwareProfile) -> None:
-    point = {"dtype": "bf16", "batch": 6, "q_tokens": 1, "past_tokens": 3_071}
-    layer = ProbeRecord(samples=(worlds.sample(1e-3, **point),))
-    (row,) = fitted(truth, records_of(truth) | {"layer": layer})[1]["layer"]
+    (row,) = parts["layer"]
     assert set(row["parts_s"]) == {"weights", "elementwise", "append", "attention"}
     assert row["residual"] == pytest.approx(sum(row["parts_s"].values()) / 1e-3 - 1)
 
 
-def test_only_samples_of_whose_kind_there_are_others_are_left_out(truth: HardwareProfile) -> None:
+def test_only_samples_of_whose_kind_there_are_others_are_left_out() -> None:
     sample = worlds.sample(1.0)
     (block,) = BY_NAME["decode_format"].lower({"format": "bf16", "ctx_tokens": 8_192, "batch": 1, "q_tokens": 1}, DTYPE)
     op = block.ops[0]
@@ -245,7 +233,6 @@ def test_only_samples_of_whose_kind_there_are_others_are_left_out(truth: Hardwar
         for rows in (16, 16, 32, 48, 48)
     ]
     assert list(_folds(timings)) == [0, 1, 3, 4]
-    assert truth.kernels
 
 
 def test_rates_of_a_whole_build_are_those_of_the_fit() -> None:

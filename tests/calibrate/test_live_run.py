@@ -17,6 +17,7 @@ from calibrate.machine.description import cpu_name, describe
 from calibrate.measurements import SCHEMA, LeftOutRow, MeasuredRow, Measurements, read_measurements, row_of, to_text
 from calibrate.operations.table import Case
 from calibrate.probes import WrongData
+from calibrate.validation import Validation
 from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
 from tests.calibrate.call_worlds import FakeDevice
@@ -28,8 +29,8 @@ FP32 = Case(operation="product", at={"dtype": "fp32", "tokens": 3, "rows": 64, "
 """Of which the h200 has no rate."""
 
 
-def ignored(_done: int, _total: int, _case: str) -> None:
-    """Progress that nobody watches."""
+def run(hw: str, device: str = "cpu") -> tuple[Validation, Measurements]:
+    return validate_live(hw, device, quick=True, groups=["grid"], progress=lambda *_told: None)
 
 
 def row(case: Case, median_s: float) -> MeasuredRow:
@@ -80,22 +81,18 @@ def one_line(refused: TwinError) -> str:
     return refused.message
 
 
-def test_a_profile_of_another_machine_is_refused_in_one_line_before_anything_is_measured(measured: list[Any]) -> None:
+def test_another_machine_or_an_unknown_one_is_refused_in_one_line_before_anything_is_measured(
+    measured: list[Any],
+) -> None:
     measured[:] = [AssertionError("measured")]
-    for refusing in (
-        lambda: check_same_machine(load_profile("h200"), describe("cpu")),
-        lambda: validate_live("h200", "cpu", quick=True, groups=["grid"], progress=ignored),
-    ):
+    for refusing in (lambda: check_same_machine(load_profile("h200"), describe("cpu")), lambda: run("h200")):
         with pytest.raises(Impossible) as refused:
             refusing()
         assert "NVIDIA H200" in one_line(refused.value)
         assert cpu_name() in one_line(refused.value)
         assert "twin calibrate" in refused.value.hint
-
-
-def test_an_unknown_profile_is_refused_by_its_name() -> None:
     with pytest.raises(UnknownName, match="h2000"):
-        validate_live("h2000", "cpu", quick=True, groups=["grid"], progress=ignored)
+        run("h2000")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -104,7 +101,7 @@ def test_without_torch_the_way_to_install_it_is_told(monkeypatch: pytest.MonkeyP
     for name in [name for name in sys.modules if name.startswith("realkernels.")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(Impossible) as refused:
-        validate_live("h200", device, quick=True, groups=["grid"], progress=ignored)
+        run("h200", device)
     assert one_line(refused.value) == "torch is not installed"
     assert "pip install 'kv-twin[kernels]'" in refused.value.hint
 
@@ -115,7 +112,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.M
 
     monkeypatch.setitem(sys.modules, "realkernels.device", SimpleNamespace(open_device=no_gpu))
     with pytest.raises(Impossible) as refused:
-        validate_live("h200", "cuda", quick=True, groups=["grid"], progress=ignored)
+        run("h200", "cuda")
     assert one_line(refused.value) == "no CUDA device"
 
 
@@ -144,7 +141,7 @@ def test_what_rounds_disagree_about_is_neither_right_nor_wrong(
     monkeypatch.setattr(FakeDevice, "rounds", 2)
     waiting = iter([(row(STEP, 0.01), row(GATHER, 0.02)), (row(STEP, 0.02), row(GATHER, 0.02))])
     monkeypatch.setattr(live, "measure", lambda *_given, **_named: iter(next(waiting)))
-    validation, made = validate_live(own_profile, "cpu", quick=True, groups=["grid"], progress=ignored)
+    validation, made = run(own_profile)
     assert [row.case for row in made.rows] == [GATHER]
     assert "too busy to tell: the case took 2.00 times as long" in validation.skipped[1].reason
     assert measured
@@ -157,7 +154,7 @@ def test_wrong_results_and_nothing_measured_are_refused_in_one_line(own_profile:
     ):
         measured[:] = outcomes
         with pytest.raises(Impossible) as refused:
-            validate_live(own_profile, "cpu", quick=True, groups=["grid"], progress=ignored)
+            run(own_profile)
         assert told in one_line(refused.value)
 
 
@@ -171,7 +168,7 @@ def test_the_kernels_of_this_processor_go_through_the_whole_loop(
     monkeypatch.setattr("calibrate.measure.UNSTEADY", 1e9)
     threads = torch.get_num_threads()
     try:
-        validation, made = validate_live(own_profile, "cpu", quick=True, groups=["grid"], progress=ignored)
+        validation, made = run(own_profile)
     finally:
         torch.set_num_threads(threads)
     assert [measured.case for measured in made.rows] == cases
@@ -184,33 +181,36 @@ def test_the_kernels_of_this_processor_go_through_the_whole_loop(
 # The record
 
 
-def test_rows_are_recorded_beside_a_profile_s_file_and_replace_those_of_the_same_case(tmp_path: Path) -> None:
+def test_rows_are_recorded_beside_a_profile_s_file_or_in_a_shipped_machine_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hw = str(tmp_path / "my.machine.json")
     path = record(measurements(row(STEP, 1e-3), row(GATHER, 2e-3)), hw)
     assert path == tmp_path / "my.machine.measurements.json"
     assert list(tmp_path.iterdir()) == [path]
     assert medians(record(measurements(row(STEP, 5e-3)), hw)) == {STEP.id: 5e-3, GATHER.id: 2e-3}
-
-
-def test_rows_of_a_shipped_machine_are_recorded_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "h200").mkdir()
     monkeypatch.setattr("calibrate.measurements.RECORDS", tmp_path)
     assert record(measurements(row(STEP, 1e-3)), "h200") == tmp_path / "h200" / "measurements.json"
 
 
-def test_a_record_that_could_not_be_added_to_is_known_before(tmp_path: Path) -> None:
+def test_a_record_that_could_not_be_added_to_is_known_before_and_never_written_over(tmp_path: Path) -> None:
     profile, path = tmp_path / "my.json", tmp_path / "my.measurements.json"
     profile.write_text('{"extends": "h200"}', encoding="utf-8")
-    hw = str(profile)
-    check_record(hw)
+    check_record(str(profile))
     assert list(tmp_path.iterdir()) == [profile]
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(BadFile, match="not valid JSON"):
-        check_record(hw)
+    broken = to_text(measurements(row(STEP, 1e-3)))[:-9]
+    path.write_text(broken, encoding="utf-8")
+    for refusing in (lambda: check_record(str(profile)), lambda: record(measurements(row(STEP, 5e-3)), str(profile))):
+        with pytest.raises(BadFile, match="not valid JSON"):
+            refusing()
+    assert path.read_text(encoding="utf-8") == broken
     path.unlink()
     path.mkdir()
     with pytest.raises(CannotWrite, match="it is a folder"):
-        check_record(hw)
+        check_record(str(profile))
+    with pytest.raises(CannotWrite, match="cannot write"):
+        record(measurements(row(STEP, 1e-3)), str(tmp_path / "none" / "my.json"))
 
 
 @pytest.mark.parametrize("hw", ["", ".", "/", "h20"])
@@ -235,17 +235,3 @@ def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path: Path, monkeypatch: 
     assert "No space left" in one_line(refused.value)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_old_file_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> None:
-    path = tmp_path / "my.measurements.json"
-    broken = to_text(measurements(row(STEP, 1e-3)))[:-9]
-    path.write_text(broken, encoding="utf-8")
-    with pytest.raises(BadFile):
-        record(measurements(row(STEP, 5e-3)), str(tmp_path / "my.json"))
-    assert path.read_text(encoding="utf-8") == broken
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotWrite, match="cannot write"):
-        record(measurements(row(STEP, 1e-3)), str(tmp_path / "none" / "my.json"))

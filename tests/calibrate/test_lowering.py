@@ -1,5 +1,6 @@
 """Points as ops: exactly what is timed, counted as whole predictions count it, and as the kernels hold and move it."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from calibrate.operations.operation import Point
 from calibrate.operations.table import BY_NAME, Case
 from twin.models.spec import Attention, FeedForward
 from twin.operations.lower import decode_program, prefill_program
-from twin.operations.ops import Carried, Engine, Op, OpGraph, Program, Step
+from twin.operations.ops import Carried, Engine, Op, Program, Step
 
 FP16 = "fp16"
 PLANE_BYTES = 2 * 2 * 256 * 2
@@ -25,47 +26,16 @@ def program(operation: str, point: Point, dtype: str = FP16) -> Program:
     return Case(operation=operation, at=dict(point)).program(dtype)
 
 
-def parts(block: OpGraph) -> list[str]:
-    return [op.part for op in block.ops]
-
-
 def link_bytes(ops: Program) -> float:
     return sum(op.link_bytes * op.calls * block.iterations * block.times for block in ops for op in block.ops)
-
-
-@pytest.mark.parametrize("tier", ["vram", "host"])
-@pytest.mark.parametrize(
-    ("operation", "wanted"),
-    [
-        ("decode_step", ["weights", "pooled_scan", "select", "kv_gather"]),
-        ("decode_select", ["pooled_scan", "select"]),
-        ("decode_gather", ["kv_gather"]),
-    ],
-)
-def test_a_decode_case_is_a_chain_of_what_it_times_for_each_layer(operation: str, tier: str, wanted: list[str]) -> None:
-    (block,) = program(operation, STEP | {"tier": tier})
-    assert parts(block) == wanted
-    assert [op.after for op in block.ops] == [(at - 1,) if at else () for at in range(len(wanted))]
-    assert (block.times, block.iterations, block.carried) == (7, 1, ())
-
-
-def test_a_backbone_is_a_matrix_read_once_before_each_layer() -> None:
-    matrix = program("decode_step", STEP | {"backbone_mib": 1})[0].ops[0]
-    assert (matrix.vram_bytes, matrix.flops, matrix.kernel) == (2**20, 2**20, "linear/twin/bf16")
-    bare = program("decode_step", STEP)[0].ops[0]
-    assert (bare.vram_bytes, bare.kernel) == (0, "")
-
-
-def test_a_step_is_its_selection_and_its_gather() -> None:
-    def ops(operation: str) -> list[Op]:
-        return [replace(op, after=()) for op in program(operation, STEP)[0].ops]
-
-    assert ops("decode_step")[1:] == ops("decode_select") + ops("decode_gather")
 
 
 @pytest.mark.parametrize(
     ("operation", "point", "wanted"),
     [
+        ("decode_step", STEP, ["weights", "pooled_scan", "select", "kv_gather"]),
+        ("decode_select", STEP, ["pooled_scan", "select"]),
+        ("decode_gather", STEP | {"tier": "vram"}, ["kv_gather"]),
         ("prefill_attention", CHUNK, ["attention"]),
         ("prefill_attention", CHUNK | {"tier": "host"}, ["kv_gather"]),
         ("prefill_attention", STAGED, ["kv_copy", "attention", "combine"]),
@@ -73,10 +43,27 @@ def test_a_step_is_its_selection_and_its_gather() -> None:
         ("prefill_select", CHUNK, ["score", "select"]),
     ],
 )
-def test_a_prefill_case_is_what_it_times_of_one_layer(operation: str, point: Point, wanted: list[str]) -> None:
+def test_a_case_is_what_it_times_of_one_layer_or_a_chain_of_it_for_each(
+    operation: str, point: Point, wanted: list[str]
+) -> None:
     (block,) = program(operation, point)
-    assert parts(block) == wanted
-    assert block.times == 1
+    assert [op.part for op in block.ops] == wanted
+    assert block.times == point.get("layers", 1)
+    if "layers" in point:
+        assert [op.after for op in block.ops] == [(at - 1,) if at else () for at in range(len(wanted))]
+        assert (block.iterations, block.carried) == (1, ())
+
+
+def test_a_step_is_its_selection_and_its_gather_before_each_layer_of_a_backbone() -> None:
+    matrix = program("decode_step", STEP | {"backbone_mib": 1})[0].ops[0]
+    assert (matrix.vram_bytes, matrix.flops, matrix.kernel) == (2**20, 2**20, "linear/twin/bf16")
+    bare = program("decode_step", STEP)[0].ops[0]
+    assert (bare.vram_bytes, bare.kernel) == (0, "")
+
+    def ops(operation: str) -> list[Op]:
+        return [replace(op, after=()) for op in program(operation, STEP)[0].ops]
+
+    assert ops("decode_step")[1:] == ops("decode_select") + ops("decode_gather")
 
 
 def test_a_staged_loop_is_the_layout_s_own_and_waits_for_the_iterations_before() -> None:
@@ -92,18 +79,14 @@ def test_a_staged_loop_is_the_layout_s_own_and_waits_for_the_iterations_before()
 
 
 @pytest.mark.parametrize(("ctx_tokens", "pages"), [(12_288, 48), (12_289, 49), (12_543, 49), (2_052, 9)])
-@pytest.mark.parametrize("bucket_tokens", [256, 4_096, 16_384])
-def test_a_staged_case_pulls_every_page_in_use_once(ctx_tokens: int, pages: int, bucket_tokens: int) -> None:
-    sizes = {"ctx_tokens": ctx_tokens, "q_tokens": 96, "bucket_tokens": bucket_tokens}
-    made = program("prefill_attention", STAGED | sizes)
-    assert link_bytes(made) == pytest.approx(pages * 256 * PLANE_BYTES, rel=1e-12)
-    assert made[0].iterations == -(-ctx_tokens // bucket_tokens)
-
-
-@pytest.mark.parametrize(("dtype", "scale"), [("fp16", 1), ("bf16", 1), ("fp32", 2)])
-def test_a_staged_case_has_the_same_buckets_in_every_type(dtype: str, scale: int) -> None:
-    made = program("prefill_attention", STAGED, dtype)
-    assert (made[0].iterations, link_bytes(made)) == (3, 12_288 * PLANE_BYTES * scale)
+def test_a_staged_case_pulls_every_page_in_use_once_in_the_same_buckets_in_every_type(
+    ctx_tokens: int, pages: int
+) -> None:
+    for bucket_tokens, (dtype, scale) in product((256, 4_096, 16_384), (("fp16", 1), ("bf16", 1), ("fp32", 2))):
+        sizes = {"ctx_tokens": ctx_tokens, "q_tokens": 96, "bucket_tokens": bucket_tokens}
+        made = program("prefill_attention", STAGED | sizes, dtype)
+        assert link_bytes(made) == pytest.approx(pages * 256 * PLANE_BYTES * scale, rel=1e-12)
+        assert made[0].iterations == -(-ctx_tokens // bucket_tokens)
 
 
 @pytest.mark.parametrize("ctx_tokens", [1, 2_048, 2_051, 2_052, 2_055, 98_306])
@@ -116,11 +99,6 @@ def test_a_gather_reads_all_below_the_threshold_and_its_budget_and_tail_above(ti
         assert gather.run_bytes == 4 * PLANE_BYTES / 2
 
 
-def test_a_selection_of_another_size_is_read_at_that_size() -> None:
-    (gather,) = program("decode_gather", STEP | {"budget": 512})[0].ops
-    assert gather.link_bytes == 512 * PLANE_BYTES
-
-
 @pytest.mark.parametrize(
     ("changes", "kernel"),
     [
@@ -128,9 +106,12 @@ def test_a_selection_of_another_size_is_read_at_that_size() -> None:
         ({"tier": "host4k"}, "gather_host_4k/twin/fp16"), ({"format": "q4_0"}, "gather_host/twin/q4_0"),
     ],
 )  # fmt: skip
-def test_a_gather_is_asked_for_at_the_rate_of_its_memory(changes: Point, kernel: str) -> None:
-    (gather,) = program("decode_gather", {**STEP, **changes})[0].ops
-    assert gather.kernel == kernel
+def test_a_gather_is_asked_for_at_the_rate_of_its_memory_and_the_size_of_its_selection(
+    changes: Point, kernel: str
+) -> None:
+    whole, small = (program("decode_gather", {**STEP, **changes, **more})[0].ops[0] for more in ({}, {"budget": 512}))
+    assert whole.kernel == small.kernel == kernel
+    assert (small.vram_bytes + small.link_bytes) * 4 == whole.vram_bytes + whole.link_bytes
 
 
 def test_selection_of_a_context_that_is_read_whole_is_nothing_to_time() -> None:
@@ -216,11 +197,10 @@ def test_its_kernels_move_what_is_counted(shape: str) -> None:
 
 
 def test_the_default_shape_is_the_model_s_and_another_type_has_its_own_kernels_and_bytes() -> None:
-    attention, feed_forward = Attention(
-        every=1, query_heads=32, kv_heads=8, head_dim=128, output_gate=False
-    ), FeedForward(experts=1, active=1, intermediate=14_336, shared_intermediate=0)  # fmt: skip
     model = lowering._dense_case("").model
-    assert (model.hidden, model.attention, model.feed_forward) == (4_096, attention, feed_forward)
+    assert model.hidden == 4_096
+    assert model.attention == Attention(every=1, query_heads=32, kv_heads=8, head_dim=128, output_gate=False)
+    assert model.feed_forward == FeedForward(experts=1, active=1, intermediate=14_336, shared_intermediate=0)
     half, single = (program("linear", {"dtype": dtype, "tokens": 3})[0].ops[0] for dtype in ("bf16", "fp32"))
     assert (half.kernel, single.kernel) == ("linear/library/bf16", "linear/library/fp32")
     assert (single.vram_bytes, single.flops) == (2 * half.vram_bytes, half.flops)
@@ -230,9 +210,9 @@ def test_the_default_shape_is_the_model_s_and_another_type_has_its_own_kernels_a
 
 
 def test_rows_of_a_token_are_read_alone_from_ram_and_by_pages_from_disk() -> None:
-    ram, disk = (program("disk_rows", {"source": source, "tokens": 3})[0].ops[0] for source in ("ram", "disk"))
-    assert (ram.engine, ram.host_bytes, ram.run_bytes) == (Engine.HOST, 3 * 16 * 102, 102)
-    assert (disk.engine, disk.host_bytes, disk.run_bytes) == (Engine.DISK, 3 * 16 * 4_096, 4_096)
+    for source, engine, run_bytes in (("ram", Engine.HOST, 102), ("disk", Engine.DISK, 4_096)):
+        op = program("disk_rows", {"source": source, "tokens": 3})[0].ops[0]
+        assert (op.engine, op.host_bytes, op.run_bytes) == (engine, 3 * 16 * run_bytes, run_bytes)
 
 
 @pytest.mark.parametrize(("name", "engine"), [("evict_page", Engine.D2H), ("restore_page", Engine.H2D)])

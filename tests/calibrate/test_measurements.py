@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from calibrate.measurements import (
     NAME,
@@ -13,11 +14,9 @@ from calibrate.measurements import (
     LeftOutRow,
     MeasuredRow,
     Measurements,
-    measured_machines,
     merged,
     read_measurements,
     row_of,
-    shipped_measurements,
     to_text,
 )
 from calibrate.operations.table import Case
@@ -49,25 +48,23 @@ def first(plain: dict[str, Any]) -> Any:
     return plain["rows"][0]
 
 
+def refusal(path: Path) -> str:
+    """Why the file is refused: one line with its path."""
+    with pytest.raises(BadFile) as refused:
+        read_measurements(path)
+    assert str(path) in refused.value.message
+    assert "\n" not in str(refused.value)
+    return refused.value.message
+
+
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    whole = measurements(
-        row(STEP),
-        row(GATHER, link_bytes=5),
-        row(STEP, group="long_curve"),
-        left_out=(LeftOutRow(case=STEP, reason="x"),),
-    )
+    """Also one case in the grid and on the curve."""
+    rows = (row(STEP), row(GATHER, link_bytes=5), row(STEP, group="long_curve"))
+    whole = measurements(*rows, left_out=(LeftOutRow(case=STEP, reason="x"),))
     path = tmp_path / NAME
     path.write_text(to_text(whole), encoding="utf-8")
     assert read_measurements(path) == whole
     assert to_text(read_measurements(path)) == path.read_text(encoding="utf-8")
-
-
-def test_the_shipped_file_is_what_it_would_be_written_as() -> None:
-    assert "h200" in measured_machines()
-    for machine in measured_machines():
-        shipped = shipped_measurements(machine)
-        assert shipped.machine == machine
-        assert shipped.rows
 
 
 @pytest.mark.parametrize(
@@ -78,6 +75,7 @@ def test_the_shipped_file_is_what_it_would_be_written_as() -> None:
         (lambda plain: plain.pop("kv_dtype"), "kv_dtype"),
         (lambda plain: first(plain).pop("median_s"), "median_s"),
         (lambda plain: first(plain)["case"]["at"].pop("ctx_tokens"), "ctx_tokens"),
+        (lambda plain: first(plain)["case"]["at"].update(ctx_token_s=1), "ctx_token_s"),
         (lambda plain: plain.update(rows=plain["rows"] * 2), "appears twice"),
         (lambda plain: plain.update(schema="twin.measurements/1"), "schema"),
         (lambda plain: first(plain).update(median_s=float("nan")), "median_s"),
@@ -95,65 +93,46 @@ def test_the_shipped_file_is_what_it_would_be_written_as() -> None:
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_one_line_by_its_key(tmp_path: Path, change: Change, told: str) -> None:
-    path = changed(tmp_path / NAME, change)
-    with pytest.raises(BadFile) as refused:
-        read_measurements(path)
-    assert told in refused.value.message
-    assert str(path) in refused.value.message
-    assert "\n" not in str(refused.value)
-
-
-def test_a_key_that_no_case_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="ctx_token_s"):
-        read_measurements(changed(tmp_path / NAME, lambda plain: first(plain)["case"]["at"].update(ctx_token_s=1)))
-
-
-def test_one_case_may_stand_in_the_grid_and_on_the_curve(tmp_path: Path) -> None:
-    path = changed(tmp_path / NAME, lambda plain: plain["rows"].append(first(plain) | {"group": "long_curve"}))
-    assert len(read_measurements(path).rows) == 3
+    assert told in refusal(changed(tmp_path / NAME, change))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, -2])
-def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, kept: int) -> None:
+def test_a_file_that_is_cut_off_or_not_there_is_refused_in_one_line(tmp_path: Path, kept: int) -> None:
     path = tmp_path / NAME
+    assert "cannot be read" in refusal(path)
     path.write_text(to_text(measurements(row(STEP)))[:kept], encoding="utf-8")
-    with pytest.raises(BadFile) as refused:
-        read_measurements(path)
-    assert "\n" not in str(refused.value)
+    assert refusal(path)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="cannot be read"):
-        read_measurements(tmp_path / NAME)
+OLD = measurements(row(STEP, 1e-3), row(GATHER, 2e-3), row(GATHER, 2e-3, group="long_curve"))
+MERGED: dict[str, tuple[Measurements | None, Measurements, list[tuple[str, str, float]]]] = {
+    "a case measured again replaces its row": (
+        OLD,
+        measurements(row(STEP, 5e-3), made={"formats": {"code": "b"}}),
+        [("grid", GATHER.id, 2e-3), ("grid", STEP.id, 5e-3), ("long_curve", GATHER.id, 2e-3)],
+    ),
+    "rows of a group that other code is measured for now go": (
+        OLD,
+        measurements(row(STEP, 5e-3), made={"grid": {"code": "b"}}),
+        [("grid", STEP.id, 5e-3), ("long_curve", GATHER.id, 2e-3)],
+    ),
+    "a row of the curve does not replace that of the grid": (
+        measurements(row(STEP, 1e-3)),
+        measurements(row(STEP, 5e-3, group="long_curve")),
+        [("grid", STEP.id, 1e-3), ("long_curve", STEP.id, 5e-3)],
+    ),
+    "of another machine": (replace(OLD, machine="other"), measurements(row(STEP)), [("grid", STEP.id, 1e-3)]),
+    "no old file": (None, measurements(row(STEP)), [("grid", STEP.id, 1e-3)]),
+}
 
 
-def test_a_case_measured_again_replaces_its_row_and_the_others_stay() -> None:
-    old = measurements(row(STEP, 1e-3), row(GATHER, 2e-3))
-    both = merged(old, measurements(row(STEP, 5e-3), made={"formats": {"code": "b"}}))
-    assert {kept.case.id: kept.median_s for kept in both.rows} == {STEP.id: 5e-3, GATHER.id: 2e-3}
-    assert both.made == {"grid": {"code": "a"}, "formats": {"code": "b"}}
-
-
-def test_rows_of_a_group_that_other_code_is_measured_for_now_go() -> None:
-    old = measurements(row(STEP, 1e-3), row(GATHER, 2e-3), row(GATHER, group="long_curve"))
-    both = merged(old, measurements(row(STEP, 5e-3), made={"grid": {"code": "b"}}))
-    assert [(kept.group, kept.median_s) for kept in both.rows] == [("long_curve", 1e-3), ("grid", 5e-3)]
-
-
-def test_a_row_of_the_curve_does_not_replace_that_of_the_grid() -> None:
-    both = merged(measurements(row(STEP, 1e-3)), measurements(row(STEP, 5e-3, group="long_curve")))
-    assert [(kept.group, kept.median_s) for kept in both.rows] == [("grid", 1e-3), ("long_curve", 5e-3)]
-
-
-def test_without_an_old_file_or_with_one_of_another_machine_the_new_rows_stand_alone() -> None:
-    new = measurements(row(STEP))
-    assert merged(None, new) == new
-    assert merged(measurements(row(GATHER), machine="other"), new) == new
-
-
-def test_merging_twice_is_merging_once() -> None:
-    old, new = measurements(row(STEP), row(GATHER)), measurements(row(STEP, 5e-3))
-    assert merged(merged(old, new), new) == merged(old, new)
+@pytest.mark.parametrize("case", MERGED)
+def test_merging_is_row_by_row_and_merging_twice_is_merging_once(case: str) -> None:
+    old, new, kept = MERGED[case]
+    both = merged(old, new)
+    assert sorted((each.group, each.case.id, each.median_s) for each in both.rows) == kept
+    assert both.made == ({} if old is None or old.machine != new.machine else old.made) | new.made
+    assert merged(both, new) == both
 
 
 def test_a_row_is_the_median_and_the_quartiles_of_its_repeats() -> None:

@@ -116,24 +116,18 @@ def test_every_format_of_the_rulebook_is_calibrated_and_validated_without_an_edi
     assert blocks == {None, *INTERLEAVED}
 
 
-def test_contexts_of_validation_end_in_open_blocks_of_every_length() -> None:
+def test_held_out_points_meet_open_blocks_several_formats_and_more_than_one_bucket() -> None:
     for points in BY_NAME["decode_gather"].held_out["formats"]:
         contexts = {int(point["ctx_tokens"]) for point in points}
         assert all(ctx & (ctx - 1) for ctx in contexts)
         assert len({ctx % 4 for ctx in contexts}) >= 2
-
-
-def test_every_size_of_decode_attention_meets_several_formats() -> None:
     points = BY_NAME["decode_format"].held_out["formats"].gpu
     for size in ("ctx_tokens", "batch", "q_tokens"):
         met = {value: {p["format"] for p in points if p[size] == value} for value in {p[size] for p in points}}
         assert min(map(len, met.values())) >= 5
     assert max(int(point["ctx_tokens"]) * int(point["batch"]) for point in points) * 4 * 256 * 2 * 2 < 8e9
-
-
-def test_every_staged_case_takes_more_than_one_bucket() -> None:
-    operation = BY_NAME["prefill_attention"]
-    points = (*operation.calibrated.every(), *operation.held_out["grid"].every())
+    prefill = BY_NAME["prefill_attention"]
+    points = (*prefill.calibrated.every(), *prefill.held_out["grid"].every())
     staged = [point for point in points if "bucket_tokens" in point]
     assert staged
     assert all(int(point["bucket_tokens"]) < int(point["ctx_tokens"]) for point in staged)
@@ -142,8 +136,7 @@ def test_every_staged_case_takes_more_than_one_bucket() -> None:
 # Cases
 
 ONE = Case(
-    operation="decode_format",
-    at={"format": "q8_0", "ctx_tokens": 769, "batch": 3, "q_tokens": 2, "heads": "4x2x64"},
+    operation="decode_format", at={"format": "q8_0", "ctx_tokens": 769, "batch": 3, "q_tokens": 2, "heads": "4x2x64"}
 )
 STAGED = Case(
     operation="prefill_attention",
@@ -151,15 +144,14 @@ STAGED = Case(
 )
 
 
-def test_ids_say_what_differs() -> None:
-    assert ONE.id == "decode_format.q8_0.769.b3.q2.h4x2x64"
-    assert STAGED.id == "prefill_attention.host.12288.r768.serial.4096"
+def test_ids_say_what_differs_and_a_case_is_its_plain_values_and_back() -> None:
     step = {"tier": "host4k", "ctx_tokens": 6_145, "layers": 12, "backbone_mib": 48}
-    assert Case(operation="decode_step", at=step).id == "decode_step.host4k.6145.x12.w48MiB"
-
-
-def test_a_case_is_its_plain_values_and_back() -> None:
-    for case in (ONE, STAGED):
+    for case, id_ in (
+        (ONE, "decode_format.q8_0.769.b3.q2.h4x2x64"),
+        (STAGED, "prefill_attention.host.12288.r768.serial.4096"),
+        (Case(operation="decode_step", at=step), "decode_step.host4k.6145.x12.w48MiB"),
+    ):
+        assert case.id == id_
         assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(case))), Case) == case
 
 
@@ -179,13 +171,10 @@ def test_a_case_is_its_plain_values_and_back() -> None:
 def test_a_case_that_cannot_be_is_refused(case: Case, change: Point, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         replace(case, at={**case.at, **change})
-
-
-def test_a_case_of_nothing_known_or_without_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown operation 'decode'"):
-        replace(ONE, operation="decode")
-    with pytest.raises(ValueError, match="needs q_tokens"):
-        replace(ONE, at={"format": "q8_0", "ctx_tokens": 769, "batch": 3})
+        replace(case, operation="decode")
+    with pytest.raises(ValueError, match="needs ctx_tokens"):
+        replace(case, at={name: value for name, value in case.at.items() if name != "ctx_tokens"})
 
 
 def test_a_profile_without_a_rate_is_told_it() -> None:
@@ -199,7 +188,7 @@ def test_a_profile_without_a_rate_is_told_it() -> None:
 # Devices
 
 
-def test_what_a_device_cannot_run_is_told() -> None:
+def test_what_a_device_cannot_run_is_told_and_kernels_are_compiled_before_they_are_timed() -> None:
     probe = {probe.name: probe for probe in all_probes()}
     old, ampere, ada = (worlds.machine(compute_capability=number) for number in ("7.5", "8.6", "8.9"))
     cpu = worlds.machine(device="cpu", compute_capability="0.0")
@@ -210,9 +199,5 @@ def test_what_a_device_cannot_run_is_told() -> None:
         assert "capability 8.9, this device has 8.6" in probe[f"decode_format.{name}"].supported(ampere)
         assert probe[f"decode_format.{name}"].supported(ada) == ""
     assert probe["product.fp32"].supported(ada) == "nothing on a GPU uses it"
-
-
-def test_kernels_are_compiled_before_they_are_timed() -> None:
-    names = [probe.name for probe in all_probes()]
+    names = list(probe)
     assert names.index("instructions") < names.index("compiled_kernels") < names.index("decode_format.bf16")
-    assert len(set(names)) == len(names)

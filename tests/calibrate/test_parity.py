@@ -79,7 +79,7 @@ def test_both_rooms_have_the_same_layouts() -> None:
 def test_every_format_of_the_rulebook_is_one_that_a_backend_keeps() -> None:
     """As planes of sparse attention, in either tier; what else it keeps is read whole, see `test_format_cases`."""
     rules = load_engine("twin")
-    assert set(rules.own_kernels.interleaved_formats) <= set(BLOCK_CODECS)
+    assert set(rules.own_kernels.interleaved_formats) == set(BLOCK_CODECS)
     assert set(rules.host_formats) == {fmt for _, fmt in OFFERED} | set(rules.own_kernels.interleaved_formats)
 
 
@@ -223,8 +223,8 @@ def test_thread_blocks_are_those_of_the_kernel_s_plan(name: str, inline: bool) -
     codec = codec_named(name, arrangement="inline" if inline else default_arrangement(name))
     cache = PagedCache.fill(codec, AttentionShape(), sequences=1, tokens=256, device=torch.device("cpu"))
     rules, backend = load_engine("twin"), "twin_inline" if inline else "twin"
-    mirrored = rules.own_kernels.plan(name, backend)
-    assert mirrored is not None
+    plans = rules.own_kernels.decode_plans
+    mirrored = plans.get(f"{backend}/{name}", plans[name])
     assert mirrored.other_splits == codec.decode_form.other_splits
     for q_rows in range(1, 193):
         plan = decode.plan_for(cache, q_rows)

@@ -18,7 +18,9 @@ from hwprofiles.store import RECORDS, shipped_document
 from tests.calibrate.test_fit import fitted, records_of
 
 MACHINE = "h200"
-SEEDS = range(20)
+SEEDS = range(6)
+"""Each of them moves every sample and changes the order of all."""
+
 JITTER = 1e-12
 """Relative change of every sample: what another processor's last bit may be."""
 
@@ -80,6 +82,10 @@ def test_every_shipped_rate_and_residual_is_what_the_raw_samples_make(again: dic
     for name, document in again.items():
         shipped = shipped_document(MACHINE) if name == PROFILE else read_json(RECORDS / MACHINE / name)
         assert list(differences(document, shipped)) == [], name
+    moved = json.loads(json.dumps(rates_of(again[PROFILE])))
+    moved["kernels"]["attend_decode/twin/bf16"]["latency"]["value"] *= 1 + 3 * EQUAL
+    (found,) = differences(moved, rates_of(again[PROFILE]))  # what moves is found
+    assert found.startswith("$.kernels.attend_decode/twin/bf16.latency.value")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -88,22 +94,16 @@ def test_rates_hang_neither_on_last_bits_nor_on_order(again: dict[str, dict[str,
     assert list(differences(rates_of(other[PROFILE]), rates_of(again[PROFILE]))) == []
 
 
-@pytest.mark.parametrize("seed", SEEDS[:5])
-def test_the_same_holds_where_nothing_is_known_of_thread_blocks(seed: int) -> None:
+def test_the_same_holds_where_nothing_is_known_of_thread_blocks() -> None:
     """As on a processor, which has no rate of instructions, with noise of 3 %."""
     chance, truth = random.Random(5), load_profile(MACHINE)  # noqa: S311
     records = records_of(truth, change=lambda _operation, _point, time: time * chance.gauss(1, 0.03))
-    one, other = (
-        fitted(truth, dict(samples), instructions=None)[0].kernels for samples in (records, disturbed(seed)(records))
+    one, *others = (
+        json.loads(msgspec.json.encode(fitted(truth, dict(samples), instructions=None)[0].kernels))
+        for samples in (records, *(disturbed(seed)(records) for seed in SEEDS[:3]))
     )
-    assert list(differences(*(json.loads(msgspec.json.encode(made)) for made in (other, one)))) == []
-
-
-def test_the_comparison_finds_what_moved(again: dict[str, dict[str, Any]]) -> None:
-    moved = json.loads(json.dumps(rates_of(again[PROFILE])))
-    moved["kernels"]["attend_decode/twin/bf16"]["latency"]["value"] *= 1 + 3 * EQUAL
-    (found,) = differences(moved, rates_of(again[PROFILE]))
-    assert found.startswith("$.kernels.attend_decode/twin/bf16.latency.value")
+    for other in others:
+        assert list(differences(other, one)) == []
 
 
 def test_the_command_writes_every_file(
@@ -113,6 +113,7 @@ def test_the_command_writes_every_file(
     shipped: list[dict[str, Any]] = []
     monkeypatch.setattr("calibrate.refit.RECORDS", tmp_path)
     monkeypatch.setattr("calibrate.refit.ship", shipped.append)
+    monkeypatch.setattr("calibrate.refit.refitted", lambda _machine: again)
     main(MACHINE)
     assert shipped == [again[PROFILE]]
     for name in again.keys() - {PROFILE}:

@@ -6,14 +6,7 @@ import random
 import pytest
 
 from calibrate.probes import Probe, ProbeRecord, Sample
-from calibrate.rounds import (
-    between_calibrations,
-    in_order,
-    joined_rounds,
-    moment_spread,
-    round_name,
-    typical_spread,
-)
+from calibrate.rounds import between_calibrations, in_order, joined_rounds, moment_spread, round_name, typical_spread
 from tests.calibrate import probe_worlds as worlds
 
 
@@ -43,16 +36,10 @@ def test_repeats_of_all_rounds_come_together_at_their_point() -> None:
     assert second.seconds == (5.0,)  # left out of the second round
     assert joined["read"].took_s == 3.0
     assert joined["copy"] == record((7.0,))
-
-
-def test_one_round_is_left_as_it_is_and_so_is_the_look_back_at_the_end() -> None:
-    records = worlds.records() | {"vram_read@end": worlds.records()["vram_read"]}
-    assert joined_rounds(records) == records
-
-
-def test_a_point_that_only_a_later_round_reached_is_kept() -> None:
     joined = joined_rounds({"read": record((1.0,)), "read@2": record((1.0,), (2.0,))})
     assert [sample.seconds for sample in joined["read"].samples] == [(1.0, 1.0), (2.0,)]
+    records = worlds.records() | {"vram_read@end": worlds.records()["vram_read"]}
+    assert joined_rounds(records) == records
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 5])
@@ -64,10 +51,8 @@ def test_the_spread_between_moments_is_found_back(spread: float, rounds: int) ->
 
 
 def test_a_probe_that_found_something_else_does_not_widen_what_is_typical() -> None:
-    steady, wild = (
-        moments(0.02, points=400, rounds=2, seed=3)["read"],
-        moments(0.5, points=40, rounds=2, seed=4)["read"],
-    )
+    steady = moments(0.02, points=400, rounds=2, seed=3)["read"]
+    wild = moments(0.5, points=40, rounds=2, seed=4)["read"]
     assert typical_spread({"read": steady, "disk": wild}) == pytest.approx(0.02, rel=0.2)
 
 
@@ -82,12 +67,9 @@ def test_two_calibrations_differ_by_what_the_rounds_of_one_say(rounds: int) -> N
     assert said == pytest.approx(seen, rel=0.12)
 
 
-def test_without_rounds_nothing_is_said_of_other_moments() -> None:
+def test_a_probe_of_one_round_takes_the_spread_of_the_others_and_without_rounds_nothing_is_said() -> None:
     samples = worlds.records()["vram_read"].samples
     assert moment_spread(samples) == typical_spread(worlds.records()) == between_calibrations(samples, 0.0) == 0.0
-
-
-def test_a_probe_of_one_round_takes_the_spread_of_the_others() -> None:
     once, steady = Sample(at={}, seconds=(1.0,)), Sample(at={}, seconds=(1.0, 1.0), rounds=(1, 1))
     assert between_calibrations([once], 0.1) == pytest.approx(0.1 * math.sqrt(2))
     assert between_calibrations([steady], 0.1) >= 0.1 / math.sqrt(2)  # two rounds may agree by chance

@@ -28,17 +28,13 @@ NAMES = [probe.name for probe in worlds.fake_probes()]
 CTRL_C = {"disk_read": KeyboardInterrupt()}
 
 
-def quiet(_name: str, _done_s: float, _total_s: float) -> None:
-    return
-
-
 def calibrated(
     folder: Path,
     *,
     ran: list[str] | None = None,
     failing: dict[str, BaseException] | None = None,
     probes: tuple[Probe, ...] | None = None,
-    progress: Callable[[str, float, float], None] = quiet,
+    progress: Callable[[str, float, float], None] = lambda *_told: None,
     **changes: Any,
 ) -> Outcome:
     """A whole calibration by probes that note in `ran` that they ran, some of them raising instead."""
@@ -66,11 +62,6 @@ def interrupted(folder: Path, **changes: Any) -> list[str]:
     with pytest.raises(KeyboardInterrupt):
         calibrated(folder, **{"ran": ran, "failing": CTRL_C, **changes})
     return ran
-
-
-def journal(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(journal_path(folder / "toy.json").read_text())
-    return read
 
 
 def test_a_finished_calibration_leaves_a_profile_a_record_and_no_journal(tmp_path: Path) -> None:
@@ -155,7 +146,7 @@ calibrated(Path({folder!r}), probes=probes)
 
 
 def test_kill_9_in_the_middle_loses_no_more_than_the_probe_that_ran(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
+    flag, ran = tmp_path / "flag", list[str]()
     script = KILLED.format(root=str(ROOT), flag=str(flag), folder=str(tmp_path))
     child = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
@@ -167,7 +158,6 @@ def test_kill_9_in_the_middle_loses_no_more_than_the_probe_that_ran(tmp_path: Pa
         child.wait()
     flag.unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["toy.json.partial.json"]
-    ran: list[str] = []
     outcome = calibrated(tmp_path, ran=ran)
     assert ran[0] == "disk_read"
     assert "vram_read" in outcome.resumed
@@ -195,11 +185,6 @@ def test_a_journal_of_another_machine_or_mode_is_moved_aside_with_the_reason(
     assert (tmp_path / "toy.json.partial.json.old").exists()
 
 
-def test_a_broken_journal_is_moved_aside(tmp_path: Path) -> None:
-    journal_path(tmp_path / "toy.json").write_text('{"schema": ')
-    assert any("cannot be read" in caution for caution in calibrated(tmp_path).cautions)
-
-
 def test_a_disk_that_fills_while_the_journal_is_written_keeps_the_last_good_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +201,7 @@ def test_a_disk_that_fills_while_the_journal_is_written_keeps_the_last_good_one(
         calibrated(tmp_path)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["toy.json.partial.json"]
-    assert journal(tmp_path)["probes"]
+    assert json.loads(journal_path(tmp_path / "toy.json").read_text())["probes"]
 
 
 @pytest.mark.parametrize(
@@ -237,14 +222,17 @@ def test_a_probe_that_fails_is_one_line_and_keeps_what_is_done(
     assert said in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.exit_code == code
-    assert "vram_read" in journal(tmp_path)["probes"]
+    assert "vram_read" in json.loads(journal_path(tmp_path / "toy.json").read_text())["probes"]
 
 
-def test_measurements_that_make_no_profile_are_set_aside(tmp_path: Path) -> None:
+def test_a_broken_journal_and_measurements_that_make_no_profile_are_set_aside(tmp_path: Path) -> None:
+    path = journal_path(tmp_path / "toy.json")
+    path.write_text('{"schema": ')
+    assert any("cannot be read" in caution for caution in calibrated(tmp_path).cautions)
     probes = tuple(probe for probe in worlds.fake_probes() if probe.name != "disk_read")
     with pytest.raises(CannotCalibrate, match="disk_read"):
         calibrated(tmp_path, probes=probes)
-    assert not journal_path(tmp_path / "toy.json").exists()
+    assert not path.exists()
 
 
 def test_what_a_machine_cannot_run_is_skipped_with_a_reason_that_is_kept(tmp_path: Path) -> None:
@@ -258,29 +246,18 @@ def test_what_a_machine_cannot_run_is_skipped_with_a_reason_that_is_kept(tmp_pat
     assert outcome.record["probes"]["attend"]["skipped"] == "no flash attention here: sm75"
 
 
-@pytest.mark.parametrize(
-    ("device", "place", "error", "said"),
-    [
+def test_a_wrong_output_or_device_and_too_little_memory_are_told_before_measuring(tmp_path: Path) -> None:
+    for device, place, error, said in (
         ("cpu", ".", CannotWrite, "it is a folder"),
         ("cpu", "none/toy.json", CannotWrite, "No such file or directory"),
         ("gpu0", "toy.json", BadValue, "unknown device 'gpu0'"),
-    ],
-)
-def test_a_wrong_output_or_device_is_told_before_measuring(
-    tmp_path: Path, device: str, place: str, error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        run_calibration(device=device, quick=True, output=tmp_path / place)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"device_free_bytes": 2**30}, "another process"), ({"host_free_bytes": 2**30}, "host memory")],
-)
-def test_too_little_memory_is_told_before_measuring(changes: dict[str, int], said: str) -> None:
-    with pytest.raises(CannotCalibrate) as refused:
-        check_room(worlds.machine(**changes))
-    assert said in f"{refused.value.message} {refused.value.hint}"
+    ):
+        with pytest.raises(error, match=said):
+            run_calibration(device=device, quick=True, output=tmp_path / place)
+    for memory, said in (("device_free_bytes", "another process"), ("host_free_bytes", "host memory")):
+        with pytest.raises(CannotCalibrate) as refused:
+            check_room(worlds.machine(**{memory: 2**30}))
+        assert said in f"{refused.value.message} {refused.value.hint}"
 
 
 @pytest.mark.parametrize(

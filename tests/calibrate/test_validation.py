@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from calibrate.published.cases import Ask, RecordedCase, Row
 from calibrate.published.estimates import Estimate, count
@@ -35,11 +35,15 @@ def estimate(value: float, *, low: float = 0.0, high: float = 0.0, naive: float 
 
 
 @pytest.mark.parametrize(("predicted", "error"), [(90.0, -0.1), (100.0, 0.0), (150.0, 0.5)])
-def test_error_is_signed_and_relative_to_the_measurement(predicted: float, error: float) -> None:
+def test_a_case_is_judged_by_its_signed_error_relative_to_the_measurement(predicted: float, error: float) -> None:
     found = compared(estimate(predicted, naive=300.0))
     assert found.error == pytest.approx(error)
     assert found.naive_error == pytest.approx(2.0)
     assert compared(predicted).naive_error is None
+    assert compared(6.8, measured=6.2, absolute=0.6).tolerance == pytest.approx(0.6 / 6.2)
+    case = compared("does not fit")
+    assert (case.predicted, case.low, case.high, case.error, case.within) == (None, None, None, None, False)
+    assert case.note == "does not fit"
 
 
 @pytest.mark.parametrize(
@@ -56,39 +60,24 @@ def test_the_edge_of_a_tolerance_or_range_is_within(predicted: float, asked: dic
     assert compared(predicted, **asked).within is within
 
 
-def test_an_absolute_tolerance_is_told_as_a_share_of_the_measurement() -> None:
-    assert compared(6.8, measured=6.2, absolute=0.6).tolerance == pytest.approx(0.6 / 6.2)
-
-
-def test_no_answer_is_outside_and_says_why() -> None:
-    case = compared("does not fit")
-    assert (case.predicted, case.low, case.high, case.error, case.within) == (None, None, None, None, False)
-    assert case.note == "does not fit"
-
-
-def test_coverage_counts_only_cases_with_an_interval() -> None:
+def test_coverage_is_of_cases_with_an_interval_and_of_a_range_to_meet_it() -> None:
     meets, misses = (estimate(95.0, low=low, high=high) for low, high in ((90.0, 101.0), (94.0, 96.0)))
     summary = summarise([compared(meets), compared(misses), compared(count(100.0))])
     assert (summary.n, summary.with_interval.n, summary.coverage_90) == (3, 2, 0.5)
     assert summary.with_interval.median_abs_error == pytest.approx(0.05)
+    for high, covered in ((15.5, True), (14.5, False)):
+        assert compared(estimate(14.0, low=13.0, high=high), measured=(15.0, 20.0)).covered is covered
 
 
-@pytest.mark.parametrize(("high", "covered"), [(15.5, True), (14.5, False)])
-def test_coverage_of_a_range_is_to_meet_it(high: float, covered: bool) -> None:
-    assert compared(estimate(14.0, low=13.0, high=high), measured=(15.0, 20.0)).covered is covered
-
-
-def test_a_summary_names_median_tail_and_worst() -> None:
+def test_a_summary_names_median_tail_and_worst_which_is_no_answer_where_there_is_none() -> None:
     summary = summarise([compared(100.0 + off, name=f"off by {off}") for off in (0.0, 10.0, -40.0)])
-    assert summary.median_abs_error == pytest.approx(0.10)
-    assert summary.p95_abs_error == pytest.approx(0.10 + 0.9 * 0.30)
+    assert (summary.median_abs_error, summary.p95_abs_error) == pytest.approx((0.10, 0.10 + 0.9 * 0.30))
     assert (summary.worst, summary.outside) == ("off by -40.0", 1)
-
-
-def test_the_worst_of_all_is_no_answer() -> None:
     summary = summarise([compared(500.0, name="far"), compared("none", name="mute")])
     assert (summary.n, summary.unanswered, summary.outside, summary.worst) == (2, 1, 2, "mute")
     assert summary.median_abs_error == pytest.approx(4.0)
+    nothing = summarise([])
+    assert (nothing.n, nothing.median_abs_error, nothing.worst, nothing.coverage_90) == (0, None, None, None)
 
 
 def test_naive_and_twin_are_set_beside_each_other_over_the_same_cases() -> None:
@@ -96,12 +85,6 @@ def test_naive_and_twin_are_set_beside_each_other_over_the_same_cases() -> None:
     assert summary.naive.n == summary.beside_naive.n == 1
     assert summary.naive.median_abs_error == pytest.approx(1.0)
     assert summary.beside_naive.median_abs_error == pytest.approx(0.01)
-
-
-def test_a_summary_of_nothing_is_empty() -> None:
-    summary = msgspec.to_builtins(summarise([]))
-    assert summary["n"] == 0
-    assert summary["median_abs_error"] is summary["worst"] is summary["coverage_90"] is None
 
 
 # As text.
@@ -120,71 +103,69 @@ def case(id_: str, **changes: Any) -> Comparison:
 NONE = {"predicted": None, "low": None, "high": None, "error": None, "naive_error": None, "wall": "", "within": False}
 
 
-def text_of(*cases: Comparison, skipped: tuple[Skipped, ...] = ()) -> str:
-    return validation_text(validation_of("toy", cases, skipped))
+TOLD = """\
+toy: predictions against what was recorded
+
+held out: nothing was fitted on these rows
+  case   predicted  90 % interval  measured    unit  error    naive    tolerance           wall
+  one    1.1        1 to 1.2       1           s     +10.0 %  -50.0 %  20 %                host link (H2D)
+  range  1.1        -              0.8 to 1.2  s     +10.0 %  -50.0 %  20 %                tensor cores
+  bad    1.1        1 to 1.2       1           s     +50.0 %  -50.0 %  20 %       OUTSIDE  host link (H2D)
+  mute   -          -              1           s     -        -        20 %       OUTSIDE
+
+  4 rows, 2 outside; with an interval: n 2, median error 30 %, 95th percentile 48 %, worst bad
+  all: n 4, median error 10 %, 95th percentile 46 %, worst mute
+  twin beside naive: n 3, median error 10 %, 95th percentile 46 %, worst bad
+  naive: n 3, median error 50 %, 95th percentile 50 %, worst one
+  the 90 % interval covers 100 % of the rows that have one
+
+fit: rows that set a rate, or repeat one
+  case  predicted  90 % interval  measured  unit  error    naive  tolerance    wall
+  set   1.1        -              1         s     +10.0 %  -      20 %
+
+  1 rows, 0 outside; with an interval: n 0, median error -, 95th percentile -, worst -
+  all: n 1, median error 10 %, 95th percentile 10 %, worst set
+
+notes
+  mute: no
+
+5 rows predicted, 0 carried, 2 not predicted, 2 not measured
+  2 x no rulebook
+  not measured: y: too busy
+  not measured: z: too busy
+
+outside their tolerance:
+  bad: twice the spread
+  mute: no
+"""
+"""Evidence apart from rows that set a rate; what is outside is marked, and the end says why."""
 
 
-def line_of(text: str, id_: str) -> str:
-    return next(line for line in text.splitlines() if id_ in line)
-
-
-def test_rows_that_set_a_rate_stand_apart_from_the_evidence() -> None:
-    held_out, title, fit = text_of(case("one"), case("two", role="fit"), case("three")).partition(TITLES["fit"])
-    assert TITLES["held_out"] in held_out
-    assert title
-    assert all(id_ in held_out for id_ in ("one", "three", "2 rows, 0 outside"))
-    assert "two" not in held_out
-    assert all(said in fit for said in ("two", "1 rows, 0 outside"))
-    assert TITLES["fit"] not in text_of(case("one"))
-    assert TITLES["held_out"] not in text_of(case("one", role="fit"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({}, ("+10.0 %", "-50.0 %", "20 %", "1 to 1.2", "host link (H2D)")),
-        ({"wall": "tensor cores"}, ("tensor cores",)),
-        ({"measured_low": 0.8, "measured_high": 1.2, "low": 1.1, "high": 1.1}, ("0.8 to 1.2", " - ")),
-        (NONE, ("OUTSIDE", " - ")),
-    ],
-)
-def test_a_line_has_what_is_known_of_its_case(changes: dict[str, Any], shown: tuple[str, ...]) -> None:
-    line = line_of(text_of(case("one", **changes), case("other")), "one")
-    assert all(said in line for said in shown)
-    assert "None" not in line
-
-
-def test_only_what_is_outside_is_marked_and_the_end_says_why() -> None:
-    bad, mute = (
+def test_text_tells_what_is_known_of_each_case_what_they_add_up_to_and_what_was_left_out() -> None:
+    cases = [
+        case("one"),
+        case("range", measured_low=0.8, measured_high=1.2, low=1.1, high=1.1, wall="tensor cores"),
         case("bad", error=0.5, within=False, tolerance_reason="twice the spread"),
         case("mute", note="no", **NONE),
-    )
-    text = text_of(case("good"), bad, mute)
-    assert text.count("OUTSIDE") == 2
-    assert "OUTSIDE" not in line_of(text, "good")
-    assert "3 rows, 2 outside" in text
-    assert "notes\n  mute: no\n" in text
-    assert text.endswith("outside their tolerance:\n  bad: twice the spread\n  mute: no\n")
-
-
-def test_what_is_not_predicted_is_counted_by_reason_and_what_was_not_measured_is_listed() -> None:
+        case("set", role="fit", low=1.1, high=1.1, naive_error=None, wall=""),
+    ]
     row = Skipped(id="x", system="me", metric="m", status="not_predicted", reason="no rulebook")
-    busy = [msgspec.structs.replace(row, id=id_, status="not_measured", reason="too busy") for id_ in ("y", "z")]
-    text = text_of(case("one"), skipped=(row, row, *busy))
-    assert "1 rows predicted, 0 carried, 2 not predicted, 2 not measured\n  2 x no rulebook\n" in text
-    assert "  not measured: y: too busy\n  not measured: z: too busy\n" in text
-    assert text.endswith("every case is within its tolerance\n")  # of those that could be judged
+    busy = [replace(row, id=id_, status="not_measured", reason="too busy") for id_ in ("y", "z")]
+    assert validation_text(validation_of("toy", cases, (row, row, *busy))) == TOLD
+    for role, other in (("fit", "held_out"), ("held_out", "fit")):
+        alone = validation_text(validation_of("toy", [case("one", role=role)], busy))
+        assert TITLES[role] in alone
+        assert TITLES[other] not in alone
+        assert alone.endswith("every case is within its tolerance\n")  # of those that could be judged
 
 
-def test_everything_recorded_has_both_roles_walls_totals_and_a_line_a_case() -> None:
-    recorded = validation_text(validate_records())
+def test_everything_recorded_has_both_roles_totals_and_a_line_with_its_wall_for_each_case() -> None:
+    everything = validate_records()
+    recorded = validation_text(everything)
     assert all(title in recorded for title in TITLES.values())
-    assert {"VRAM bandwidth", "host link (H2D)", "tensor cores"} <= {
-        wall for wall in WALLS.values() if wall in recorded
-    }
     assert "the 90 % interval covers" in recorded
     assert "OUTSIDE" not in recorded
     lines = {line.split()[0]: line for line in recorded.splitlines() if line.split()}
-    for shown in validate_records("h200").cases:
-        assert shown.wall
-        assert shown.wall in lines[shown.id]
+    assert all(case.wall in lines[case.id] for case in everything.cases)
+    own = {case.wall for case in everything.cases if case.machine == "h200"}
+    assert {"VRAM bandwidth", "host link (H2D)", "tensor cores"} <= own <= set(WALLS.values())

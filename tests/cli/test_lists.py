@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from msgspec.structs import replace
 

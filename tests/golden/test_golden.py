@@ -46,12 +46,9 @@ def test_every_option_that_moves_numbers_is_asked_with_all_its_choices(command: 
             assert set(getattr(option.type, "choices", ())) <= ALONE, option.name
 
 
-def test_every_shipped_name_is_asked_about() -> None:
+def test_every_shipped_name_rated_format_and_published_acceptance_is_asked_where_it_is_known() -> None:
     plain = {fmt for fmt in format_names() if not is_exl3(fmt)}
     assert {*model_names(), *profile_names(), *engine_names(), *layout_names(), *plain} <= ALONE
-
-
-def test_every_rated_format_and_published_acceptance_is_asked_where_it_is_known() -> None:
     asked = [set(words) for words in ASKED if words[0] == "predict"]
     for place in homes():
         for fmt in rated_formats(place):

@@ -13,11 +13,18 @@ from tests.worlds import LAWS, curve, rate
 
 
 @pytest.mark.parametrize(
-    ("x", "efficiency"),
-    [(1, 0.2), (10, 0.5), (100, 0.8), (1000, 0.4), (math.sqrt(1000 * 100), 0.6), (0.01, 0.2), (1e9, 0.4)],
-)
-def test_a_curve_is_linear_in_the_logarithm_and_holds_its_ends(x: float, efficiency: float) -> None:
-    assert curve((1, 100, 1000), (0.2, 0.8, 0.4))(x) == pytest.approx(efficiency)
+    ("x", "efficiency", "around"),
+    [
+        (0.01, 0.2, (1, 1)), (1, 0.2, (1, 1)), (10, 0.5, (1, 100)), (100, 0.8, (100, 100)),
+        (math.sqrt(1000 * 100), 0.6, (100, 1000)), (1000, 0.4, (1000, 1000)), (1e9, 0.4, (1000, 1000)),
+    ],
+)  # fmt: skip
+def test_a_curve_is_linear_in_the_logarithm_and_holds_its_ends(
+    x: float, efficiency: float, around: tuple[float, float]
+) -> None:
+    read = curve((1, 100, 1000), (0.2, 0.8, 0.4))
+    assert read(x) == pytest.approx(efficiency)
+    assert read.around(x) == around
 
 
 def test_a_curve_covers_what_lies_between_its_ends_and_one_point_claims_no_range() -> None:
@@ -78,13 +85,10 @@ def test_what_may_not_be_is_refused_by_its_key(
             msgspec.convert(WHOLE[kind] | {key: value}, kind)
 
 
-@pytest.mark.parametrize("key", ["value", "unit", "spread", "n", "source", "date"])
-def test_a_rate_without_provenance_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match=f"missing required field `{key}`"):
-        msgspec.convert({name: value for name, value in WHOLE[Rate].items() if name != key}, Rate)
-
-
-def test_a_fitted_rate_names_its_rows() -> None:
+def test_a_rate_has_provenance_and_a_fitted_one_names_its_rows() -> None:
+    for key in ("value", "unit", "spread", "n", "source", "date"):
+        with pytest.raises(ValueError, match=f"missing required field `{key}`"):
+            msgspec.convert({name: value for name, value in WHOLE[Rate].items() if name != key}, Rate)
     fitted = msgspec.convert(WHOLE[Rate] | {"source": "fitted", "fitted_on": ["blog.decode_1M"]}, Rate)
     assert fitted.fitted_on == ("blog.decode_1M",)
 
@@ -93,23 +97,12 @@ def counts(at: tuple[float, ...], values: tuple[float, ...]) -> Counts:
     return Counts(over="program_rows", at=at, counts=values, spread=0, n=1, source="measured", date="2026-01-01")
 
 
-def test_counts_are_linear_between_points_and_go_on_beyond_the_last() -> None:
+def test_counts_are_a_function_linear_between_points_that_goes_on_beyond_the_last() -> None:
     found = counts((16, 32, 48), (2, 4, 5))
     assert [found(x) for x in (1, 16, 24, 32, 40, 48, 64)] == [2, 2, 3, 4, 4.5, 5, 6]
     assert [found.covers(x) for x in (8, 16, 48, 64)] == [False, True, True, False]
     assert counts((16, 32), (4, 2))(64) == 2
     assert counts((16,), (4,))(64) == 4
-
-
-@pytest.mark.parametrize(("at", "values"), [((), ()), ((1, 2), (1,)), ((2, 1), (1, 1))])
-def test_counts_that_are_no_function_are_refused(at: tuple[float, ...], values: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="at"):
-        counts(at, values)
-
-
-@pytest.mark.parametrize(
-    ("x", "points"),
-    [(0.5, (1, 1)), (1, (1, 1)), (5, (1, 16)), (16, (16, 16)), (63, (16, 64)), (64, (64, 64)), (99, (64, 64))],
-)
-def test_the_points_around_a_size_are_those_that_it_is_read_between(x: float, points: tuple[float, float]) -> None:
-    assert curve(at=(1, 16, 64), efficiency=(0.5, 0.4, 0.9)).around(x) == points
+    for at, values in (((), ()), ((1, 2), (1,)), ((2, 1), (1, 1))):
+        with pytest.raises(ValueError, match="at"):
+            counts(at, values)

@@ -92,19 +92,15 @@ def test_any_bytes_are_of_a_known_kind_or_of_none(content: bytes) -> None:
     assert "\n" not in kind_of_head(content)
 
 
-def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
+def test_only_regular_files_are_opened_and_little_of_a_large_one_is_read(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large.gguf"
     os.mkfifo(pipe)
     assert kind_of(pipe) == kind_of(Path("/dev/zero")) == kind_of(tmp_path / "nowhere") == ""
     assert kind_of(tmp_path) == "a folder"
-
-
-def test_little_of_a_large_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "large.gguf"
-    with path.open("wb") as file:
+    with large.open("wb") as file:
         file.write(b"GGUF")
         file.truncate(2**40)
-    assert kind_of(path) == "a GGUF model"
+    assert kind_of(large) == "a GGUF model"
 
 
 @pytest.mark.parametrize(("load", "wanted"), [(load_model, "model"), (load_profile, "profile")])
@@ -123,15 +119,13 @@ def test_another_file_in_place_of_a_model_or_a_profile_is_named(
     assert {"model": "twin.model/1", "profile": "twin.hardware/1"}[wanted] in refused.value.hint
 
 
-def test_a_file_of_the_wanted_kind_keeps_its_own_refusal(tmp_path: Path) -> None:
+def test_a_file_of_the_wanted_kind_keeps_its_own_refusal_and_one_that_can_be_read_is_never_looked_at(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(KINDS["profile"][0])
     with pytest.raises(BadFile, match="what is wrong"), recognised(path, PROFILE, instead=""):
         raise BadFile("what is wrong")
-
-
-def test_what_can_be_read_is_never_looked_at(tmp_path: Path) -> None:
-    path = tmp_path / "odd.json"
     document = json.loads(KINDS["model"][0]) | {"source": 'the "architectures": of a config.json'}
     path.write_text(json.dumps(document), encoding="utf-8")
     assert load_model(str(path)).source == document["source"]

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,9 +14,9 @@ from hwprofiles.rates import Curve, Rate
 from tests.laws.drawn import with_memory
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.errors import BadValue
+from twin.errors import BadValue, Impossible
 from twin.prediction import Z90
-from twin.units import GIB, KIB, MINUTE, MS, TIB
+from twin.units import KIB, MINUTE, MS, TIB
 
 BLOG = load_profile("3x-rtx3090")
 VLLM = with_memory(load_profile("rtx3090"), TIB)
@@ -44,14 +43,10 @@ def ends(estimate: Estimate) -> tuple[float, float, float]:
 # The shape of an estimate.
 
 
-def test_a_count_claims_no_interval_and_a_spread_is_a_factor_to_either_side() -> None:
+def test_a_count_claims_no_interval_a_spread_is_a_factor_and_a_unit_changes_every_number() -> None:
     counted, spread = count(7), within_spread(10.0, 0.1)
-    assert ends(counted) == (7, 7, 7)
-    assert counted.naive is None
+    assert (*ends(counted), counted.naive) == (7, 7, 7, None)
     assert spread.high / spread.value == pytest.approx(spread.value / spread.low) == pytest.approx(math.exp(0.1 * Z90))
-
-
-def test_a_unit_changes_every_number_of_an_estimate() -> None:
     percent = Estimate(value=0.1, low=0.05, high=0.2, naive=0.3).converted(lambda share: 100 * share)
     assert (*ends(percent), percent.naive) == pytest.approx((10, 5, 20, 30))
 
@@ -91,36 +86,14 @@ def test_what_two_steps_share_cancels_in_their_drop() -> None:
 # Memory.
 
 
-def test_naive_estimates_are_bytes_over_the_datasheet_of_the_memory_that_holds_them() -> None:
-    asked = Question(ctx_tokens=1_048_320)
-    tokens = 2048 + 1  # the budget and an open block of one token
-    assert figure("decode_gather", asked).naive == pytest.approx(tokens * 2 * 2 * 256 * 2 * 12 / 31.5e9 / MS)
-    scanned, asked = 250_000 * 128 * 2 * 12, Question(ctx_tokens=1_000_000)
-    assert figure("pooled_scan", asked).naive == pytest.approx(scanned / 936.2e9 / MS)
-    assert figure("pooled_scan", replace(asked, pooled="host")).naive == pytest.approx(scanned / 31.5e9 / MS)
-
-
-def test_the_naive_context_is_what_weights_leave() -> None:
-    asked = Question(ctx_tokens=1, layout="vram")
+def test_the_longest_context_is_below_what_weights_leave_and_answers_what_does_not_fit() -> None:
+    asked, large = Question(ctx_tokens=1, layout="vram"), Question(ctx_tokens=5_000_000)
     weights = sum(pool.fixed["weights"] for pool in Asked(question=asked, profile=BLOG).memory.devices())
-    expected = (3 * BLOG.gpu.vram.value - weights) / (27.75 * KIB)
     longest = figure("max_context", asked)
-    assert longest.naive == pytest.approx(expected)
-    assert longest.low < longest.value < longest.high < expected
-
-
-def test_what_does_not_fit_is_answered_by_the_longest_context_and_by_no_staging() -> None:
-    large = Question(ctx_tokens=5_000_000)
+    assert longest.naive == pytest.approx((3 * BLOG.gpu.vram.value - weights) / (27.75 * KIB))
+    assert longest.low < longest.value < longest.high < longest.naive
     assert figure("context_that_fits", large).value == figure("max_context", Question(ctx_tokens=1)).value
     assert figure("staging_that_fits", large).value == 0
-
-
-def test_what_vram_is_left_is_told_in_bytes_and_in_tokens() -> None:
-    left, tokens = (figure(name, Question(ctx_tokens=3_145_728)) for name in ("vram_left", "tokens_of_vram_left"))
-    assert [end * 0.75 * KIB for end in ends(tokens)] == pytest.approx([end * GIB for end in ends(left)])
-
-
-# The engine's statistic of a staged prefill.
 
 
 def statistics(prompt_tokens: int = 60_000, **question: Any) -> StagingStatistics:
@@ -128,41 +101,23 @@ def statistics(prompt_tokens: int = 60_000, **question: Any) -> StagingStatistic
     return staging_statistics(case, prompt_tokens=prompt_tokens, cache_tokens=262_144)
 
 
-PUBLISHED = (pytest.approx(103.04, abs=0.005), pytest.approx(127.02, abs=0.005))
-
-
-@pytest.mark.parametrize(
-    ("question", "ratios"),
-    [
-        ({}, PUBLISHED),
-        ({"staging_bytes": 2**25}, PUBLISHED),
-        ({"staging_bytes": 2**27}, PUBLISHED),
-        ({"chunk_tokens": 4096}, (pytest.approx(177, abs=0.5), pytest.approx(254.6, abs=0.1))),
-    ],
-)
-def test_the_published_prompt_gives_the_published_ratio(question: dict[str, Any], ratios: tuple[float, float]) -> None:
-    found = statistics(**question)
-    assert (found.ratio, found.ratio_without_probe) == ratios
-    if ratios is PUBLISHED:
-        assert (found.q_tokens, found.pages, found.probe_q_tokens, found.probe_pages) == (57_951, 3_707, 2_048, 1_024)
-
-
-def test_one_staged_chunk_by_hand() -> None:
+def test_a_ratio_of_staged_chunks_by_hand_as_published_and_none_where_nothing_is_staged() -> None:
     found = statistics(prompt_tokens=4097)  # 4096 tokens: 2048 dense, then 2048 rows over 16 pages of 256
     assert (found.q_tokens, found.pages) == (2_048, 16)
     assert found.ratio_without_probe == pytest.approx(2_048 * 2_080 / (16 * 256))
-
-
-@pytest.mark.parametrize("question", [{"layout": "vram"}, {"prefill": "naive"}, {"prompt_tokens": 2_048}])
-def test_no_ratio_where_nothing_is_staged(question: dict[str, Any]) -> None:
-    with pytest.raises(BadValue, match="is staged"):
-        statistics(**question)
+    published = statistics()
+    assert (published.ratio, published.ratio_without_probe) == pytest.approx((103.04, 127.02), abs=0.005)
+    assert statistics(staging_bytes=2**25) == statistics(staging_bytes=2**27) == published
+    assert statistics(chunk_tokens=4096).ratio == pytest.approx(177, abs=0.5)
+    for question in ({"layout": "vram"}, {"prefill": "naive"}, {"prompt_tokens": 2_048}):
+        with pytest.raises(BadValue, match="is staged"):
+            statistics(**question)
 
 
 # Times of one question.
 
 
-def test_the_time_to_the_first_token_is_the_prediction_s() -> None:
+def test_the_time_to_the_first_token_is_the_prediction_s_and_no_longer_for_what_is_cached() -> None:
     about = drafted(16_000)
     found, ttft, minutes = answer(about, VLLM), figure("ttft", about), figure("time_to_context", about)
     assert ends(ttft) == found.ttft_s
@@ -170,15 +125,9 @@ def test_the_time_to_the_first_token_is_the_prediction_s() -> None:
     assert ends(minutes) == pytest.approx([end / MINUTE for end in ends(ttft)])
     logits_s = ttft.value - found.prefill.seconds.value  # prefill covers the prompt
     assert 0 < logits_s < 0.2 * found.decode.seconds.value
-
-
-def test_it_is_prefill_and_a_step_where_prefill_stops_short() -> None:
-    found = answer(Question(ctx_tokens=16_000), BLOG)
-    ttft = figure("ttft", Question(ctx_tokens=16_000)).value
-    assert ttft == pytest.approx(found.prefill.seconds.value + found.decode.seconds.value)
-
-
-def test_what_the_prefix_cache_holds_is_not_computed_again() -> None:
+    short = answer(Question(ctx_tokens=16_000), BLOG)  # there prefill stops short: a step comes after it
+    ttft = figure("ttft", Question(ctx_tokens=16_000))
+    assert ttft.value == pytest.approx(short.prefill.seconds.value + short.decode.seconds.value)
     cold, half, all_ = (
         figure("ttft", drafted(50_000, prefix_caching=True, **cached)).value
         for cached in ({}, {"cached_tokens": 25_000}, {"cached_tokens": 50_000})
@@ -221,37 +170,14 @@ def test_attention_of_a_layer_is_its_slower_roof_at_the_kernel_s_share(rows: int
     assert found.high / found.value == pytest.approx(factor) == pytest.approx(found.value / found.low)
 
 
-def test_whose_drafts_are_verified_makes_no_difference() -> None:
-    about = drafted(131_072, backend="triton", speculation="dflash2:7", accepted=1.0)
-    assert figure("attention_per_layer", about) == attention(8)[0]
-
-
-def test_attention_of_all_layers_is_the_step_s_part_without_the_drafter_s_own() -> None:
+def test_attention_of_all_layers_is_the_step_s_part_whosever_drafts_are_verified() -> None:
     """A prediction layer reads the whole context too, and a window some of it; neither is in the model's part."""
     parts = {part.name: part.seconds for part in answer(drafted(60_000), VLLM).decode.parts}
     assert figure("attention_per_layer", drafted(60_000)).value * LAYERS * MS == pytest.approx(parts["attention"])
-    plain, one = (
-        figure("attention_per_layer", drafted(60_000, backend="triton", **drafts)).value
-        for drafts in ({}, {"speculation": "mtp:1", "accepted": 1.0})
-    )
-    rates = VLLM.kernels[TRITON].efficiency
-    assert rates is not None
-    assert one == pytest.approx(plain * 60_002 / 60_001 * rates(1) / rates(2))
-
-
-def test_a_model_that_selects_has_no_such_attention() -> None:
+    about = drafted(131_072, backend="triton", speculation="dflash2:7", accepted=1.0)
+    assert figure("attention_per_layer", about) == attention(8)[0]
     with pytest.raises(NoAnswer, match="attention"):
-        figure("attention_per_layer", Question(ctx_tokens=100_000))
-
-
-@pytest.mark.parametrize("name", ["ttft", "time_per_token", "decode", "prefill"])
-def test_a_context_that_does_not_fit_has_no_time(name: str) -> None:
-    for about, tokens in (
-        (drafted(200_000, pool_bytes=2**30), "200,000"),
-        (Question(ctx_tokens=300_000, layout="vram"), "300,000"),
-    ):
-        with pytest.raises(NoAnswer, match=rf"{tokens} tokens do not fit: needs .* of VRAM"):
-            figure(name, about)
+        figure("attention_per_layer", Question(ctx_tokens=100_000))  # this model selects
 
 
 # Many requests at once: one alone is a prediction's prefill and steps; more share the pool.
@@ -260,7 +186,7 @@ SERVED = ("total_time", "throughput", "inter_token", "residents")
 INT8_MLP: dict[str, Any] = {"model": "qwen3.8-27b-int8-mlp", "kv_dtype": "fp8"}
 ONE = load_profile("rtx3090")
 BLOCK_BYTES = 800 * 2048 * 16
-"""A block of 800 tokens in 16 layers, 2,048 bytes each."""
+"""800 tokens in 16 layers, 2,048 bytes each: a page covers a state of 48 x 128 x 128 x 2 + 3 x 10,240 x 2 bytes."""
 BLOCKS = 2 + 3
 """Of a request of 801 to 1,600 tokens: two of attention, three of recurrent state."""
 
@@ -282,12 +208,6 @@ def steps_s(first: int, steps: int, **fields: Any) -> list[float]:
     return [answer(question, ONE).decode.seconds.value for question in questions]
 
 
-@pytest.mark.parametrize("requests", [0, 10**6 + 1])
-def test_a_load_is_of_some_requests(requests: int) -> None:
-    with pytest.raises(msgspec.ValidationError, match="requests"):
-        msgspec.convert({"requests": requests, "prompt_tokens": 1, "output_tokens": 1}, Load)
-
-
 def test_one_token_takes_the_time_to_the_first_and_every_further_one_a_decode_step() -> None:
     first, all_ = (served("total_time", load(output)).value for output in (1, 11))
     assert first == pytest.approx(answer(Question(ctx_tokens=1000, **INT8_MLP), ONE).ttft_s.value, rel=1e-9)
@@ -295,13 +215,6 @@ def test_one_token_takes_the_time_to_the_first_and_every_further_one_a_decode_st
     assert served("throughput", load(11)).value == pytest.approx(11 / all_)
     between = served("inter_token", load(11)).value
     assert between == pytest.approx(steps_s(1005, 1)[0] / MS, rel=0.005)  # a quantile is within half a per cent
-
-
-def test_a_step_that_yields_several_tokens_delivers_them_together() -> None:
-    drafts = {"model": "qwen3.8-27b-fast", "speculation": "mtp:3", "accepted": 2.0}
-    whole = served("total_time", load(21), **drafts).value - served("total_time", load(1), **drafts).value
-    assert whole == pytest.approx(10 * steps_s(1010, 1, **drafts)[0], rel=0.01)
-    assert served("inter_token", load(21), **drafts).value == pytest.approx(whole / 10 / MS, rel=0.01)
 
 
 @pytest.mark.parametrize(("blocks", "requests", "at_once"), [(2, 4, 2), (3, 4, 3), (9, 4, 4), (9, 1, 1)])
@@ -314,42 +227,118 @@ def test_as_many_stay_as_their_blocks_leave_room(blocks: int, requests: int, at_
         assert served("residents", load(100, requests=requests), pool_bytes=room - 1).value == at_once - 1
 
 
-def test_what_runs_beside_others_is_slower_and_all_of_it_is_faster() -> None:
-    many = load(100, requests=8)
-    alone, together = ({name: served(name, many, max_sequences=slots).value for name in SERVED} for slots in (1, 8))
-    assert (alone["residents"], served("residents", many, max_sequences=3).value) == (1, 3)
-    assert together["throughput"] > 2 * alone["throughput"]
-    assert together["inter_token"] > alone["inter_token"]
-    assert alone["total_time"] == pytest.approx(8 * served("total_time", load(100)).value)
-
-
 @pytest.mark.parametrize("name", SERVED[:3])
 def test_a_time_has_an_interval_only_where_one_is_wanted(name: str) -> None:
     found, plain = (served(name, load(11, requests=2), intervals=wanted) for wanted in (True, False))
     assert found.low < found.value < found.high
     assert ends(plain) == (found.value,) * 3
-
-
-def test_a_longer_time_is_a_lower_throughput() -> None:
-    total, rate = (served(name, load(11, requests=2)) for name in ("total_time", "throughput"))
-    assert total.low * rate.high == pytest.approx(total.high * rate.low) == pytest.approx(22)
-
-
-def test_the_workload_says_how_long_prompts_are_and_the_question_does_not() -> None:
-    one, other = (served("total_time", load(), intervals=False, ctx_tokens=tokens) for tokens in (77, 1000))
-    assert one == other
+    other = served(name, load(11, requests=2), ctx_tokens=77)
+    assert other == found  # the workload says how long prompts are, and the question does not
+    if name == "total_time":  # a longer one is a lower throughput
+        rate = served("throughput", load(11, requests=2))
+        assert found.low * rate.high == pytest.approx(found.high * rate.low) == pytest.approx(22)
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_no_workload_and_a_request_that_can_never_run_are_no_answer(name: str) -> None:
-    with pytest.raises(NoAnswer, match="needs a workload"):
-        served(name, None)
-    with pytest.raises(NoAnswer, match=rf"needs {BLOCKS} blocks, the pool has {BLOCKS - 1}"):
-        served(name, load(100), pool_bytes=BLOCKS * BLOCK_BYTES)
-    with pytest.raises(NoAnswer, match=r"1,100|1100"):
-        served(name, load(100), max_model_tokens=1050)
+    for workload, fields, says in (
+        (None, {}, "needs a workload"),
+        (load(100), {"pool_bytes": BLOCKS * BLOCK_BYTES}, rf"needs {BLOCKS} blocks, the pool has {BLOCKS - 1}"),
+        (load(100), {"max_model_tokens": 1050}, r"1,100|1100"),
+        *([(load(1), {}, "one token")] if name == "inter_token" else []),
+    ):
+        with pytest.raises(NoAnswer, match=says):
+            served(name, workload, **fields)
 
 
-def test_a_single_token_has_no_time_between_tokens() -> None:
-    with pytest.raises(NoAnswer, match="one token"):
-        served("inter_token", load(1))
+# A block pool, by hand: Qwen3.8-27B has 16 attention layers of 4 x 256 and 48 recurrent ones.
+
+FP8_BYTES, HUNDRED = 4 * 2 * 256, 100 * BLOCK_BYTES
+STATES = 3
+"""48 recurrent layers in groups of 16, a block each, whatever the context."""
+
+
+def pooled(ctx_tokens: int = 1, *, profile: HardwareProfile = ONE, **fields: Any) -> Asked:
+    named = {"model": "qwen3.8-27b", "kv_dtype": "fp8"}
+    return Asked(question=Question(ctx_tokens=ctx_tokens, **(named | fields)), profile=profile)
+
+
+def pool_figure(name: str, ctx_tokens: int = 1, **fields: Any) -> Estimate:
+    return FIGURES[name].estimate(pooled(ctx_tokens, **fields))
+
+
+def counted(name: str, ctx_tokens: int = 1, **fields: Any) -> float:
+    """The figure, which claims no interval and has no usual estimate."""
+    found = pool_figure(name, ctx_tokens, **fields)
+    assert found.low == found.value == found.high
+    assert found.naive is None
+    return found.value
+
+
+def test_a_pinned_pool_prints_its_share_of_the_longest_request_whatever_the_context() -> None:
+    room = HUNDRED + BLOCK_BYTES - 1
+    pool = pool_figure("kv_pool", 80_000, pool_bytes=room)
+    assert pool.low == pool.value == pool.high == 100 * 80_000 // (100 + STATES)
+    assert pool.naive == pytest.approx(room / (LAYERS * FP8_BYTES))
+    assert pool_figure("kv_pool", 10, pool_bytes=room, max_model_tokens=80_000).value == pool.value
+    assert pool_figure("kv_pool", 10, pool_bytes=room, max_model_tokens=160_000).value > pool.value
+
+
+def test_a_pool_that_utilisation_leaves_has_an_interval_of_whole_blocks_below_the_naive_one() -> None:
+    question = pooled(80_000, utilisation=0.9)
+    pool, plan = FIGURES["kv_pool"].estimate(question), question.memory
+    assert plan.kv_pool is not None
+    assert pool.value == plan.kv_pool.printed_tokens
+    assert pool.low < pool.value < pool.high < pool.naive
+    per_block = 80_000 / (100 + STATES)
+    for end in (pool.low, pool.value, pool.high):  # whole ones, printed as whole tokens
+        assert abs(end / per_block - round(end / per_block)) < 1 / per_block
+    weights = plan.devices()[0].fixed["weights"] + plan.devices()[0].fixed["embedding"]
+    assert pool.naive == pytest.approx((0.9 * ONE.gpu.vram.value - weights) / (LAYERS * FP8_BYTES))
+
+
+def test_concurrency_is_the_pool_over_the_longest_request_and_both_are_nothing_on_a_machine_too_small() -> None:
+    found = counted("concurrency", 10, pool_bytes=2 * HUNDRED, max_model_tokens=80_000)
+    assert found == pytest.approx(200 / (100 + STATES), rel=1e-4)  # printed tokens are whole ones
+    loose = pool_figure("concurrency", 80_000)
+    assert loose.low < loose.value < loose.high
+    vram = replace(ONE.gpu.vram, value=ONE.gpu.vram.value / 2)
+    small = replace(ONE, gpu=replace(ONE.gpu, vram=vram))
+    for name in ("kv_pool", "concurrency"):
+        nothing = pool_figure(name, 80_000, profile=small)
+        assert (nothing.low, nothing.value, nothing.high) == (0, 0, 0)
+    assert pool_figure("runs_out_of_memory", 80_000, profile=small).value == 1
+
+
+TURBO: dict[str, Any] = {"kv_dtype": "turboquant_4bit_nc"}
+"""Decodes the whole prefix outside the engine's share: a smaller share leaves more room for that."""
+
+
+@pytest.mark.parametrize(
+    ("ctx_tokens", "fields", "short"),
+    [
+        *((tokens, {"pool_bytes": HUNDRED + (STATES + 1) * BLOCK_BYTES}, short)  # and the null block
+          for tokens, short in ((79_200, 0), (80_000, 0), (80_001, 1))),
+        (2048, TURBO | {"utilisation": 0.9, "max_model_tokens": 131_072}, 0),
+        (32_768, TURBO | {"utilisation": 0.972, "max_model_tokens": 131_072}, 1),
+        (32_768, TURBO | {"utilisation": 0.8, "max_model_tokens": 131_072}, 0),
+        (32_768, {"utilisation": 0.972, "max_model_tokens": 131_072}, 0),
+    ],
+)  # fmt: skip
+def test_out_of_memory_is_where_blocks_or_scratch_end(ctx_tokens: int, fields: dict[str, Any], short: int) -> None:
+    assert counted("runs_out_of_memory", ctx_tokens, **fields) == short
+
+
+def test_a_format_starts_where_its_kernels_do_and_windows_or_a_pool_that_are_not_there_have_no_figures() -> None:
+    for machine, kv_dtype, does in (
+        ("rtx3090", "fp8_per_token_head", 0), ("rtx3090", "fp8", 1), ("h200", "fp8_per_token_head", 1),
+    ):  # fmt: skip
+        assert counted("starts", kv_dtype=kv_dtype, profile=load_profile(machine)) == does
+    assert pool_figure("window_blocks").value == 0
+    for name in ("window_page_use", "window_block_tokens"):
+        with pytest.raises(NoAnswer, match="sliding window"):
+            pool_figure(name)
+    bare = Asked(question=Question(ctx_tokens=1), profile=load_profile("3x-rtx3090"))
+    for name in ("kv_pool", "block_tokens", "page", "kv_memory", "concurrency"):
+        with pytest.raises(Impossible, match="no pool of blocks"):
+            FIGURES[name].estimate(bare)

@@ -1,6 +1,5 @@
 """What formats do to attention: figures worked out on paper, bounds that arithmetic gives, and who wins."""
 
-from collections.abc import Iterator
 from math import exp, log, sqrt
 from typing import Any
 
@@ -29,18 +28,11 @@ from tests.calibrate.quality.dumped import some  # noqa: E402
 from tests.realkernels.codecs.kept import rotation  # noqa: E402
 from twin.formats import is_exl3, kv_format  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHOWN = [name for name in codec_names() if not is_exl3(name) or name in SHOWN_EXL3]
 EXACT = 2.0**-20
 """Of float32 sums and rotations, relative to the largest element."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors of this size are not worth sharing among cores that have other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def heads_of(keys: Any, values: Any, queries: Any, visible: Any = None) -> Heads:
@@ -79,12 +71,13 @@ def test_the_figures_of_two_tokens_are_those_worked_out_on_paper() -> None:
     assert (found.kl_mean, found.kl_p99) == (pytest.approx(divergence), pytest.approx(divergence))
     assert found.output_relative_rms == pytest.approx(3)
     assert (found.output_cosine_mean, found.output_cosine_min) == (-1, -1)
-
-
-def test_scores_are_over_the_root_of_the_head_size() -> None:
     truth = truth_of(heads_of([[2.0] * 4, [0.0] * 4], [[1.0] * 4] * 2, [[1.0] * 4]), "cpu")
     assert truth.scores.tolist() == [[[4.0, 0.0]]]
     assert truth.output[0, 0].tolist() == pytest.approx([1.0] * 4)
+    truth = truth_of(heads_of([[1.0], [1.0]], [[1.0], [-1.0]], [[1.0]]), "cpu")
+    assert float(truth.output.abs().max()) == 0
+    assert sums_of(truth, truth.keys, truth.values).cosine.tolist() == [1]
+    assert sums_of(truth, truth.keys, truth.values + 1).cosine.tolist() == [0]
 
 
 def test_attention_is_as_concentrated_as_its_weights() -> None:
@@ -100,8 +93,7 @@ def test_attention_is_as_concentrated_as_its_weights() -> None:
 
 
 def test_what_a_query_does_not_see_has_no_part_in_its_figures() -> None:
-    keys, values = some(20, 1, 16)[:, 0], some(20, 1, 16, seed=1)[:, 0]
-    queries = some(3, 1, 16, seed=2)[:, 0]
+    keys, values, queries = (some(tokens, 1, 16, seed=seed)[:, 0] for seed, tokens in enumerate((20, 20, 3)))
     truth = truth_of(heads_of(keys, values, queries, visible=[7, 9, 12]), "cpu")
     spoilt_keys, spoilt_values = truth.keys.clone(), truth.values.clone()
     spoilt_keys[12:] += 100
@@ -115,13 +107,6 @@ def test_what_a_query_does_not_see_has_no_part_in_its_figures() -> None:
     alone = truth_of(heads_of(keys[:7], values[:7], queries[:1]), "cpu")
     np.testing.assert_allclose(truth.output[0, 0], alone.output[0, 0], rtol=1e-12)
     assert 1 <= concentration_of(truth).effective_tokens <= 12
-
-
-def test_an_output_of_nothing_has_cosine_1_only_with_itself() -> None:
-    truth = truth_of(heads_of([[1.0], [1.0]], [[1.0], [-1.0]], [[1.0]]), "cpu")
-    assert float(truth.output.abs().max()) == 0
-    assert sums_of(truth, truth.keys, truth.values).cosine.tolist() == [1]
-    assert sums_of(truth, truth.keys, truth.values + 1).cosine.tolist() == [0]
 
 
 def test_sums_of_layers_are_those_of_all_their_heads() -> None:
@@ -164,10 +149,7 @@ def half_step(name: str, plane: int, rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "name",
-    [ABSMAX_INT4, *(name for name in SHOWN if not name.startswith("kvarn"))],
-)
+@pytest.mark.parametrize("name", [ABSMAX_INT4, *(name for name in SHOWN if not name.startswith("kvarn"))])
 def test_no_element_comes_back_further_off_than_the_arithmetic_allows(name: str, kind: str) -> None:
     heads = synthetic(kind)
     back = kept_in(name, truth_of(heads, "cpu"))
@@ -255,13 +237,9 @@ def test_loud_channels_cost_the_plain_format_attention_and_the_others_little(dim
         assert errors.output_cosine_mean > plain.output_cosine_mean
 
 
-def test_without_loud_channels_the_plain_format_is_nearly_as_good() -> None:
+def test_without_loud_channels_the_plain_format_is_nearly_as_good_and_a_first_tile_in_16_bits_saves_sinks() -> None:
     found = by_name(synthetic("gaussian", tokens=1024), ABSMAX_INT4, "int4_per_token_head")
-    ratio = found[ABSMAX_INT4].key_relative_rms / found["int4_per_token_head"].key_relative_rms
-    assert 0.8 < ratio < 1.25
-
-
-def test_a_first_tile_that_stays_in_16_bits_saves_sinks() -> None:
+    assert 0.8 < found[ABSMAX_INT4].key_relative_rms / found["int4_per_token_head"].key_relative_rms < 1.25
     found = by_name(synthetic("sinks", tokens=1024), "kvarn_k4v4_g128", "int4_per_token_head", ABSMAX_INT4)
     kvarn = found.pop("kvarn_k4v4_g128")
     assert all(kvarn.score_max < other.score_max for other in found.values())

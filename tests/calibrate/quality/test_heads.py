@@ -7,8 +7,8 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import kurtosis
 
+import cli
 from calibrate.quality.heads import KINDS, QUERIES, SINKS, TARGETS, Heads, looking_for, synthetic_heads
-from twin.cli.options import QUALITY_OPTIONS
 
 TOKENS, DIMS = 2048, 128
 Array = np.ndarray
@@ -83,30 +83,27 @@ def test_sinks_have_long_keys_alike_and_small_values() -> None:
 
 @pytest.mark.parametrize("name", ["gaussian", "outliers", "tails"])
 def test_half_of_the_attention_is_on_four_tokens_and_a_third_on_the_first(name: str) -> None:
-    weights = np.sort(attention(made(name)), axis=-1)
+    found = attention(made(name))
+    weights = np.sort(found, axis=-1)
     assert weights[..., -1].mean() == pytest.approx(1 / 3, abs=0.08)
     assert weights[..., -TARGETS:].sum(axis=-1).mean() == pytest.approx(1 / 2, abs=0.08)
     entropy = -(weights * np.log(weights)).sum(axis=-1)
     assert 20 < np.exp(np.median(entropy)) < TOKENS / 5
+    assert found[..., :SINKS].sum(axis=-1).mean() < 0.02
 
 
-def test_sinks_take_most_of_the_attention() -> None:
-    weights = attention(made("sinks"))
-    assert weights[..., :SINKS].sum(axis=-1).mean() == pytest.approx(0.6, abs=0.08)
-    assert attention(made("gaussian"))[..., :SINKS].sum(axis=-1).mean() < 0.02
-
-
-def test_the_score_of_the_first_tokens_is_what_it_was_asked_to_be() -> None:
-    keys = made("sinks").keys
+def test_sinks_take_most_of_the_attention_and_score_what_they_were_asked_to() -> None:
+    sinks = made("sinks")
+    assert attention(sinks)[..., :SINKS].sum(axis=-1).mean() == pytest.approx(0.6, abs=0.08)
     for sink_score in (0.0, 3.0, log(TOKENS)):
-        queries = looking_for(np.random.default_rng(1), keys, count=16, sink_score=sink_score)
-        scores = np.einsum("hqd,thd->hqt", queries.astype(float), keys) / sqrt(DIMS)
+        queries = looking_for(np.random.default_rng(1), sinks.keys, count=16, sink_score=sink_score)
+        scores = np.einsum("hqd,thd->hqt", queries.astype(float), sinks.keys) / sqrt(DIMS)
         above = scores[..., :SINKS] - scores[..., SINKS:].mean(axis=-1, keepdims=True)
         np.testing.assert_allclose(above, sink_score, atol=1e-3)
 
 
 def test_scores_are_spread_alike_whatever_the_channels_scales_are() -> None:
-    """A query is in units of the channels: scaling and shifting K changes no attention."""
+    """A query is in units of the channels: scaling and shifting K changes no attention, and K alike gives numbers."""
     keys = made("gaussian").keys
     moved = (keys * np.geomspace(0.5, 2, DIMS) + np.linspace(-5, 5, DIMS)).astype(np.float32)
     weights = []
@@ -115,24 +112,13 @@ def test_scores_are_spread_alike_whatever_the_channels_scales_are() -> None:
         scores = np.einsum("hqd,thd->hqt", queries.astype(float), rows.astype(float)) / sqrt(DIMS)
         weights.append(softmax(scores, axis=-1))
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-3, atol=1e-7)
-
-
-@pytest.mark.parametrize("sink_score", [None, 0.0])
-def test_keys_that_are_all_alike_make_queries_all_the_same(sink_score: float | None) -> None:
-    keys = np.full((32, 1, 8), 3.0, np.float32)
-    assert np.isfinite(looking_for(np.random.default_rng(0), keys, count=8, sink_score=sink_score)).all()
+    alike = np.full((32, 1, 8), 3.0, np.float32)
+    for sink_score in (None, 0.0):
+        assert np.isfinite(looking_for(np.random.default_rng(0), alike, count=8, sink_score=sink_score)).all()
 
 
 def test_another_kind_is_not_known_and_the_command_line_knows_these() -> None:
     with pytest.raises(KeyError):
         made("uniform")
-
-    import click
-
-    @click.command()
-    def command() -> None: ...
-
-    for option in QUALITY_OPTIONS:
-        command = option(command)
-    choices = next(each.type.choices for each in command.params if each.name == "heads")
-    assert list(choices) == list(KINDS)
+    option = next(option for option in cli.twin.commands["quality"].params if option.name == "heads")
+    assert list(option.type.choices) == list(KINDS)

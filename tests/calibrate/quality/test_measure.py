@@ -1,6 +1,5 @@
 """What `twin quality` measures and leaves out, heads of a file, and what is published, which stands apart."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -19,40 +18,28 @@ from realkernels.codecs import codec_names  # noqa: E402
 from tests.calibrate.quality.dumped import some, write  # noqa: E402
 from twin.formats import is_exl3, kv_format  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHOWN = [name for name in codec_names() if not is_exl3(name) or name in SHOWN_EXL3]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors of this size are not worth sharing among cores that have other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def small(**asked: Any) -> Any:
     return measure_quality(**{"model": "llama-3.1-8b", "tokens": 256, "kv_dtype": "fp8,q4_0", **asked})
 
 
-def test_all_formats_are_measured_and_those_of_exl3_that_stand_for_the_others() -> None:
-    measured = small(kv_dtype=None)
+@pytest.mark.parametrize(("model", "kv_heads", "head_dim"), [("llama-3.1-8b", 8, 128), ("qwen3.8-27b", 4, 256)])
+def test_all_formats_are_measured_in_the_bytes_of_their_planes_and_of_exl3_those_that_stand_for_the_others(
+    model: str, kv_heads: int, head_dim: int
+) -> None:
+    measured = small(model=model, kv_dtype=None, tokens=32)
     names = [row.name for row in measured.samples[0].formats]
     assert names[:2] == list(REFERENCES)
     assert sorted(names) == sorted([ABSMAX_INT4, *SHOWN])
     assert [sample.name for sample in measured.samples] == list(KINDS)
+    planes = {name: kv_format(name).plane_bytes(kv_heads=kv_heads, head_dim=head_dim) for name in SHOWN}
+    assert measured.token_bytes == planes | {ABSMAX_INT4: planes["int4_per_token_head"]}
     sizes = [measured.token_bytes[name] for name in names[2:]]
     assert sizes == sorted(sizes, reverse=True)
-
-
-def test_bytes_are_those_of_the_planes_for_all_heads_of_the_model() -> None:
-    for model, kv_heads, head_dim in (("llama-3.1-8b", 8, 128), ("qwen3.8-27b", 4, 256)):
-        measured = small(model=model, kv_dtype=None, tokens=32)
-        for name, size in measured.token_bytes.items():
-            if name == ABSMAX_INT4:
-                assert size == measured.token_bytes["int4_per_token_head"]
-            else:
-                assert size == kv_format(name).plane_bytes(kv_heads=kv_heads, head_dim=head_dim)
 
 
 def test_a_seed_gives_the_same_answer_and_another_one_another_and_threads_are_given_back() -> None:
@@ -110,12 +97,16 @@ def test_queries_of_a_file_see_what_came_before_them(tmp_path: Path) -> None:
     np.testing.assert_allclose(truth.output[1, -1], weights @ values[:, 1], rtol=1e-6)
 
 
-def test_queries_are_made_up_where_a_file_has_none(tmp_path: Path) -> None:
+def test_queries_are_made_up_where_a_file_has_none_and_layers_without_are_named(tmp_path: Path) -> None:
     measured = measure_quality(tensors=write(tmp_path / "own", k=some(64), v=some(64, seed=1)), kv_dtype="fp8")
     assert (measured.samples[0].generated, measured.seed) == (True, 0)
     assert "made-up queries" in quality_text(measured)
     other = measure_quality(tensors=tmp_path / "own", kv_dtype="fp8", seed=1)
     assert quality_json(measured)["samples"] != quality_json(other)["samples"]
+    tensors = {f"layers__{n}__{x}": some(64, 2, 32, seed=n + ord(x)) for n in (1, 2) for x in "kv"}
+    for own, said in ({}, "made up"), ({"layers__2__q": some(64, 2, 32)}, "of the file, made up for layer 1"):
+        path = write(tmp_path / "own", **tensors, **own)
+        assert f"queries: {said}\n" in quality_text(measure_quality(tensors=path, kv_dtype="fp8"))
 
 
 def test_the_first_tokens_of_a_file_may_be_all_that_is_measured(tmp_path: Path) -> None:
@@ -143,13 +134,6 @@ def test_layers_are_shown_together_and_each_where_asked(tmp_path: Path) -> None:
         assert pooled[name]["kl_mean"] == pytest.approx(np.mean([rows[position]["kl_mean"] for rows in each]))
 
 
-def test_layers_whose_queries_are_made_up_are_named(tmp_path: Path) -> None:
-    tensors = {f"layers__{n}__{x}": some(64, 2, 32, seed=n + ord(x)) for n in (1, 2) for x in "kv"}
-    for own, said in ({}, "made up"), ({"layers__2__q": some(64, 2, 32)}, "of the file, made up for layer 1"):
-        path = write(tmp_path / "own", **tensors, **own)
-        assert f"queries: {said}\n" in quality_text(measure_quality(tensors=path, kv_dtype="fp8"))
-
-
 # Measured and published stand apart.
 
 
@@ -174,14 +158,8 @@ def test_a_file_is_of_no_model_unless_one_is_named(tmp_path: Path) -> None:
     assert {row["value"] for row in quality_json(named)["published_quality"]} >= {8.223, 8.235}
 
 
-def test_the_published_first_tile_is_told_beside_the_bytes() -> None:
-    text = quality_text(small(kv_dtype="kvarn_k4v2_g64,kvarn_k4v4_g128", tokens=300))
-    assert "kvarn_k4v2_g64: 108 of 300 tokens stay in 16 bits" in text  # 64 of the first tile, 44 of the last
-    assert "kvarn_k4v4_g128: 172 of 300 tokens stay in 16 bits" in text
-
-
-def test_heads_that_are_chosen_are_shown_in_full_beside_an_overview_of_all() -> None:
-    measured = small(heads="sinks")
+def test_heads_that_are_chosen_are_shown_in_full_beside_an_overview_of_all_and_what_stays_in_16_bits() -> None:
+    measured = small(heads="sinks", kv_dtype="kvarn_k4v2_g64,kvarn_k4v4_g128", tokens=300)
     text = quality_text(measured)
     assert "\nsinks: the first 4 tokens" in text
     assert "\noutliers: a few" not in text
@@ -189,3 +167,5 @@ def test_heads_that_are_chosen_are_shown_in_full_beside_an_overview_of_all() -> 
     assert "answers of llama-3.1-8b: nothing for these formats" in text
     assert "all kinds of heads" in text
     assert "all kinds of heads" not in quality_text(replace(measured, samples=measured.samples[:1]))
+    assert "kvarn_k4v2_g64: 108 of 300 tokens stay in 16 bits" in text  # 64 of the first tile, 44 of the last
+    assert "kvarn_k4v4_g128: 172 of 300 tokens stay in 16 bits" in text

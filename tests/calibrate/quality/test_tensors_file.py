@@ -47,18 +47,14 @@ def test_the_file_is_mapped_and_not_read(path: Path) -> None:
     assert isinstance(root.obj if isinstance(root, memoryview) else root, mmap.mmap)
 
 
-def test_layers_come_in_the_order_of_their_numbers_and_other_tensors_are_left_alone(path: Path) -> None:
+def test_layers_come_in_the_order_of_their_numbers_and_metadata_and_other_tensors_are_left_alone(path: Path) -> None:
     tensors = {f"layers.{number}.{letter}": ("F32", K) for number in (10, 2, 0) for letter in "vk"}
     tensors |= {"layers.2.q": ("F32", K), "model.embed": ("I64", np.arange(5)), "layers.x.k": ("F64", np.zeros(3))}
-    path.write_bytes(whole(tensors))
+    data = b"".join(stored(dtype, values) for dtype, values in tensors.values())
+    path.write_bytes(packed({"__metadata__": {"format": "pt"}, **header_of(tensors)}, data))
     layers = read_layers(path)
     assert [layer.name for layer in layers] == ["layer 0", "layer 2", "layer 10"]
     assert [layer.queries is not None for layer in layers] == [False, True, False]
-
-
-def test_metadata_says_nothing(path: Path) -> None:
-    path.write_bytes(packed({"__metadata__": {"format": "pt"}, **header_of(RIGHT)}, DATA))
-    assert len(read_layers(path)) == 1
 
 
 def entry(name: str, **changes: Any) -> dict[str, Any]:
@@ -85,10 +81,8 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "other tensors": (whole({"weight": ("F32", K)}), "it holds 'weight'"),
     "no V": (whole({"k": ("F32", K)}), "no tensor 'v'"),
     "no K": (whole({"layers.3.v": ("F32", K)}), "no tensor 'layers.3.k'"),
-    "no V of a layer": (
-        whole({"layers.0.k": ("F32", K), "layers.0.v": ("F32", V), "layers.1.k": ("F32", K)}),
-        "no tensor 'layers.1.v'",
-    ),
+    "no V of a layer": (whole({"layers.0.k": ("F32", K), "layers.0.v": ("F32", V), "layers.1.k": ("F32", K)}),
+     "no tensor 'layers.1.v'"),
     "both namings": (whole({**RIGHT, "layers.0.k": ("F32", K)}), "tensor 'k' beside those of layer 0"),
     "no shape": (packed({"k": {"dtype": "F32"}}, b""), "tensor 'k': Object missing required field `shape`"),
     "an unknown key": (packed(entry("k", order="C"), DATA), "tensor 'k': Object contains unknown field `order`"),
@@ -98,48 +92,32 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "one offset": (packed(entry("v", data_offsets=[0]), DATA), "tensor 'v': Expected `array` of length 2"),
     "an unknown dtype": (packed(entry("k", dtype="Q4"), DATA), "tensor 'k': unknown dtype 'Q4'"),
     "another dtype": (whole({**RIGHT, "k": ("F64", K)}), "tensor 'k' is F64; read are F32, F16, BF16"),
-    "too short for its shape": (
-        packed(entry("v", shape=[21, 2, 4]), DATA),
-        "do not hold the 672 bytes of F32 [21, 2, 4",
-    ),
-    "too long for its shape": (
-        packed(entry("v", shape=[19, 2, 4]), DATA),
-        "do not hold the 608 bytes of F32 [19, 2, 4",
-    ),
+    "too short for its shape": (packed(entry("v", shape=[21, 2, 4]), DATA),
+     "do not hold the 672 bytes of F32 [21, 2, 4"),
+    "too long for its shape": (packed(entry("v", shape=[19, 2, 4]), DATA),
+     "do not hold the 608 bytes of F32 [19, 2, 4"),
     "a huge shape": (packed(entry("v", shape=[2**50] * 5), DATA), "tensor 'v': data_offsets ["),
     "backwards": (packed(entry("v", data_offsets=[1280, 640]), DATA), "tensor 'v': data_offsets [1280, 640]"),
     "cut off": (whole(RIGHT)[:-1], f"tensor 'v' ends at byte {2 * HALF:,} of the data, of which the file has 1,279"),
-    "out of range": (
-        packed(entry("v", data_offsets=[HALF + 64, 2 * HALF + 64]), DATA),
-        "tensor 'v' ends at byte 1,344 of the data",
-    ),
-    "overlapping": (
-        packed(entry("v", data_offsets=[HALF - 4, 2 * HALF - 4]), DATA),
-        "tensor 'v' begins at byte 636 of the data, within 'k'",
-    ),
-    "a gap": (
-        packed(entry("v", data_offsets=[HALF + 4, 2 * HALF + 4]), DATA + bytes(4)),
-        "bytes 640 to 644 of the data, before tensor 'v', belong to no tensor",
-    ),
+    "out of range": (packed(entry("v", data_offsets=[HALF + 64, 2 * HALF + 64]), DATA),
+     "tensor 'v' ends at byte 1,344 of the data"),
+    "overlapping": (packed(entry("v", data_offsets=[HALF - 4, 2 * HALF - 4]), DATA),
+     "tensor 'v' begins at byte 636 of the data, within 'k'"),
+    "a gap": (packed(entry("v", data_offsets=[HALF + 4, 2 * HALF + 4]), DATA + bytes(4)),
+     "bytes 640 to 644 of the data, before tensor 'v', belong to no tensor"),
     "bytes left over": (packed(header_of(RIGHT), DATA + b"123"), "the data's last 3 bytes belong to no tensor"),
     "two axes": (whole({**RIGHT, "k": ("F32", K[0])}), "tensor 'k' is [2, 4], it must be [tokens, heads, head_dim]"),
     "no tokens": (whole({**RIGHT, "k": ("F32", K[:0])}), "tensor 'k' is [0, 2, 4]"),
-    "few tokens": (
-        whole({"k": ("F32", K[:15]), "v": ("F32", V[:15])}),
-        "tensor 'k' has 15 tokens, at least 16 are needed",
-    ),
+    "few tokens": (whole({"k": ("F32", K[:15]), "v": ("F32", V[:15])}),
+     "tensor 'k' has 15 tokens, at least 16 are needed"),
     "V of other tokens": (whole({**RIGHT, "v": ("F32", V[:19])}), "tensor 'v' is [19, 2, 4], 'k' is [20, 2, 4]"),
     "V of other heads": (whole({**RIGHT, "v": ("F32", some(20, 1))}), "tensor 'v' is [20, 1, 4], 'k' is [20, 2, 4]"),
-    "Q of other tokens": (
-        whole({**RIGHT, "q": ("F32", K[:19])}),
-        "tensor 'q' is [19, 2, 4], beside 'k' it must be [20, a multiple of 2, 4]",
-    ),
+    "Q of other tokens": (whole({**RIGHT, "q": ("F32", K[:19])}),
+     "tensor 'q' is [19, 2, 4], beside 'k' it must be [20, a multiple of 2, 4]"),
     "Q of odd heads": (whole({**RIGHT, "q": ("F32", some(20, 3))}), "tensor 'q' is [20, 3, 4]"),
     "Q of longer heads": (whole({**RIGHT, "q": ("F32", some(20, 2, 8))}), "tensor 'q' is [20, 2, 8]"),
-    "layers unlike": (
-        whole({f"layers.{n}.{x}": ("F32", some(20, 1 + n)) for n in (0, 1) for x in "kv"}),
-        "tensor 'layers.1.k' has 2 heads of 4, 'layers.0.k' has 1 of 4",
-    ),
+    "layers unlike": (whole({f"layers.{n}.{x}": ("F32", some(20, 1 + n)) for n in (0, 1) for x in "kv"}),
+     "tensor 'layers.1.k' has 2 heads of 4, 'layers.0.k' has 1 of 4"),
     "a name in colours": (whole({"\x1b[31m": ("F32", K)}), "it holds '\\x1b[31m'"),
     "half a character": (packed(b'{"\\ud800": {}}', b""), "tensor '\\ud800': "),
 }  # fmt: skip
@@ -179,10 +157,8 @@ def test_the_place_counts_from_the_first_row_however_many_are_checked_at_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("calibrate.quality.tensors_file.CHECKED_AT_ONCE", 24)
-    for wrong, says in (
-        (spoilt(K, (17, 1, 2), float("nan")), r"'k' holds nan at \[17, 1, 2\]"),
-        (K * 0, "'k' is zero"),
-    ):
+    broken = spoilt(K, (17, 1, 2), float("nan"))
+    for wrong, says in ((broken, r"'k' holds nan at \[17, 1, 2\]"), (K * 0, "'k' is zero")):
         with pytest.raises(BadFile, match=says):
             read_layers(write(path, k=wrong, v=V))
 
