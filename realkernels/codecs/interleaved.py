@@ -9,7 +9,7 @@
 
 B tokens a block, H KV heads, C and S bytes of codes and of what else a token and head has, as the codec has them. At 4
 tokens and 2 heads of 256 no codec needs padding: int4_per_token_head 1,024 + 1,024 + 64 = 2,112 B, int8_per_token_head
-4,160 B, q4_0, iq4_nl and exl3_k4v4 2,304 B, q5_1 3,072 B, q8_0 4,352 B. A codec's own append and dequantise work on
+4,160 B, groups of 4 bits with a scale 2,304 B, q8_0 4,352 B. A codec's own append and dequantise work on
 such planes as they are: a page is a block, slot = token.
 
 A device asks for host memory in pieces of 32 B, up to 128 B of one line at once. So codes come first, where no scale

@@ -1,6 +1,6 @@
 """How the thread blocks of an attention kernel fill a device: split-KV decode kernels, and flash attention in prefill.
 
-The rules are mirrored: `even_splits` of this project's decode kernels (`realkernels/format_kernels.py`), and
+The rules are mirrored: `even_splits` of this project's decode kernels (`realkernels/kernels/split_kv.py`), and
 FlashAttention-2's as torch carries it (`num_splits_heuristic` in its `flash_api`). A test holds the first two equal.
 """
 
