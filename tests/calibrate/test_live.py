@@ -14,7 +14,7 @@ from calibrate.measurements import MeasuredRow, Measurements, row_of, shipped_me
 from calibrate.operations import points
 from calibrate.operations.operation import FORMATS, Group
 from calibrate.operations.table import Case, held_out_cases
-from calibrate.refit import FORMATS as FORMAT_RECORD
+from calibrate.refit import FORMATS as FORMAT_RECORDS
 from calibrate.refit import LIBRARY, OWN, probes
 from calibrate.validation import Comparison, Validation
 from hwprofiles import HardwareProfile, load_profile
@@ -95,7 +95,7 @@ def test_nothing_in_the_profile_is_fitted_on_anything_and_no_record_says_which_c
     assert len(found) > 30
     assert not any(rate.get("fitted_on") for rate in found)
     assert {rate["source"] for rate in found} == {"measured", "datasheet"}
-    assert {read_json(RECORDS / MACHINE / name)["machine"]["device_id"] for name in (OWN, FORMAT_RECORD)} == {""}
+    assert {read_json(RECORDS / MACHINE / name)["machine"]["device_id"] for name in (OWN, *FORMAT_RECORDS)} == {""}
 
 
 @pytest.mark.parametrize("group", ["grid", "long_curve", "formats"])
@@ -224,7 +224,7 @@ def test_whole_layers_take_what_their_parts_add_up_to() -> None:
         assert abs(off) <= LAYER_TOLERANCE, row["at"]
 
 
-@pytest.mark.parametrize("name", [LIBRARY, FORMAT_RECORD])
+@pytest.mark.parametrize("name", [LIBRARY, *FORMAT_RECORDS])
 def test_every_probe_of_a_kernel_ran_to_its_end_and_was_checked(name: str) -> None:
     for probe, record in probes(read_json(RECORDS / MACHINE / name)).items():
         assert record.samples, probe

@@ -73,5 +73,5 @@ def test_probes_have_names_of_their_own_reasons_and_estimates_below_3_minutes_qu
     assert skipped >= {"launch", "host_register", "decode_gather.host4k"}
     for machine in (worlds.machine(), cpu):
         running = [probe for probe in probes if not probe.supported(machine)]
-        assert sum(probe.estimate_s(quick=True) for probe in running) < 170
+        assert sum(probe.estimate_s(quick=True) for probe in running) < 180
         assert sum(probe.estimate_s(quick=False) for probe in running) < 600
