@@ -210,8 +210,8 @@ def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, 
     return Op("combine", device, kernel=kernel, vram_bytes=moved, grain=chunk.q_tokens, after=after)
 
 
-# Prefill over a history that is dequantised kv chunk by kv chunk (`realkernels/kernels/prefill.py`): into one buffer of K
-# and of V in 16 bits, read there by flash attention, whose result is combined with a running one in fp32. What it costs
+# Prefill over a history that is dequantised kv chunk by kv chunk (`realkernels/kernels/prefill.py`): into one buffer
+# of K and of V in 16 bits, read there by flash attention, whose result is combined with a running one in fp32. What it costs
 # beside attention grows with the context, its scratch does not.
 
 
