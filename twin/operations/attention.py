@@ -211,8 +211,8 @@ def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, 
 
 
 # Prefill over a history that is dequantised kv chunk by kv chunk (`realkernels/kernels/prefill.py`): into one buffer
-# of K and of V in 16 bits, read there by flash attention, whose result is combined with a running one in fp32. What it costs
-# beside attention grows with the context, its scratch does not.
+# of K and of V in 16 bits, read there by flash attention, whose result is combined with a running one in fp32. What
+# it costs beside attention grows with the context, its scratch does not.
 
 
 def dequantises_history(case: Case) -> bool:
