@@ -21,13 +21,10 @@ RECORD_SCHEMA = "twin.calibration/1"
 LEAST_SPREAD = 0.01
 """No rate is known better than this: the same probes on one H200, a quarter of an hour apart, differ by 1 % in the
 median (0.1 % for long kernels, 3 % for selection)."""
-
 SAME = 1e-9
 """Rates nearer than this are equal: a clock's ticks make many that are."""
-
 UNITS = {"tensor": "FLOP/s", "instructions": "op/s"}
 """Of roofs of operations; those of all others are bytes a second."""
-
 NEEDED = ("vram_read", "host_to_device_copy", "device_to_host_copy", "host_to_device_gather", "host_read", "disk_read")
 
 

@@ -25,7 +25,6 @@ Form = Literal["exact", "streamed", "least_squares", "thread_blocks"]
 
 LEAST_LEFT = 0.05
 """Of a sample's time that is left to a kernel beside known ones, at the least."""
-
 PLAIN_KEY = "attend_decode/twin/bf16"
 """The kernel that dequantises nothing: what reading alone reaches."""
 

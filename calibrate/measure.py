@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 PACE = Pace(0.25, 30, 5, once=False)
 UNSTEADY = 1.25
 """A case whose slowest round took this many times as long as its quickest cannot be judged."""
-
 Outcome = MeasuredRow | LeftOutRow
 
 

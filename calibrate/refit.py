@@ -22,7 +22,6 @@ Records = Mapping[str, ProbeRecord]
 OWN, LIBRARY, PROFILE = "calibration.json", "library_suite.json", "profile"
 FORMATS = ("format_rates.json", "more_format_rates.json")
 """Of cache formats, as they came: what an earlier record sets stands, and its rate of instructions is the machine's."""
-
 DERIVED = ("median_s", "spread", "n")
 """What a record holds beside a sample's raw seconds."""
 

@@ -27,16 +27,12 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float, float], None]
 """(probe that begins or "", seconds of work done, seconds of work in all), by the probes' own estimates."""
-
 QUICK_S, FULL_S = 160.0, 570.0
 """Time after which probes are cut short, so that the whole stays below 3 and 10 minutes."""
-
 LATER_SHARE = 0.75
 """Of that time, after which no probe of a later round begins: the first is what a profile cannot do without."""
-
 END = -1
 """The number of the round that looks once more at the first probe."""
-
 LEAST_FREE_BYTES = 2 * GIB
 KEPT = "the finished probes are kept: the same command continues"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -17,7 +17,6 @@ SINGLE = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024
 QUEUED = tuple((copies, size) for size in (MIB, 4 * MIB, 16 * MIB) for copies in (4, 16, 64))
 BEYOND_CACHES = 64 * MIB
 """What a CPU has to move for its caches not to pass for a link: less is not timed there, nor more than once around."""
-
 LOADED_S = 1.5
 """Least time that the link is kept busy while its state is asked for: nvidia-smi takes some tenths of a second."""
 

@@ -6,7 +6,6 @@ from calibrate.machine.description import Machine
 
 HEADROOM = 1.05
 """Where no data sheet is known, the peak is the measured rate and this much: a bound to compare with, not a fact."""
-
 SHEET_DATE = "2026-11-29"
 
 

@@ -246,7 +246,6 @@ LAYER = Operation(
 
 ROWS_READ = (("ram", 3), ("ram", 24), ("ram", 768), ("disk", 3), ("disk", 24), ("disk", 96))
 """From a file of which few pages are read: neighbours in a table of the real size share none."""
-
 DISK_ROWS = Operation(
     name="disk_rows",
     parameters=(Parameter("source", choices=("ram", "disk")), TOKENS),

@@ -125,7 +125,6 @@ APPEND_FORMAT = Operation(
 )  # fmt: skip
 DEQUANTISED, DEQUANTISED_CPU = ((512,), (32_768,), (65_536,)), ((256,), (2_048,))
 """One small kv chunk, whose time is a launch, and many whole ones, more than a device's L2 holds."""
-
 DEQUANTISED_LATER = sizes("tokens", of=((24_576,), (768,)))
 DEQUANTISE_FORMAT = Operation(
     name="dequantise_format",
@@ -153,20 +152,15 @@ DEQUANTISE_FORMAT = Operation(
 CHUNK_NAMES = ("q_tokens", "ctx_tokens")
 CHUNK_FORMATS = tuple({"format": name} for name in ("bf16", "int8_per_token_head", "kvarn_k4v2_g128", "fp16"))
 """That dequantise at different costs; attention over their kv chunks is one kernel."""
-
 CHUNK_QUICK = ((512, 16_896), (2_048, 18_432), (64, 32_832))
 """New tokens, few of which are divided over keys, and all tokens."""
-
 CHUNK_FULL = (*CHUNK_QUICK, (2_048, 67_584), (512, 66_048), (192, 32_960), (512, 512))
 ALONE_PAST = 16_384
 """Tokens before as many new ones as leave the last wave's thread blocks a multiprocessor each."""
-
 ALONE_AFTER = 2
 """Full waves before them, at the least."""
-
 MOST_BLOCKS = 64
 """Of FLASH_ROWS_WIDE new tokens that are tried."""
-
 CHUNK_DESIGN = ((24_576, 768), (98_304, 1_536), (49_153, 3_072), (12_290, 1_536), (98_306, 768), (36_865, 3_072))
 CHUNK_DESIGN_CPU = sizes("ctx_tokens", "q_tokens", of=((1_537, 96), (3_073, 48)), heads=CPU_HEADS)
 CHUNK_CPU = sizes(*CHUNK_NAMES, of=((32, 1_056), (128, 1_152), (128, 2_176)), heads=CPU_HEADS)

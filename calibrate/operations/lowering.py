@@ -16,7 +16,6 @@ from twin.units import MIB
 
 SPARSE_MODEL, DENSE_MODEL = "qwen3.8-flash-next", "llama-3.1-8b"
 """Whose shapes the points of sparse attention and of a dense layer have, where these name none."""
-
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PAGE_TOKENS = 256
 SELECTION = ("score", "select")

@@ -29,14 +29,11 @@ DECODE_CTX = (6_145, 12_288, 49_153, 98_306, 196_608, 393_217, 786_435, 1_179_64
 DECODE_CTX_CPU = (6_145, 12_288, 24_576, 98_306)
 CURVE_CTX = (2_048, 8_192, 24_576, 98_304, 393_216, 786_432, 1_048_320, 1_572_864, 2_359_296, 3_145_728)
 """Contexts of the long curve; the first is still read whole, so that its step is the gather alone."""
-
 BLOCKS_CTX, BLOCKS_CTX_CPU = (6_145, 49_154, 196_608, 786_435), (6_145, 24_578, 98_304)
 BUDGET_CTX = 2**15
 """Context at which the selection's size is varied, to tell the fixed part of a gather from its bytes."""
-
 SELECTED = 2048
 """Tokens that the predicted model selects."""
-
 GATHER_S = {"vram": (4.0, 25.0), "host": (6.5, 65.0), "host4k": (7.0, 25.0)}
 GATHER_NOTE = "all layers in one graph, fresh selections; latency from selections of several sizes"
 

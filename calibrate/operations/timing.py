@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
 """Of a decode step at the least; of a dense model's products, 1.7 GB on a GPU; and of kernels without weights."""
-
 MANY_TOKENS = 256
 """New tokens from which on so many are appended to fewer layers."""
-
 VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**20, 102
 IMAGED_TOKENS, IMAGES = 4096, 8
 GPU_SHARE, CPU_SHARE = 0.5, 0.2
@@ -286,7 +284,6 @@ def _bytes(context: Context, pair: Pair, layers: int) -> float:
 
 KINDS = {"AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("dequantise", "")}
 """Of kernels that are compiled ahead, with the parameter that they are compiled anew for."""
-
 KV_CHUNK_TOKENS = 8192
 
 

@@ -35,10 +35,8 @@ class Pace(NamedTuple):
 QUICK, FULL = Pace(0.15, 9), Pace(0.5, 21)
 WARM_UPS = 3
 """Untimed runs before quick work: clocks and caches settle."""
-
 LATE_FACTOR = 1.0
 """A probe that has taken this many times what it was allowed leaves its remaining points out."""
-
 SLOW_SHARE = 0.25
 """Repeats of one point that would take more than this share of the estimate are cut down to two."""
 

@@ -292,7 +292,6 @@ FIGURES |= {name: Figure(unit="GB/s", estimate=partial(_of_rate, name)) for name
 
 Told = Callable[[Question, Answer], tuple[Quantity, float]]
 """(a predicted quantity, the naive estimate of it)."""
-
 QUANTITIES: dict[str, tuple[str, float, Told]] = {
     "decode": (
         "tok/s", 1, lambda asked, found: (found.decode.tokens_per_s, asked.batch / found.decode.naive_s),

@@ -48,21 +48,16 @@ Floats = npt.NDArray[np.float32]
 
 SINKS = 4
 """First tokens that are left out of means and deviations."""
-
 TARGETS = 4
 QUERIES = 128
 """For each KV head."""
-
 LEAST_DEVIATION = 0.1
 """Of the root mean square over channels."""
-
 MOST_TOKENS = 2**17
 """Of made-up heads."""
-
 MADE_UP_HEADS = 2
 LEAST_PLACES = 16
 """At which a file's queries are taken."""
-
 MOST_ELEMENTS = 2**28
 """Of K in one layer, which would be 1 GiB in float32."""
 

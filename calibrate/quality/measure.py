@@ -35,12 +35,10 @@ from twin.models import ModelSpec, load_model
 
 Progress = Callable[[int, int, str], None]
 """(formats done, formats in all, what is next), over all heads."""
-
 DEFAULT_MODEL = "qwen3.8-27b"
 DEFAULT_TOKENS = 4096
 REFERENCES = ("fp16", ABSMAX_INT4)
 """Always shown: what nobody notices, and what everybody could write."""
-
 SHOWN_EXL3 = tuple(f"exl3_k{bits}v{bits}" for bits in (8, 6, 4, 3, 2))
 
 MOST_WORKERS = 4
