@@ -21,7 +21,7 @@ from calibrate.measurements import (
     to_text,
 )
 from calibrate.operations.operation import KV_DTYPE, Tolerance
-from calibrate.operations.points import CPU, LONG_CURVE
+from calibrate.operations.shared import CPU, LONG_CURVE
 from calibrate.operations.table import GROUPS, Case, held_out_cases
 from calibrate.probes.probe import WrongData
 from calibrate.validation import Comparison, Skipped, Validation, validation_of

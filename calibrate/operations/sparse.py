@@ -5,24 +5,9 @@ from functools import partial
 from itertools import product as every
 
 from calibrate.fit import Fit
-from calibrate.operations import lowering
+from calibrate.operations import lowering, shared
 from calibrate.operations.operation import Operation, Parameter, Point, Points, Timed, Value, planes_supported
-from calibrate.operations.points import (
-    BUDGET,
-    CTX,
-    FORMAT,
-    HOST_PREFILL,
-    KERNEL,
-    LAYERS,
-    LIBRARY,
-    MIB,
-    Q_TOKENS,
-    TIER,
-    exactly,
-    lasting,
-    powers,
-    sizes,
-)
+from calibrate.operations.shared import exactly, lasting, powers, sizes
 from twin.engines.twin import INTERLEAVED
 
 DECODE_CTX = (6_145, 12_288, 49_153, 98_306, 196_608, 393_217, 786_435, 1_179_648)
@@ -50,7 +35,7 @@ def step_grid(*tiers: str) -> Points:
     def of(contexts: tuple[int, ...]) -> tuple[Point, ...]:
         return tuple(
             point for point in decoded(contexts, *tiers, layers=12)
-            if point["tier"] != "host4k" or int(point["ctx_tokens"]) <= MIB
+            if point["tier"] != "host4k" or int(point["ctx_tokens"]) <= shared.MIB
         )  # fmt: skip
 
     return Points(
@@ -81,7 +66,7 @@ def gathered(*, cpu: bool, quick: bool) -> tuple[Point, ...]:
 
     points = [*of(whole, layers, tier="vram"), *of(whole, on_host, tier="host")]
     if not cpu:
-        points += of(tuple(ctx for ctx in whole if ctx <= MIB), on_host, tier="host4k")
+        points += of(tuple(ctx for ctx in whole if ctx <= shared.MIB), on_host, tier="host4k")
     return (*points, *(point for name in INTERLEAVED for point in of(few, on_host, tier="host", format=name)))
 
 
@@ -93,19 +78,19 @@ def blocks(contexts: Iterable[int], *, layers: int) -> tuple[Point, ...]:
 CURVE = {tier: decoded(CURVE_CTX, tier, layers=12) for tier in ("vram", "host")}
 DECODE_STEP = Operation(
     name="decode_step",
-    parameters=(TIER, CTX, LAYERS, Parameter("backbone_mib", "w{}MiB", optional=True)),
+    parameters=(shared.TIER, shared.CTX, shared.LAYERS, Parameter("backbone_mib", "w{}MiB", optional=True)),
     lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_step"]),
     timed=Timed("sparse", "DecodeStep", "planes", ("ctx_tokens",), fresh=True),
     held_out={
         "grid": with_backbone(step_grid("vram", "host")),
         "long_curve": Points(gpu=(*CURVE["vram"][1:], *CURVE["host"][1:])),
     },
-    tolerance=exactly(KERNEL),
+    tolerance=exactly(shared.KERNEL),
     layered=True,
 )
 DECODE_SELECT = Operation(
     name="decode_select",
-    parameters=(TIER, CTX, LAYERS),
+    parameters=(shared.TIER, shared.CTX, shared.LAYERS),
     lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_select"]),
     timed=Timed("sparse", "DecodeSelect", "planes", ("ctx_tokens",), fresh=True),
     calibrated=Points(
@@ -113,20 +98,19 @@ DECODE_SELECT = Operation(
         decoded(powers(12, 18), "vram", layers=2), decoded(powers(12, 15), "vram", layers=2)
     ),
     held_out={"grid": step_grid("vram")},
-    tolerance=exactly(KERNEL),
-    fits=(
-        Fit(
-            part="pooled_scan", form="exact", over="ctx_tokens",
-            note="all layers in one graph; the latency is with select",
-            latency_of="select", latency_note="score, pick and finish of one layer beyond their bytes"
-        ),
-    ),
-    layered=True,
-    probe_s=lasting(6, 25),
+    tolerance=exactly(shared.KERNEL),
+    fits=(Fit(
+        part="pooled_scan", form="exact", over="ctx_tokens",
+        note="all layers in one graph; the latency is with select",
+        latency_of="select", latency_note="score, pick and finish of one layer beyond their bytes"
+    ),),
+    layered=True, probe_s=lasting(6, 25),
 )  # fmt: skip
 DECODE_GATHER = Operation(
     name="decode_gather",
-    parameters=(TIER, FORMAT._replace(optional=True, choices=INTERLEAVED), CTX, LAYERS, BUDGET),
+    parameters=(
+        shared.TIER, shared.FORMAT._replace(optional=True, choices=INTERLEAVED), shared.CTX, shared.LAYERS, shared.BUDGET
+    ),
     probes=("tier", "format"),
     lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_gather"]),
     timed=Timed("sparse", "DecodeGather", "planes", ("ctx_tokens",), fresh=True),
@@ -142,15 +126,12 @@ DECODE_GATHER = Operation(
             blocks(BLOCKS_CTX_CPU, layers=2), blocks(BLOCKS_CTX_CPU[:2], layers=2)
         ),
     },
-    tolerance=exactly(KERNEL),
-    fits=(
-        Fit(
-            part="kv_gather", form="exact", over="ctx_tokens", note=GATHER_NOTE, latency="of sizes",
-            kept=lambda at: at.get("budget", SELECTED) == SELECTED
-        ),
-    ),
-    supported=planes_supported,
-    layered=True,
+    tolerance=exactly(shared.KERNEL),
+    fits=(Fit(
+        part="kv_gather", form="exact", over="ctx_tokens", note=GATHER_NOTE, latency="of sizes",
+        kept=lambda at: at.get("budget", SELECTED) == SELECTED
+    ),),
+    supported=planes_supported, layered=True,
     probe_s=lambda point: (3.7, 9) if "format" in point else GATHER_S[str(point["tier"])],
 )  # fmt: skip
 
@@ -201,7 +182,7 @@ def chunk_grid_cpu(held: tuple[tuple[int, int], ...]) -> tuple[Point, ...]:
 CPU_CHUNKS = ((12_288, 48), (12_288, 96), (49_152, 192))
 PREFILL_SELECT = Operation(
     name="prefill_select",
-    parameters=(TIER, CTX, Q_TOKENS),
+    parameters=(shared.TIER, shared.CTX, shared.Q_TOKENS),
     lower=partial(lowering.sparse_prefill, parts=lowering.SELECTION),
     timed=Timed("sparse", "PrefillSelect", "planes", ("ctx_tokens", "q_tokens")),
     calibrated=Points(
@@ -214,19 +195,17 @@ PREFILL_SELECT = Operation(
             sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS[:2], tier="vram")
         )
     },
-    tolerance=exactly(LIBRARY),
-    fits=(
-        Fit(
-            part="score", form="exact", over="ctx_tokens",
-            note="a slab of rows scored and selected; beyond one call of select"
-        ),
-    ),
+    tolerance=exactly(shared.LIBRARY),
+    fits=(Fit(
+        part="score", form="exact", over="ctx_tokens",
+        note="a slab of rows scored and selected; beyond one call of select"
+    ),),
     probe_s=lasting(2, 15),
 )  # fmt: skip
 PREFILL_ATTENTION = Operation(
     name="prefill_attention",
     parameters=(
-        TIER, CTX, Q_TOKENS, Parameter("copies", optional=True, choices=("serial", "overlapped")),
+        shared.TIER, shared.CTX, shared.Q_TOKENS, Parameter("copies", optional=True, choices=("serial", "overlapped")),
         Parameter("bucket_tokens", optional=True),
     ),
     probes=("tier",),
@@ -246,7 +225,7 @@ PREFILL_ATTENTION = Operation(
             chunk_grid_cpu(CPU_CHUNKS), chunk_grid_cpu(CPU_CHUNKS[:2])
         )
     },
-    tolerance=lambda point: HOST_PREFILL if point["tier"] == "host" else KERNEL,
+    tolerance=lambda point: shared.HOST_PREFILL if point["tier"] == "host" else shared.KERNEL,
     fits=(
         Fit(
             part="attention", form="least_squares", over="region_tokens",
