@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from calibrate.machine.description import Machine
+from calibrate.machine.description import Machine, first_line
 from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
 from calibrate.operations.operation import Group
 from calibrate.operations.table import Case
@@ -43,14 +43,11 @@ def measure(
         try:
             for made in measured(context, [(case.row, case.at) for case in together], whole=True):
                 case = waiting.pop(0)
-                yield row_of(
-                    case, made.sample.seconds, error=made.error, link_bytes=made.link_bytes, group=group
-                )  # fmt: skip
+                yield row_of(case, made.sample.seconds, error=made.error, link_bytes=made.link_bytes, group=group)
         except (MemoryError, CannotRun, RuntimeError) as refused:
             if isinstance(refused, WrongData):
                 raise
-            reason = (str(refused) or type(refused).__name__).splitlines()[0]
-            yield from (LeftOutRow(case=case, reason=reason) for case in waiting)
+            yield from (LeftOutRow(case=case, reason=first_line(refused)) for case in waiting)
         release()
 
 

@@ -109,7 +109,8 @@ DECODE_SELECT = Operation(
 DECODE_GATHER = Operation(
     name="decode_gather",
     parameters=(
-        shared.TIER, shared.FORMAT._replace(optional=True, choices=INTERLEAVED), shared.CTX, shared.LAYERS, shared.BUDGET
+        shared.TIER, shared.FORMAT._replace(optional=True, choices=INTERLEAVED), shared.CTX, shared.LAYERS,
+        shared.BUDGET,
     ),
     probes=("tier", "format"),
     lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_gather"]),
