@@ -74,13 +74,8 @@ def summary_row(what: str, summary: Summary) -> tuple[str, ...]:
 
 
 SUMMARY_HEAD = (
-    "held out",
-    "cases",
-    "median error",
-    "95th percentile",
-    "covered by the interval",
-    "naive estimate, median",
-)
+    "held out", "cases", "median error", "95th percentile", "covered by the interval", "naive estimate, median",
+)  # fmt: skip
 
 
 def measured_groups(machine: str) -> dict[str, list[Comparison]]:

@@ -79,9 +79,8 @@ class Fitter:
                 timing = self._timing(fit, sample, operation.lower(sample.at, self.dtype), known)
                 if timing is not None:
                     groups.setdefault(timing.op.kernel, []).append(timing)
-            for key, timings in sorted(
-                groups.items(), key=lambda group: bool(group[1][0].op.dequantised_elements)
-            ):  # plain first
+            plain_first = sorted(groups.items(), key=lambda group: bool(group[1][0].op.dequantised_elements))
+            for key, timings in plain_first:
                 self._add(fit, key, timings)
 
     def _timing(self, fit: Fit, sample: Sample, program: Sequence[OpGraph], known: Roofs) -> Timing | None:

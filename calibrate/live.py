@@ -57,25 +57,14 @@ def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Compa
     tolerance = tolerance_of(row, profile)
     prefix = "curve." if row.group == "long_curve" else ""
     return Comparison(
-        id=f"{profile.name}.{prefix}{row.case.id}",
-        machine=profile.name,
-        metric=row.case.operation,
-        unit="s",
-        predicted=seconds,
-        low=low,
-        high=high,
-        measured=row.median_s,
-        error=error,
-        naive_error=(breakdown.naive_s() - row.median_s) / row.median_s,
-        role="held_out",
-        tolerance=tolerance.share,
-        within=abs(error) <= tolerance.share,
-        measured_low=row.median_s,
-        measured_high=row.median_s,
-        tolerance_reason=tolerance.reason,
+        id=f"{profile.name}.{prefix}{row.case.id}", machine=profile.name, metric=row.case.operation, unit="s",
+        predicted=seconds, low=low, high=high,
+        measured=row.median_s, measured_low=row.median_s, measured_high=row.median_s,
+        error=error, naive_error=(breakdown.naive_s() - row.median_s) / row.median_s, role="held_out",
+        within=abs(error) <= tolerance.share, tolerance=tolerance.share, tolerance_reason=tolerance.reason,
         wall=breakdown.bound(),
         also={"link_bytes_predicted": breakdown.link_bytes, "link_bytes_measured": float(row.link_bytes)},
-    )
+    )  # fmt: skip
 
 
 # Here and now

@@ -10,6 +10,7 @@ x = code x scale with scale = absmax / 7 in float32 and code = round(x / scale) 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -93,15 +94,11 @@ def truth_of(heads: Heads, device: str) -> Truth:
     queries = torch.from_numpy(heads.queries).to(device).double()
     visible = torch.from_numpy(heads.visible).to(device)
     tokens = keys.shape[0]
-    hidden = None
-    if int(visible.min()) < tokens:
-        hidden = torch.arange(tokens, device=device) >= visible[:, None]
+    hidden = torch.arange(tokens, device=device) >= visible[:, None] if int(visible.min()) < tokens else None
     scores = torch.stack([_scores(queries[head], keys[:, head], hidden) for head in range(keys.shape[1])])
     logs = scores.log_softmax(-1)
     output = torch.stack([logs[head].exp() @ values[:, head].double() for head in range(keys.shape[1])])
-    return Truth(
-        keys=keys, values=values, queries=queries, hidden=hidden, scores=scores, logs=logs, output=output,
-    )  # fmt: skip
+    return Truth(keys=keys, values=values, queries=queries, hidden=hidden, scores=scores, logs=logs, output=output)
 
 
 def _scores(queries: "torch.Tensor", keys: "torch.Tensor", hidden: "torch.Tensor | None") -> "torch.Tensor":
@@ -227,13 +224,32 @@ def errors_of(sums: Sums) -> Errors:
     """The figures that the sums amount to. Tensors that are zero everywhere are refused before."""
     key, value, output, score = (sqrt(error / base) for error, base in (sums.key, sums.value, sums.output, sums.score))
     return Errors(
-        key_relative_rms=key,
-        value_relative_rms=value,
-        score_rms=score,
-        score_max=float(sums.score_max.max()),
-        kl_mean=float(sums.divergence.mean()),
-        kl_p99=float(np.percentile(sums.divergence, 99)),
-        output_relative_rms=output,
-        output_cosine_mean=float(sums.cosine.mean()),
-        output_cosine_min=float(sums.cosine.min()),
-    )
+        key_relative_rms=key, value_relative_rms=value, output_relative_rms=output,
+        score_rms=score, score_max=float(sums.score_max.max()),
+        kl_mean=float(sums.divergence.mean()), kl_p99=float(np.percentile(sums.divergence, 99)),
+        output_cosine_mean=float(sums.cosine.mean()), output_cosine_min=float(sums.cosine.min()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FormatErrors:
+    """One format on one set of heads."""
+
+    name: str
+    waiting_tokens: int
+    """Tokens that are still in 16 bits: a first tile that stays so, and a last one that is not full."""
+    sums: Sums
+
+    @cached_property
+    def errors(self) -> Errors:
+        """The figures."""
+        return errors_of(self.sums)
+
+
+def errors_in(truth: Truth, name: str) -> tuple[str, FormatErrors | str]:
+    """The name, and the errors or why there are none."""
+    try:
+        keys, values, waiting = kept_in(name, truth)
+    except NotKept as reason:
+        return name, str(reason)
+    return name, FormatErrors(name=name, waiting_tokens=waiting, sums=sums_of(truth, keys, values))

@@ -135,15 +135,9 @@ def synthetic_heads(
     random = np.random.default_rng([seed, list(KINDS).index(name)])
     keys, values = make(random, (tokens, kv_heads, head_dim))
     sink_score = log(tokens) + 0.5 if name == "sinks" else None
-    return Heads(
-        name=name,
-        about=about,
-        keys=keys,
-        values=values,
-        queries=looking_for(random, keys, count=queries, sink_score=sink_score),
-        visible=np.full(queries, tokens),
-        generated=True,
-    )
+    sought = looking_for(random, keys, count=queries, sink_score=sink_score)
+    visible = np.full(queries, tokens)
+    return Heads(name=name, about=about, keys=keys, values=values, queries=sought, visible=visible, generated=True)
 
 
 def looking_for(random: np.random.Generator, keys: Floats, *, count: int, sink_score: float | None) -> Floats:
@@ -151,10 +145,8 @@ def looking_for(random: np.random.Generator, keys: Floats, *, count: int, sink_s
 
     `sink_score` is that of the first S tokens above the mean one; None: whatever comes out.
     """
-    made = [
-        _queries_of_head(random, keys[:, head].astype(np.float64), count, sink_score) for head in range(keys.shape[1])
-    ]
-    return np.stack(made).astype(np.float32)
+    heads = (keys[:, head].astype(np.float64) for head in range(keys.shape[1]))
+    return np.stack([_queries_of_head(random, head, count, sink_score) for head in heads]).astype(np.float32)
 
 
 def _queries_of_head(
@@ -248,11 +240,6 @@ def _layer_heads(layer: Layer, tokens: int, seed: Sequence[int]) -> Heads:
         own = own.reshape(len(places), kv_heads, group, head_dim).swapaxes(0, 1)
         queries, visible = np.ascontiguousarray(own.reshape(kv_heads, -1, head_dim)), np.repeat(places + 1, group)
     return Heads(
-        name=layer.name,
-        about="",
-        keys=keys,
-        values=values,
-        queries=queries,
-        visible=visible.astype(np.int64),
+        name=layer.name, about="", keys=keys, values=values, queries=queries, visible=visible.astype(np.int64),
         generated=layer.queries is None,
-    )
+    )  # fmt: skip
