@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from calibrate.fit import fitted_rates
+from calibrate.fit import Fitter
 from calibrate.machine.description import Machine
 from calibrate.machine.peaks import peak
 from calibrate.operations.table import OPERATIONS
@@ -47,12 +47,14 @@ class Evidence:
 
     def samples(self, name: str) -> tuple[Sample, ...]:
         """Samples of a probe; none if it did not run."""
-        record = self.records.get(name)
-        return record.samples if record is not None else ()
+        return self.records.get(name, ProbeRecord()).samples
 
     def kernels(self, bare: HardwareProfile) -> tuple[dict[str, Any], dict[str, Any]]:
         """(rates of every operation that was measured, residuals of each fit), over a profile without kernels."""
-        return fitted_rates(OPERATIONS, self.records, bare, self.machine.dtype, self.provenance)
+        fitter = Fitter(self.records, bare, self.machine.dtype, self.provenance)
+        for operation in OPERATIONS:
+            fitter.fit(operation)
+        return fitter.kernels, fitter.fitted
 
     def provenance(self, samples: Sequence[Sample], residual: float = 0.0, note: str = "") -> dict[str, Any]:
         """The largest spread of the fit's residuals, of rounds and, in one round, of repeats; the number of repeats."""

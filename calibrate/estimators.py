@@ -72,13 +72,8 @@ class Rates:
 
     def entry(self, over: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
         """As a kernel of a profile; a latency below the least that a profile may hold is left out."""
-        curve = {
-            "over": self.over or over,
-            "at": [float(place) for place in self.at],
-            "efficiency": list(self.efficiency),
-            **provenance,
-        }
-        made: dict[str, Any] = {"efficiency": curve}
+        curve = {"over": self.over or over, "at": list(map(float, self.at)), "efficiency": list(self.efficiency)}
+        made: dict[str, Any] = {"efficiency": curve | dict(provenance)}
         if self.latency_s >= LEAST_LATENCY_S:
             made["latency"] = {"value": self.latency_s, "unit": "s", **provenance}
         if self.combine:

@@ -54,7 +54,10 @@ class Fit:
 
 
 class Fitter:
-    """The fits of one machine, each adding its keys to `kernels` and what it was made from to `fitted`."""
+    """The fits of one machine, each adding its keys to `kernels` and its residuals to `fitted`.
+
+    `base` is the machine without kernels.
+    """
 
     def __init__(
         self, records: Mapping[str, ProbeRecord], base: HardwareProfile, dtype: str, provenance: Provenance
@@ -178,14 +181,3 @@ class Fitter:
                 rows.append({"at": sample.at, "measured_s": sample.median_s, "parts_s": parts, "residual": residual})
         if rows:
             self.fitted[operation.name] = rows
-
-
-def fitted_rates(
-    operations: Sequence["Operation"], records: Mapping[str, ProbeRecord], base: HardwareProfile, dtype: str,
-    provenance: Provenance,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """(kernels of the profile, residuals of each fit). `base` is the machine without kernels."""
-    fitter = Fitter(records, base, dtype, provenance)
-    for operation in operations:
-        fitter.fit(operation)
-    return fitter.kernels, fitter.fitted

@@ -26,12 +26,7 @@ DERIVED = ("median_s", "spread", "n")
 """What a record holds beside a sample's raw seconds."""
 
 
-def as_they_are(records: Records) -> Records:
-    """The samples as they were taken."""
-    return records
-
-
-def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) -> dict[str, dict[str, Any]]:
+def refitted(machine: str, samples: Callable[[Records], Records] = dict) -> dict[str, dict[str, Any]]:
     """Every file of the machine that rates are in, by name; `samples` may change those of each record first."""
     own, library, *formats = (read_json(RECORDS / machine / name) for name in (OWN, LIBRARY, *FORMATS))
     profile, record = build(

@@ -114,7 +114,7 @@ class Run:
         record_path = self.output.with_name(f"{self.output.stem}.record.json")
         write_atomic(record_path, json.dumps(record, indent=1, allow_nan=False) + "\n")
         write_atomic(self.output, json.dumps(profile, indent=1, allow_nan=False) + "\n")
-        journal.remove()
+        journal.path.unlink(missing_ok=True)
         return Outcome(
             profile_path=self.output, record_path=record_path, profile=profile, record=record,
             cautions=tuple(warnings), resumed=resumed, seconds=time.monotonic() - begin,

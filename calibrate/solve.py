@@ -41,13 +41,9 @@ class Solution:
 
 
 def solve(
-    columns: Sequence[Sequence[float]],
-    seconds: Sequence[float],
-    *,
-    least: Sequence[float],
-    most: Sequence[float] | None = None,
-    huber: float = HUBER,
-) -> Solution:
+    columns: Sequence[Sequence[float]], seconds: Sequence[float], *, least: Sequence[float],
+    most: Sequence[float] | None = None, huber: float = HUBER,
+) -> Solution:  # fmt: skip
     """Coefficients least <= c <= most of seconds = sum of c[i] x columns[i], by least squares of relative residuals.
 
     Residuals beyond `huber` are weighed down: one disturbed sample does not bend a rate. Weights and coefficients are

@@ -40,11 +40,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.quality.tensors_file import LEAST_TOKENS, Layer, read_layers
+from calibrate.quality.tensors_file import LEAST_TOKENS, Floats, Layer, read_layers
 from twin.errors import BadFile, BadValue
 from twin.models import ModelSpec
-
-Floats = npt.NDArray[np.float32]
 
 SINKS = 4
 """First tokens that are left out of means and deviations."""
