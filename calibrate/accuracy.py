@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from calibrate.live import compare_rows
+from calibrate.live import compare
 from calibrate.measurements import measured_machines, shipped_measurements
 from calibrate.published.cases import recorded_machines
 from calibrate.published.recorded import validate_recorded
@@ -84,7 +84,7 @@ def measured_groups(machine: str) -> dict[str, list[Comparison]]:
     found: dict[str, list[Comparison]] = {}
     for measured in measurements.rows:
         group = measured.case.operation if measured.group == "formats" else measured.group
-        found.setdefault(group, []).extend(compare_rows([measured], profile, kv_dtype=measurements.kv_dtype))
+        found.setdefault(group, []).append(compare(measured, profile, kv_dtype=measurements.kv_dtype))
     return {name: found[name] for name in GROUPS if name in found}
 
 

@@ -21,10 +21,8 @@ def before(machine: Machine, *, load: float | None = None) -> list[str]:
     """What can be seen before the first probe. `load` is the load average of the last minute."""
     load = os.getloadavg()[0] if load is None else load
     used = machine.smi.get("utilization.gpu", "")
-    host_free, free, total = map(
-        format_bytes, (machine.host_free_bytes, machine.device_free_bytes, machine.device_bytes)
-    )  # fmt: skip
-    locked = format_bytes(max(0, machine.memlock_bytes))
+    host_free, locked = format_bytes(machine.host_free_bytes), format_bytes(max(0, machine.memlock_bytes))
+    free, total = format_bytes(machine.device_free_bytes), format_bytes(machine.device_bytes)
     anywhere = (
         (load > 0.5 * machine.cpu_count,
          f"the machine is busy: load average {load:.1f} on {machine.cpu_count} cores before the first probe"),

@@ -36,12 +36,8 @@ def predict_case(case: Case, profile: HardwareProfile, *, kv_dtype: str) -> tupl
 
 def validate_measured(measurements: Measurements, profile: HardwareProfile) -> Validation:
     """Every measured row against its prediction; nothing of the profile was fitted on any of them."""
-    return validation_of(profile.name, compare_rows(measurements.rows, profile, kv_dtype=measurements.kv_dtype))
-
-
-def compare_rows(rows: Sequence[MeasuredRow], profile: HardwareProfile, *, kv_dtype: str) -> list[Comparison]:
-    """One comparison a row."""
-    return [_compare(row, profile, kv_dtype) for row in rows]
+    cases = [compare(row, profile, kv_dtype=measurements.kv_dtype) for row in measurements.rows]
+    return validation_of(profile.name, cases)
 
 
 def tolerance_of(row: MeasuredRow, profile: HardwareProfile) -> Tolerance:
@@ -51,7 +47,8 @@ def tolerance_of(row: MeasuredRow, profile: HardwareProfile) -> Tolerance:
     return LONG_CURVE if row.group == "long_curve" else row.case.row.tolerance(row.case.at)
 
 
-def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Comparison:
+def compare(row: MeasuredRow, profile: HardwareProfile, *, kv_dtype: str) -> Comparison:
+    """A row and what is predicted for it."""
     breakdown, seconds, low, high = predict_case(row.case, profile, kv_dtype=kv_dtype)
     error = (seconds - row.median_s) / row.median_s
     tolerance = tolerance_of(row, profile)
@@ -117,7 +114,7 @@ def validate_live(
         )
         for row in left
     ]  # fmt: skip
-    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=KV_DTYPE), skipped), made
+    return validation_of(profile.name, [compare(row, profile, kv_dtype=KV_DTYPE) for row in rows], skipped), made
 
 
 def check_same_machine(profile: HardwareProfile, machine: Machine) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from math import inf
 from pathlib import Path
 from tempfile import gettempdir
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from calibrate.machine.description import Machine, first_line
 from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
-from calibrate.operations.operation import Group
+from calibrate.operations.operation import Group, Value
 from calibrate.operations.table import Case
 from calibrate.operations.timing import Pair, compiled, measured, release, shared_by
 from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
@@ -55,15 +54,12 @@ def _told(progress: Callable[[Case], object], waiting: Sequence[Case], _pair: Pa
     progress(waiting[0])
 
 
-def _together(cases: Sequence[Case]) -> Iterator[list[Case]]:
+def _together(cases: Sequence[Case]) -> Iterable[list[Case]]:
     """Cases that share what is opened for them."""
-
-    def key(case: Case) -> tuple[str, ...]:
-        return tuple(str(value) for value in shared_by((case.row, case.at)))
-
-    order = {name: number for number, name in enumerate(dict.fromkeys(key(case) for case in cases))}
-    for _, some in groupby(sorted(cases, key=lambda case: order[key(case)]), key=key):
-        yield list(some)
+    found: dict[tuple[Value, ...], list[Case]] = {}
+    for case in cases:
+        found.setdefault(shared_by((case.row, case.at)), []).append(case)
+    return found.values()
 
 
 def measured_in_rounds(run: Callable[[], Iterable[Outcome]], rounds: int) -> list[Outcome]:

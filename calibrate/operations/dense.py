@@ -36,13 +36,11 @@ PRODUCT = Operation(
         products(ALL_TYPES, (16, 64, 256, 1024), (16, 64), width=2048),
         products(ALL_TYPES, (16, 64, 256, 1024), (16,), width=2048)
     ),
-    held_out={
-        "operations": alike(
-            products(HALVES, (3, 24, 96, 768, 3_072), (24,), width=4096),
-            products(("fp32",), (96,), (24,), width=2048),
-            quick=products(HALVES, (24, 768), (24,), width=4096)
-        )
-    },
+    held_out={"operations": alike(
+        products(HALVES, (3, 24, 96, 768, 3_072), (24,), width=4096),
+        products(("fp32",), (96,), (24,), width=2048),
+        quick=products(HALVES, (24, 768), (24,), width=4096)
+    )},
     tolerance=exactly(shared.LIBRARY),
     fits=(Fit(
         part="weights", form="exact", over="tokens", latency="of sizes", lowered=False,
@@ -142,63 +140,54 @@ STEPS, STEPS_CPU = (
     ((1, 8192), (64, 1024), (1, 131072), (8, 16384), (256, 512), (64, 4096)),
     ((1, 512), (1, 4096), (4, 1024), (16, 256)),
 )
-PREFILL_DENSE = Operation(
-    name="prefill_dense",
+FLASH_ATTENTION = partial(
+    Operation,
     parameters=(shared.DTYPE, shared.BATCH, shared.Q_TOKENS, shared.PAST, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("attention",)),
     timed=Timed("library", "FlashAttention", "layer", ATTENDED),
+    tolerance=exactly(shared.FLASH), supported=half_precision, probe_s=lasting(1.5, 7),
+)  # fmt: skip
+PREFILL_DENSE = FLASH_ATTENTION(
+    name="prefill_dense",
     calibrated=alike(
         dense_chunks(512, 2048, 8192, past=(0, 8192, 32768)),
         dense_chunks(64, 256, 512, past=(0,), **DENSE_CPU),  # the CPU's does not mask the future behind a past
         quick=dense_chunks(512, 2048, 8192, past=(0, 8192)),
     ),
-    held_out={
-        "operations": alike(
-            dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)),
-            dense_chunks(96, past=(0,), **DENSE_CPU),
-            quick=dense_chunks(768, 3_072, past=(4_096,))
-        )
-    },
-    tolerance=exactly(shared.FLASH),
+    held_out={"operations": alike(
+        dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)),
+        dense_chunks(96, past=(0,), **DENSE_CPU),
+        quick=dense_chunks(768, 3_072, past=(4_096,))
+    )},
     fits=(Fit(
         part="attention", form="least_squares", over="rows",
         note="causal chunks over several pasts; operations of masked pairs are not counted"
     ),),
-    supported=half_precision, probe_s=lasting(1.5, 7),
 )  # fmt: skip
-DECODE_DENSE = Operation(
+DECODE_DENSE = FLASH_ATTENTION(
     name="decode_dense",
-    parameters=(shared.DTYPE, shared.BATCH, shared.Q_TOKENS, shared.PAST, shared.SHAPE),
-    lower=partial(lowering.dense_layer, parts=("attention",)),
-    timed=Timed("library", "FlashAttention", "layer", ATTENDED),
     calibrated=alike(
         dense_steps(*STEPS), dense_steps(*STEPS_CPU, **DENSE_CPU), quick=dense_steps(*STEPS[:2], *STEPS[3::2])
     ),
-    held_out={
-        "operations": alike(
-            dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU),
-            quick=dense_steps(*HELD_OUT_STEPS[::2])
-        )
-    },
-    tolerance=exactly(shared.FLASH),
+    held_out={"operations": alike(
+        dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU),
+        quick=dense_steps(*HELD_OUT_STEPS[::2])
+    )},
     fits=(
         Fit(part="attention", form="least_squares", over="query_tokens", note="all batches and contexts in one fit"),
     ),
-    supported=half_precision, probe_s=lasting(1.5, 7),
 )  # fmt: skip
 LAYER = Operation(
     name="layer",
     parameters=(shared.DTYPE, shared.BATCH, shared.Q_TOKENS, shared.PAST, shared.SHAPE),
     lower=lowering.dense_layer,
     timed=Timed("library", "DenseLayers", "layer", ATTENDED),
-    held_out={
-        "operations": alike(
-            (*dense_steps(*HELD_OUT_STEPS), *dense_chunks(768, past=(0,)), *dense_chunks(3_072, past=(4_096,)),
-             *dense_chunks(1_536, past=(20_480,))),
-            (*dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU)),
-            quick=(*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,)))
-        )
-    },
+    held_out={"operations": alike(
+        (*dense_steps(*HELD_OUT_STEPS), *dense_chunks(768, past=(0,)), *dense_chunks(3_072, past=(4_096,)),
+         *dense_chunks(1_536, past=(20_480,))),
+        (*dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU)),
+        quick=(*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,)))
+    )},
     tolerance=exactly(shared.LIBRARY), supported=half_precision,
     rounds_often=3.0,  # rounds that much more often than a product
 )  # fmt: skip
@@ -212,11 +201,9 @@ DISK_ROWS = Operation(
     parameters=(Parameter("source", choices=("ram", "disk")), shared.TOKENS),
     lower=lowering.disk_rows,
     timed=Timed("disk_rows", "ReadRows", "table", (), fresh=True),
-    held_out={
-        "operations": alike(
-            sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
-        )
-    },
+    held_out={"operations": alike(
+        sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
+    )},
     tolerance=exactly(shared.HOST_MEMORY),
 )  # fmt: skip
 IMAGES = tuple(
@@ -228,7 +215,5 @@ IMAGES = tuple(
         held_out={"operations": alike(*(sizes("tier", of=(("vram",), ("host",)), layers=n) for n in (12, 2)))},
         tolerance=exactly(shared.HOST_MEMORY)
     )
-    for name, timed, engine in (
-        ("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D)
-    )
+    for name, timed, engine in (("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D))
 )  # fmt: skip

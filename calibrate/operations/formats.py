@@ -57,12 +57,10 @@ DECODE_FORMAT = Operation(
         (*of_each(DEFAULT, DECODE_CPU), *of_each(NOT_DEFAULT, DECODE_CPU[:2])),
         (*of_each(DEFAULT, DECODE_CPU[::2]), *of_each(NOT_DEFAULT, DECODE_CPU[:2]))
     ),
-    held_out={
-        "formats": Points(
-            decode_design(each=11), decode_design(each=4),
-            of_each(KEPT, DECODE_DESIGN_CPU), of_each(KEPT, DECODE_DESIGN_CPU[:2])
-        )
-    },
+    held_out={"formats": Points(
+        decode_design(each=11), decode_design(each=4),
+        of_each(KEPT, DECODE_DESIGN_CPU), of_each(KEPT, DECODE_DESIGN_CPU[:2])
+    )},
     tolerance=lambda point: (
         shared.OPEN_TILE if int(point["ctx_tokens"]) % kv_format(str(point["format"])).tile_tokens else FORMAT_RATES
     ),
@@ -91,11 +89,9 @@ APPEND_FORMAT = Operation(
     lower=lowering.append_format,
     timed=Timed("append", "Append", "format", ("tokens",), fresh=True),
     calibrated=alike(appended(1, 512, 4096), appended(1, 512, heads=shared.CPU_HEADS)),
-    held_out={
-        "operations": alike(
-            appended(3, 96, 768, 3_072), appended(96, heads=shared.CPU_HEADS), quick=appended(96, 3_072)
-        )
-    },
+    held_out={"operations": alike(
+        appended(3, 96, 768, 3_072), appended(96, heads=shared.CPU_HEADS), quick=appended(96, 3_072)
+    )},
     tolerance=exactly(shared.SMALL),
     fits=(Fit(part="append", form="streamed", over="tokens", note="quantised in fused kernels; on a CPU in torch"),),
     supported=format_supported, rounds_often=50.0,  # the call itself judges what is quantised, by its bits
@@ -168,13 +164,11 @@ PREFILL_FORMAT = Operation(
         of_each(CHUNK_FORMATS, CHUNK_CPU), of_each(CHUNK_FORMATS, CHUNK_CPU[:2])
     ),
     of_device=with_some_alone,
-    held_out={
-        "formats": Points(
-            dealt(CHUNK_DESIGN, DEFAULT, ("ctx_tokens", "q_tokens"), each=3, step=2),
-            dealt(CHUNK_DESIGN, DEFAULT, ("ctx_tokens", "q_tokens"), each=1, step=2),
-            of_each(DEFAULT, CHUNK_DESIGN_CPU), of_each(DEFAULT, CHUNK_DESIGN_CPU[:1])
-        )
-    },
+    held_out={"formats": Points(
+        dealt(CHUNK_DESIGN, DEFAULT, ("ctx_tokens", "q_tokens"), each=3, step=2),
+        dealt(CHUNK_DESIGN, DEFAULT, ("ctx_tokens", "q_tokens"), each=1, step=2),
+        of_each(DEFAULT, CHUNK_DESIGN_CPU), of_each(DEFAULT, CHUNK_DESIGN_CPU[:1])
+    )},
     tolerance=exactly(shared.KERNEL),
     fits=(Fit(
         part="attention", form="least_squares", over="rows",

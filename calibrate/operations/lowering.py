@@ -18,13 +18,6 @@ SPARSE_MODEL, DENSE_MODEL = "qwen3.8-flash-next", "llama-3.1-8b"
 """Whose shapes the points of sparse attention and of a dense layer have, where these name none."""
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PAGE_TOKENS = 256
-SELECTION = ("score", "select")
-ATTENTION = ("attention", "combine", "kv_copy", "kv_gather")
-DECODE = {
-    "decode_step": ("weights", "pooled_scan", "select", "kv_gather"),
-    "decode_select": ("pooled_scan", "select"),
-    "decode_gather": ("kv_gather",),
-}
 
 
 def numbers(words: Any) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ CURVE = {tier: decoded(CURVE_CTX, tier, layers=12) for tier in ("vram", "host")}
 DECODE_STEP = Operation(
     name="decode_step",
     parameters=(shared.TIER, shared.CTX, shared.LAYERS, Parameter("backbone_mib", "w{}MiB", optional=True)),
-    lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_step"]),
+    lower=partial(lowering.sparse_decode, parts=("weights", "pooled_scan", "select", "kv_gather")),
     timed=Timed("sparse", "DecodeStep", "planes", ("ctx_tokens",), fresh=True),
     held_out={
         "grid": with_backbone(step_grid("vram", "host")),
@@ -91,7 +91,7 @@ DECODE_STEP = Operation(
 DECODE_SELECT = Operation(
     name="decode_select",
     parameters=(shared.TIER, shared.CTX, shared.LAYERS),
-    lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_select"]),
+    lower=partial(lowering.sparse_decode, parts=("pooled_scan", "select")),
     timed=Timed("sparse", "DecodeSelect", "planes", ("ctx_tokens",), fresh=True),
     calibrated=Points(
         decoded(powers(12, 21), "vram", layers=12), decoded((2**12, 2**15, 2**18, 2**20), "vram", layers=12),
@@ -113,7 +113,7 @@ DECODE_GATHER = Operation(
         shared.BUDGET,
     ),
     probes=("tier", "format"),
-    lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_gather"]),
+    lower=partial(lowering.sparse_decode, parts=("kv_gather",)),
     timed=Timed("sparse", "DecodeGather", "planes", ("ctx_tokens",), fresh=True),
     calibrated=Points(
         gathered(cpu=False, quick=False), gathered(cpu=False, quick=True),
@@ -184,18 +184,16 @@ CPU_CHUNKS = ((12_288, 48), (12_288, 96), (49_152, 192))
 PREFILL_SELECT = Operation(
     name="prefill_select",
     parameters=(shared.TIER, shared.CTX, shared.Q_TOKENS),
-    lower=partial(lowering.sparse_prefill, parts=lowering.SELECTION),
+    lower=partial(lowering.sparse_prefill, parts=("score", "select")),
     timed=Timed("sparse", "PrefillSelect", "planes", ("ctx_tokens", "q_tokens")),
     calibrated=Points(
         chunks(*powers(12, 20), rows=(512, 2048)), chunks(2**15, 2**18, rows=(512, 2048)),
         chunks(2**13, 2**15, 2**17, rows=(64, 256)), chunks(2**13, 2**15, rows=(64, 256))
     ),
-    held_out={
-        "grid": Points(
-            sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS, tier="vram"),
-            sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS[:2], tier="vram")
-        )
-    },
+    held_out={"grid": Points(
+        sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS, tier="vram"),
+        sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS[:2], tier="vram")
+    )},
     tolerance=exactly(shared.LIBRARY),
     fits=(Fit(
         part="score", form="exact", over="ctx_tokens",
@@ -210,7 +208,7 @@ PREFILL_ATTENTION = Operation(
         Parameter("bucket_tokens", optional=True),
     ),
     probes=("tier",),
-    lower=partial(lowering.sparse_prefill, parts=lowering.ATTENTION),
+    lower=partial(lowering.sparse_prefill, parts=("attention", "combine", "kv_copy", "kv_gather")),
     timed=Timed("sparse", "PrefillAttend", "planes", ("ctx_tokens", "q_tokens", "bucket_tokens", "copies")),
     calibrated=Points(
         attended((2**15, 2**18), (512, 2048, 8192), (2**16, 2**14, 2**12),
@@ -220,12 +218,10 @@ PREFILL_ATTENTION = Operation(
         attended((2**14, 2**16), (64, 256), (2**14, 2**12), hosted=chunks(2**14, 2**16, rows=(32, 128), tier="host")),
         attended((2**12, 2**14), (32, 64), (2**14, 2**12), hosted=chunks(2**14, rows=(16, 64), tier="host"))
     ),
-    held_out={
-        "grid": Points(
-            chunk_grid(HELD_OUT_CHUNKS, BUCKETS), chunk_grid(HELD_OUT_CHUNKS[:2], BUCKETS[:2]),
-            chunk_grid_cpu(CPU_CHUNKS), chunk_grid_cpu(CPU_CHUNKS[:2])
-        )
-    },
+    held_out={"grid": Points(
+        chunk_grid(HELD_OUT_CHUNKS, BUCKETS), chunk_grid(HELD_OUT_CHUNKS[:2], BUCKETS[:2]),
+        chunk_grid_cpu(CPU_CHUNKS), chunk_grid_cpu(CPU_CHUNKS[:2])
+    )},
     tolerance=lambda point: shared.HOST_PREFILL if point["tier"] == "host" else shared.KERNEL,
     fits=(
         Fit(

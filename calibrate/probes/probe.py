@@ -154,9 +154,7 @@ class Context:
         first = timed(repeats=1, warm_up=0)
         once = time.monotonic() - begin
         pace = self.pace or self.pick(QUICK, FULL)
-        share, most, least = (
-            pace.share_s / self.rounds, -(-pace.most // self.rounds), -(-pace.least // self.rounds)
-        )  # fmt: skip
+        share, most, least = pace.share_s / self.rounds, -(-pace.most // self.rounds), -(-pace.least // self.rounds)
         if pace.once and self.rounds > 1 and once > share:
             return (first[0] / per,)
         repeats = max(least, min(most, int(share / max(once, 1e-6))))

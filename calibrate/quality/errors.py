@@ -30,6 +30,18 @@ CHUNK_TOKENS = 512
 """Tokens that are appended or dequantised at once, whole tiles of every format: so few that the caches hold them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Concentration:
+    """How peaked attention is."""
+
+    effective_tokens: float
+    """exp of the entropy, the median over queries."""
+    top_share: float
+    """Of the strongest token, the mean."""
+    first_share: float
+    """Of the first 4 tokens together, the mean."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Truth:
     """A set of heads on a device, and its attention in float64."""
@@ -48,17 +60,16 @@ class Truth:
     output: "torch.Tensor"
     """float64 [kv_heads, n, head_dim]."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Concentration:
-    """How peaked attention is."""
-
-    effective_tokens: float
-    """exp of the entropy, the median over queries."""
-    top_share: float
-    """Of the strongest token, the mean."""
-    first_share: float
-    """Of the first 4 tokens together, the mean."""
+    @property
+    def concentration(self) -> Concentration:
+        """How peaked it is, over all queries of all heads."""
+        weights = self.logs.exp()
+        entropy = -(weights * self.logs.masked_fill(weights == 0, 0.0)).sum(-1)
+        return Concentration(
+            effective_tokens=float(np.median(entropy.exp().flatten().cpu().numpy())),
+            top_share=float(weights.amax(-1).mean()),
+            first_share=float(weights[..., :SINKS].sum(-1).mean()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,17 +116,6 @@ def _scores(queries: "torch.Tensor", keys: "torch.Tensor", hidden: "torch.Tensor
     """Float64 [n, tokens]: q k / sqrt(D)."""
     scores = queries @ keys.double().T / sqrt(keys.shape[-1])
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
-
-
-def concentration_of(truth: Truth) -> Concentration:
-    """Over all queries of all heads."""
-    weights = truth.logs.exp()
-    entropy = -(weights * truth.logs.masked_fill(weights == 0, 0.0)).sum(-1)
-    return Concentration(
-        effective_tokens=float(np.median(entropy.exp().flatten().cpu().numpy())),
-        top_share=float(weights.amax(-1).mean()),
-        first_share=float(weights[..., :SINKS].sum(-1).mean()),
-    )
 
 
 def kept_in(name: str, truth: Truth) -> tuple["torch.Tensor", "torch.Tensor", int]:

@@ -13,15 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.machine.description import check_device, cpu_name
-from calibrate.quality.errors import (
-    ABSMAX_INT4,
-    Concentration,
-    FormatErrors,
-    concentration_of,
-    errors_in,
-    together,
-    truth_of,
-)
+from calibrate.quality.errors import ABSMAX_INT4, Concentration, FormatErrors, errors_in, together, truth_of
 from calibrate.quality.heads import Source, dumped, made_up
 from twin.answers.comparison import Quality, published_quality
 from twin.errors import BadValue, Impossible
@@ -193,7 +185,7 @@ def _measure(
             samples.append(Sample(
                 name=heads.name, about=heads.about, tokens=tokens, heads=kv_heads,
                 queries=kv_heads * heads.queries.shape[1], generated=heads.generated,
-                concentration=concentration_of(truth), formats=tuple(rows),
+                concentration=truth.concentration, formats=tuple(rows),
             ))  # fmt: skip
     kept = (tuple(row for row in sample.formats if row.name not in left_out) for sample in samples)
     return tuple(replace(sample, formats=rows) for sample, rows in zip(samples, kept, strict=True)), left_out
