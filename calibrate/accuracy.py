@@ -41,14 +41,9 @@ explain is in [unexplained.md](unexplained.md).
 """
 
 
-def row(cells: Iterable[str]) -> str:
-    """A line of a table."""
-    return f"| {' | '.join(cells)} |"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join([row(head), row("---" for _ in head), *(row(each) for each in rows)]) + "\n"
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:

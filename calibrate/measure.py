@@ -33,7 +33,10 @@ def measure(
     every = list(cases)
     if machine.is_cuda:  # what cannot be compiled says so when it is run
         compiled(str(backend.device), ((case.row, case.at) for case in every))
-    for together in _together(every):
+    sharing: dict[tuple[Value, ...], list[Case]] = {}  # by what is opened for them
+    for case in every:
+        sharing.setdefault(shared_by((case.row, case.at)), []).append(case)
+    for together in sharing.values():
         waiting = list(together)
         context = Context(
             machine=machine, backend=backend, folder=Path(gettempdir()), quick=False, rounds=backend.rounds,
@@ -52,14 +55,6 @@ def measure(
 
 def _told(progress: Callable[[Case], object], waiting: Sequence[Case], _pair: Pair) -> None:
     progress(waiting[0])
-
-
-def _together(cases: Sequence[Case]) -> Iterable[list[Case]]:
-    """Cases that share what is opened for them."""
-    found: dict[tuple[Value, ...], list[Case]] = {}
-    for case in cases:
-        found.setdefault(shared_by((case.row, case.at)), []).append(case)
-    return found.values()
 
 
 def measured_in_rounds(run: Callable[[], Iterable[Outcome]], rounds: int) -> list[Outcome]:

@@ -285,7 +285,6 @@ def concurrency(asked: Asked) -> Estimate:
 
 # Times, speeds and transfers of one question.
 
-
 RATES: dict[str, Callable[[Gpu], Link | Roof]] = {
     "link_rate": lambda gpu: gpu.h2d,
     "vram_rate": lambda gpu: gpu.vram_read,
@@ -395,7 +394,6 @@ def attention_per_layer(asked: Asked) -> Estimate:
 
 
 # Many requests at once: the workload is served, step by step.
-
 
 SERVED: dict[str, tuple[str, Callable[[ServingResult], float]]] = {
     # seconds from the first arrival to the last token

@@ -60,9 +60,8 @@ def compare(
 ) -> Comparison:
     """Join one prediction with its row; `answer` is a text where the twin says why it has none."""
     measured = row.middle
-    tolerance = case.tolerance
-    if tolerance is None:
-        tolerance = (case.tolerance_absolute or 0.0) / (measured or 1.0)
+    absolute = (case.tolerance_absolute or 0.0) / (measured or 1.0)
+    tolerance = absolute if case.tolerance is None else case.tolerance
     estimate = answer if isinstance(answer, Estimate) else None
     error = _error(estimate.value, measured) if estimate else None
     return Comparison(
