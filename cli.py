@@ -173,7 +173,9 @@ def validate(
       twin validate --hw my-machine.json --device cpu --quick
       twin validate --hw my-machine.json         what was recorded of it
     """
-    from calibrate.validation import to_json, validation_text  # noqa: PLC0415
+    from msgspec import to_builtins  # noqa: PLC0415
+
+    from calibrate.validation import validation_text  # noqa: PLC0415
 
     check_outputs(output)
     if device is None:
@@ -185,7 +187,8 @@ def validate(
     else:
         if hw is None or recorded:
             raise click.UsageError("--device needs --hw, the profile to judge, and goes without --recorded")
-        from calibrate.live import check_record, record, validate_live  # noqa: PLC0415
+        from calibrate.live import validate_live  # noqa: PLC0415
+        from calibrate.measurements import check_record, record  # noqa: PLC0415
 
         if keep:
             check_record(hw)
@@ -197,7 +200,7 @@ def validate(
             click.echo(f"left out: {row.case.id}: {row.reason}", err=True)
         if keep:
             click.echo(f"recorded in {record(measurements, hw)}", err=True)
-    deliver(dump(to_json(validation)) if as_json else validation_text(validation), output)
+    deliver(dump(to_builtins(validation)) if as_json else validation_text(validation), output)
     return 0 if validation.within else EXIT_OUTSIDE_TOLERANCE
 
 

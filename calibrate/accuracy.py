@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from calibrate.live import compare_rows
+from calibrate.live import compare
 from calibrate.measurements import measured_machines, shipped_measurements
 from calibrate.published.cases import recorded_machines
 from calibrate.published.recorded import validate_recorded
@@ -41,14 +41,9 @@ explain is in [unexplained.md](unexplained.md).
 """
 
 
-def row(cells: Iterable[str]) -> str:
-    """A line of a table."""
-    return f"| {' | '.join(cells)} |"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join([row(head), row("---" for _ in head), *(row(each) for each in rows)]) + "\n"
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:
@@ -74,13 +69,8 @@ def summary_row(what: str, summary: Summary) -> tuple[str, ...]:
 
 
 SUMMARY_HEAD = (
-    "held out",
-    "cases",
-    "median error",
-    "95th percentile",
-    "covered by the interval",
-    "naive estimate, median",
-)
+    "held out", "cases", "median error", "95th percentile", "covered by the interval", "naive estimate, median",
+)  # fmt: skip
 
 
 def measured_groups(machine: str) -> dict[str, list[Comparison]]:
@@ -89,7 +79,7 @@ def measured_groups(machine: str) -> dict[str, list[Comparison]]:
     found: dict[str, list[Comparison]] = {}
     for measured in measurements.rows:
         group = measured.case.operation if measured.group == "formats" else measured.group
-        found.setdefault(group, []).extend(compare_rows([measured], profile, kv_dtype=measurements.kv_dtype))
+        found.setdefault(group, []).append(compare(measured, profile, kv_dtype=measurements.kv_dtype))
     return {name: found[name] for name in GROUPS if name in found}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from calibrate.fit import fitted_rates
+from calibrate.fit import Fitter
 from calibrate.machine.description import Machine
 from calibrate.machine.peaks import peak
 from calibrate.operations.table import OPERATIONS
@@ -21,13 +21,10 @@ RECORD_SCHEMA = "twin.calibration/1"
 LEAST_SPREAD = 0.01
 """No rate is known better than this: the same probes on one H200, a quarter of an hour apart, differ by 1 % in the
 median (0.1 % for long kernels, 3 % for selection)."""
-
 SAME = 1e-9
 """Rates nearer than this are equal: a clock's ticks make many that are."""
-
 UNITS = {"tensor": "FLOP/s", "instructions": "op/s"}
 """Of roofs of operations; those of all others are bytes a second."""
-
 NEEDED = ("vram_read", "host_to_device_copy", "device_to_host_copy", "host_to_device_gather", "host_read", "disk_read")
 
 
@@ -50,12 +47,14 @@ class Evidence:
 
     def samples(self, name: str) -> tuple[Sample, ...]:
         """Samples of a probe; none if it did not run."""
-        record = self.records.get(name)
-        return record.samples if record is not None else ()
+        return self.records.get(name, ProbeRecord()).samples
 
     def kernels(self, bare: HardwareProfile) -> tuple[dict[str, Any], dict[str, Any]]:
         """(rates of every operation that was measured, residuals of each fit), over a profile without kernels."""
-        return fitted_rates(OPERATIONS, self.records, bare, self.machine.dtype, self.provenance)
+        fitter = Fitter(self.records, bare, self.machine.dtype, self.provenance)
+        for operation in OPERATIONS:
+            fitter.fit(operation)
+        return fitter.kernels, fitter.fitted
 
     def provenance(self, samples: Sequence[Sample], residual: float = 0.0, note: str = "") -> dict[str, Any]:
         """The largest spread of the fit's residuals, of rounds and, in one round, of repeats; the number of repeats."""
@@ -102,11 +101,12 @@ def checked(profile: dict[str, Any]) -> HardwareProfile:
 
 def _gpu(evidence: Evidence) -> dict[str, Any]:
     machine = evidence.machine
+    vram_note = "as the driver reports it" if machine.is_cuda else "one memory serves as device and host"
     return {
         "name": machine.name,
         "compute_capability": machine.compute_capability,
         "sm_count": machine.sm_count,
-        "vram": _stated(machine.device_bytes, evidence.date, _vram_note(machine)),
+        "vram": _stated(machine.device_bytes, evidence.date, vram_note),
         "vram_read": _roof(evidence, "vram", evidence.samples("vram_read")),
         "tensor": _tensor(evidence),
         "h2d": _copy_link(evidence, "host_to_device_copy", _run_lengths(evidence)),
@@ -120,10 +120,6 @@ def instructions_roof(evidence: Evidence) -> dict[str, Any]:
     """Under its key; nothing where the device was not asked for it."""
     samples = evidence.samples("instructions")
     return {"instructions": _roof(evidence, "instructions", samples)} if samples else {}
-
-
-def _vram_note(machine: Machine) -> str:
-    return "as the driver reports it" if machine.is_cuda else "one memory serves as device and host"
 
 
 def _stated(value: float, date: str, note: str) -> dict[str, Any]:
@@ -218,26 +214,20 @@ def _best_shares(evidence: Evidence, samples: Sequence[Sample], rate: float, not
 def _host(evidence: Evidence) -> dict[str, Any]:
     machine = evidence.machine
     used = max(1, machine.host_bytes - machine.host_free_bytes)
+    together = [sample for sample in evidence.samples("disk_random_read") if sample.at["threads"] != 1]
     return {
         "memory": _stated(machine.host_bytes, evidence.date, "installed, or the limit of the control group"),
         "reserved": _stated(used, evidence.date, "in use before the first probe"),
-        "dram": _random_link(
-            evidence, "dram", [s for s in evidence.samples("host_read") if "alone" not in s.at], "alone"
-        ),
-        "disk": _random_link(evidence, "disk", _disk(evidence), "reads"),
+        "dram": _random_link(evidence, "dram", [s for s in evidence.samples("host_read") if "alone" not in s.at]),
+        "disk": _random_link(evidence, "disk", [*evidence.samples("disk_read"), *together]),
     }
 
 
-def _disk(evidence: Evidence) -> list[Sample]:
-    together = [sample for sample in evidence.samples("disk_random_read") if sample.at["threads"] != 1]
-    return [*evidence.samples("disk_read"), *together]
-
-
-def _random_link(evidence: Evidence, kind: str, samples: Sequence[Sample], counted: str) -> dict[str, Any]:
+def _random_link(evidence: Evidence, kind: str, samples: Sequence[Sample]) -> dict[str, Any]:
     """Rate of the quickest pattern, its share by run length, and the latency of one read alone."""
     best = _quickest(samples, "link")
     rate = _per_second(best, "link")
-    probe = "host_read" if kind == "dram" else "disk_random_read"
+    probe, counted = ("host_read", "alone") if kind == "dram" else ("disk_random_read", "reads")
     alone = [s for s in evidence.samples(probe) if s.at.get("alone") == 1 or s.at.get("threads") == 1]
     latency = min(s.median_s / float(s.at[counted]) for s in alone) if alone else 1e-7
     line = Line(latency_s=max(latency, 1e-8), bytes_per_s=rate, spread=0.0)
@@ -260,15 +250,10 @@ def _record(evidence: Evidence, *, name: str, command: str, fitted: dict[str, An
     }
 
 
-def _raw(sample: Sample) -> dict[str, Any]:
-    """As measured; rounds only where there are some."""
-    plain: dict[str, Any] = msgspec.to_builtins(sample)
-    return plain if sample.rounds else {key: value for key, value in plain.items() if key != "rounds"}
-
-
 def _summary(record: ProbeRecord) -> dict[str, Any]:
-    samples = [
-        _raw(sample) | {"median_s": sample.median_s, "spread": sample.spread, "n": sample.n}
-        for sample in record.samples
-    ]
+    """Samples as measured, and what they amount to; rounds only where there are some."""
+    samples = []
+    for sample in record.samples:
+        plain = msgspec.to_builtins(sample) | {"median_s": sample.median_s, "spread": sample.spread, "n": sample.n}
+        samples.append({key: value for key, value in plain.items() if key != "rounds" or sample.rounds})
     return {"skipped": record.skipped, "left_out": record.left_out, "took_s": record.took_s, "samples": samples}

@@ -21,44 +21,28 @@ def before(machine: Machine, *, load: float | None = None) -> list[str]:
     """What can be seen before the first probe. `load` is the load average of the last minute."""
     load = os.getloadavg()[0] if load is None else load
     used = machine.smi.get("utilization.gpu", "")
-    host_free, free, total, locked = map(
-        format_bytes,
-        (machine.host_free_bytes, machine.device_free_bytes, machine.device_bytes, max(0, machine.memlock_bytes)),
-    )
+    host_free, locked = format_bytes(machine.host_free_bytes), format_bytes(max(0, machine.memlock_bytes))
+    free, total = format_bytes(machine.device_free_bytes), format_bytes(machine.device_bytes)
     anywhere = (
-        (
-            load > 0.5 * machine.cpu_count,
-            f"the machine is busy: load average {load:.1f} on {machine.cpu_count} cores before the first probe",
-        ),
-        (
-            machine.host_free_bytes < min(LITTLE_HOST_BYTES, machine.host_bytes // 2),
-            f"only {host_free} of host memory are free: long contexts on the host are not measured",
-        ),
-        (
-            machine.governor in ("powersave", "conservative", "ondemand", "schedutil"),
-            f"the CPU frequency governor is {machine.governor}: host rates may be those of a low clock",
-        ),
-    )
+        (load > 0.5 * machine.cpu_count,
+         f"the machine is busy: load average {load:.1f} on {machine.cpu_count} cores before the first probe"),
+        (machine.host_free_bytes < min(LITTLE_HOST_BYTES, machine.host_bytes // 2),
+         f"only {host_free} of host memory are free: long contexts on the host are not measured"),
+        (machine.governor in ("powersave", "conservative", "ondemand", "schedutil"),
+         f"the CPU frequency governor is {machine.governor}: host rates may be those of a low clock"),
+    )  # fmt: skip
     of_a_gpu = (
-        (
-            used.isdigit() and int(used) > BUSY_PERCENT,
-            f"the GPU was {used} % busy before the first probe: another process uses it",
-        ),
-        (
-            machine.device_free_bytes < FREE_SHARE * machine.device_bytes,
-            f"only {free} of {total} of GPU memory are free: another process holds the rest",
-        ),
-        (
-            machine.huge_pages not in ("always", "madvise"),
-            f"transparent huge pages are {machine.huge_pages or 'not there'}: "
-            "host gathers run at the rate of 4 KiB pages",
-        ),
-        (
-            0 <= machine.memlock_bytes < machine.host_free_bytes // 2,
-            f"the locked-memory limit is {locked} (ulimit -l): "
-            "some drivers refuse to register more host memory than that",
-        ),
-    )
+        (used.isdigit() and int(used) > BUSY_PERCENT,
+         f"the GPU was {used} % busy before the first probe: another process uses it"),
+        (machine.device_free_bytes < FREE_SHARE * machine.device_bytes,
+         f"only {free} of {total} of GPU memory are free: another process holds the rest"),
+        (machine.huge_pages not in ("always", "madvise"),
+         f"transparent huge pages are {machine.huge_pages or 'not there'}: "
+         "host gathers run at the rate of 4 KiB pages"),
+        (0 <= machine.memlock_bytes < machine.host_free_bytes // 2,
+         f"the locked-memory limit is {locked} (ulimit -l): "
+         "some drivers refuse to register more host memory than that"),
+    )  # fmt: skip
     return [told for holds, told in (*anywhere, *(of_a_gpu if machine.is_cuda else ())) if holds]
 
 
@@ -69,12 +53,8 @@ def after(machine: Machine, records: Mapping[str, ProbeRecord]) -> list[str]:
     noisy = [name for name, own in spreads.items() if own and own[len(own) // 2] > NOISE]
     if noisy:
         found.append(f"repeats differ by more than {NOISE:.0%} in {', '.join(noisy)}: was the machine idle?")
-    found += [
-        f"{name} was late: {record.left_out} of its points were left out"
-        for name, record in records.items()
-        if record.left_out
-    ]
-    return found
+    late = {name: record.left_out for name, record in records.items() if record.left_out}
+    return found + [f"{name} was late: {count} of its points were left out" for name, count in late.items()]
 
 
 def one_round_only(records: Mapping[str, ProbeRecord], *, wanted: int) -> list[str]:
@@ -93,9 +73,8 @@ def _link(records: Mapping[str, ProbeRecord]) -> list[str]:
         for what, said in (("gen", "generation"), ("width", "width")):
             now, most = (str(sample.at.get(f"pcie.link.{what}.{which}", "")) for which in ("current", "max"))
             if now.isdigit() and most.isdigit() and int(now) < int(most):
-                found.append(
-                    f"the PCIe link runs at {said} {now} of {most} while it is loaded: riser, slot or firmware?"
-                )
+                told = f"the PCIe link runs at {said} {now} of {most} while it is loaded"
+                found.append(f"{told}: riser, slot or firmware?")
     return found
 
 
@@ -108,8 +87,6 @@ def _drift(machine: Machine, records: Mapping[str, ProbeRecord]) -> list[str]:
             continue
         change = record.samples[0].median_s / first.samples[0].median_s - 1
         if abs(change) > (DRIFT if machine.is_cuda else DRIFT_CPU):
-            found.append(
-                f"{probe} is {abs(change):.0%} {'slower' if change > 0 else 'quicker'} at the end than at the start: "
-                "heat, clocks or other load changed meanwhile"
-            )
+            told = f"{probe} is {abs(change):.0%} {'slower' if change > 0 else 'quicker'} at the end than at the start"
+            found.append(f"{told}: heat, clocks or other load changed meanwhile")
     return found

@@ -29,20 +29,15 @@ from twin.prediction import Z90
 
 COMBINE = "combine"
 """Key in a profile of the share of the memory's rate for partial results."""
-
 MOST_LATENCY_S = 0.9
 """The largest that a fit may claim."""
-
 LATENCY_SHARE = 0.95
 """A fitted latency takes at most this share of the quickest call: the rest must move bytes."""
-
 LEAST_EFFICIENCY = 1e-4
 LEAST_STAGED = 3
 """Samples of several calls that a latency per call needs, where other kernels share them."""
-
 UNSEEN = 0.04
 """Spread that a fit through all of its points does not show: of an H200's chunks of twice as many sizes."""
-
 COMBINE_SHARES = (2e-2, 2.0)
 """Least and most of the share for partial results that least squares may claim."""
 
@@ -77,13 +72,8 @@ class Rates:
 
     def entry(self, over: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
         """As a kernel of a profile; a latency below the least that a profile may hold is left out."""
-        curve = {
-            "over": self.over or over,
-            "at": [float(place) for place in self.at],
-            "efficiency": list(self.efficiency),
-            **provenance,
-        }
-        made: dict[str, Any] = {"efficiency": curve}
+        curve = {"over": self.over or over, "at": list(map(float, self.at)), "efficiency": list(self.efficiency)}
+        made: dict[str, Any] = {"efficiency": curve | dict(provenance)}
         if self.latency_s >= LEAST_LATENCY_S:
             made["latency"] = {"value": self.latency_s, "unit": "s", **provenance}
         if self.combine:
@@ -258,28 +248,20 @@ def _in_waves(timings: Sequence[Timing], gpu: Gpu) -> tuple[dict[float, list[flo
 FACTOR_4, FACTOR_2 = math.log(4), math.log(2)
 READ = Prior(logit(0.9), 1.4)
 """Share of the memory's rate that a kernel reaches where bytes hold it, as log-odds: 0.7 to 0.97."""
-
 NEAR_PLAIN = 0.35
 """Deviation of the same from what the kernel of plain caches reaches: at 0.96, 0.94 to 0.97."""
-
 COMBINING = Prior(math.log(0.5), FACTOR_4)
 """Logarithm of the share of the memory's rate for partial results, most of which stay on the chip."""
-
 LATENCY_PART, OPERATIONS_PART = 0.5, 0.3
 """Of the quickest sample, and of the quickest for its work: what latency and operations begin at."""
-
 WORTH = 0.8
 """A form is taken in place of one before it if it lowers the left-out error to this share."""
-
 FEW_ROWS = 2
 """Kinds of thread blocks through which a line always goes."""
-
 SAME = 0.005
 """Left-out errors below this are not told apart."""
-
 HELD = 0.9
 """Of the left-out samples that an interval of 90 % must hold."""
-
 WORDS = {
     "efficiency": "a share of bytes or products at each number of query tokens",
     "operations": "reads beside the operations of programs: so many an element, and more for each query row",

@@ -25,7 +25,6 @@ Form = Literal["exact", "streamed", "least_squares", "thread_blocks"]
 
 LEAST_LEFT = 0.05
 """Of a sample's time that is left to a kernel beside known ones, at the least."""
-
 PLAIN_KEY = "attend_decode/twin/bf16"
 """The kernel that dequantises nothing: what reading alone reaches."""
 
@@ -55,7 +54,10 @@ class Fit:
 
 
 class Fitter:
-    """The fits of one machine, each adding its keys to `kernels` and what it was made from to `fitted`."""
+    """The fits of one machine, each adding its keys to `kernels` and its residuals to `fitted`.
+
+    `base` is the machine without kernels.
+    """
 
     def __init__(
         self, records: Mapping[str, ProbeRecord], base: HardwareProfile, dtype: str, provenance: Provenance
@@ -80,9 +82,8 @@ class Fitter:
                 timing = self._timing(fit, sample, operation.lower(sample.at, self.dtype), known)
                 if timing is not None:
                     groups.setdefault(timing.op.kernel, []).append(timing)
-            for key, timings in sorted(
-                groups.items(), key=lambda group: bool(group[1][0].op.dequantised_elements)
-            ):  # plain first
+            plain_first = sorted(groups.items(), key=lambda group: bool(group[1][0].op.dequantised_elements))
+            for key, timings in plain_first:
                 self._add(fit, key, timings)
 
     def _timing(self, fit: Fit, sample: Sample, program: Sequence[OpGraph], known: Roofs) -> Timing | None:
@@ -180,14 +181,3 @@ class Fitter:
                 rows.append({"at": sample.at, "measured_s": sample.median_s, "parts_s": parts, "residual": residual})
         if rows:
             self.fitted[operation.name] = rows
-
-
-def fitted_rates(
-    operations: Sequence["Operation"], records: Mapping[str, ProbeRecord], base: HardwareProfile, dtype: str,
-    provenance: Provenance,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """(kernels of the profile, residuals of each fit). `base` is the machine without kernels."""
-    fitter = Fitter(records, base, dtype, provenance)
-    for operation in operations:
-        fitter.fit(operation)
-    return fitter.kernels, fitter.fitted

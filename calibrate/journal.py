@@ -56,10 +56,6 @@ class Journal:
         self.path.replace(aside)
         return aside
 
-    def remove(self) -> None:
-        """It has served."""
-        self.path.unlink(missing_ok=True)
-
 
 def journal_path(output: Path) -> Path:
     """Where the journal of `output` lies."""

@@ -5,36 +5,21 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from calibrate.machine.description import Machine, check_device, describe
+from calibrate.machine.description import Machine, describe, open_checked
 from calibrate.measure import measure, measured_in_rounds
-from calibrate.measurements import (
-    SCHEMA,
-    LeftOutRow,
-    MeasuredRow,
-    Measurements,
-    measurements_path,
-    merged,
-    read_measurements,
-    to_text,
-)
+from calibrate.measurements import SCHEMA, LeftOutRow, MeasuredRow, Measurements
 from calibrate.operations.operation import KV_DTYPE, Tolerance
-from calibrate.operations.points import CPU, LONG_CURVE
+from calibrate.operations.shared import CPU, LONG_CURVE
 from calibrate.operations.table import GROUPS, Case, held_out_cases
 from calibrate.probes.probe import WrongData
 from calibrate.validation import Comparison, Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import CPU_CAPABILITY
-from twin.cli.outputs import check_writable, write_atomic
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible
 from twin.prediction import Z90
-
-if TYPE_CHECKING:
-    from realkernels.device import Device
 
 Progress = Callable[[int, int, str], None]
 """Called with (cases done, cases in all, id of the next)."""
@@ -45,22 +30,14 @@ def predict_case(case: Case, profile: HardwareProfile, *, kv_dtype: str) -> tupl
     roofs = Roofs(profile)
     breakdown = Breakdown().run(case.program(kv_dtype), roofs)
     factor = math.exp(Z90 * breakdown.spread_s(roofs) / breakdown.seconds)
-    return (
-        breakdown,
-        breakdown.seconds,
-        max(breakdown.seconds / factor, breakdown.floor_s()),
-        breakdown.seconds * factor,
-    )
+    low = max(breakdown.seconds / factor, breakdown.floor_s())
+    return breakdown, breakdown.seconds, low, breakdown.seconds * factor
 
 
 def validate_measured(measurements: Measurements, profile: HardwareProfile) -> Validation:
     """Every measured row against its prediction; nothing of the profile was fitted on any of them."""
-    return validation_of(profile.name, compare_rows(measurements.rows, profile, kv_dtype=measurements.kv_dtype))
-
-
-def compare_rows(rows: Sequence[MeasuredRow], profile: HardwareProfile, *, kv_dtype: str) -> list[Comparison]:
-    """One comparison a row."""
-    return [_compare(row, profile, kv_dtype) for row in rows]
+    cases = [compare(row, profile, kv_dtype=measurements.kv_dtype) for row in measurements.rows]
+    return validation_of(profile.name, cases)
 
 
 def tolerance_of(row: MeasuredRow, profile: HardwareProfile) -> Tolerance:
@@ -70,31 +47,21 @@ def tolerance_of(row: MeasuredRow, profile: HardwareProfile) -> Tolerance:
     return LONG_CURVE if row.group == "long_curve" else row.case.row.tolerance(row.case.at)
 
 
-def _compare(row: MeasuredRow, profile: HardwareProfile, kv_dtype: str) -> Comparison:
+def compare(row: MeasuredRow, profile: HardwareProfile, *, kv_dtype: str) -> Comparison:
+    """A row and what is predicted for it."""
     breakdown, seconds, low, high = predict_case(row.case, profile, kv_dtype=kv_dtype)
     error = (seconds - row.median_s) / row.median_s
     tolerance = tolerance_of(row, profile)
     prefix = "curve." if row.group == "long_curve" else ""
     return Comparison(
-        id=f"{profile.name}.{prefix}{row.case.id}",
-        machine=profile.name,
-        metric=row.case.operation,
-        unit="s",
-        predicted=seconds,
-        low=low,
-        high=high,
-        measured=row.median_s,
-        error=error,
-        naive_error=(breakdown.naive_s() - row.median_s) / row.median_s,
-        role="held_out",
-        tolerance=tolerance.share,
-        within=abs(error) <= tolerance.share,
-        measured_low=row.median_s,
-        measured_high=row.median_s,
-        tolerance_reason=tolerance.reason,
+        id=f"{profile.name}.{prefix}{row.case.id}", machine=profile.name, metric=row.case.operation, unit="s",
+        predicted=seconds, low=low, high=high,
+        measured=row.median_s, measured_low=row.median_s, measured_high=row.median_s,
+        error=error, naive_error=(breakdown.naive_s() - row.median_s) / row.median_s, role="held_out",
+        within=abs(error) <= tolerance.share, tolerance=tolerance.share, tolerance_reason=tolerance.reason,
         wall=breakdown.bound(),
         also={"link_bytes_predicted": breakdown.link_bytes, "link_bytes_measured": float(row.link_bytes)},
-    )
+    )  # fmt: skip
 
 
 # Here and now
@@ -108,7 +75,7 @@ def validate_live(
     Raises Impossible where the device is not there, is another machine than the profile's, or computes wrong results.
     """
     profile = load_profile(hw)
-    backend = open_checked(device)
+    backend = open_checked(device, Impossible)
     machine = describe("cpu" if device == "cpu" else str(backend.device), dtype=KV_DTYPE)
     check_same_machine(profile, machine)
     cases = {
@@ -116,7 +83,8 @@ def validate_live(
     }
     left = [
         LeftOutRow(case=case, reason=reason)
-        for own in cases.values() for case in own if (reason := _unable(case, profile, machine))
+        for own in cases.values() for case in own
+        if (reason := case.row.supported(case.at, machine) or case.missing_rate(profile, machine.dtype))
     ]  # fmt: skip
     unable = {row.case.id for row in left}
     able = {group: [case for case in own if case.id not in unable] for group, own in cases.items()}
@@ -139,54 +107,14 @@ def validate_live(
         schema=SCHEMA, machine=profile.name, kv_dtype=KV_DTYPE, rows=tuple(rows), left_out=tuple(left),
         made={group: provenance(machine, f"{command} --group {group} --record") for group in cases},
     )  # fmt: skip
-    skipped = [_skipped(profile.name, row) for row in left]
-    return validation_of(profile.name, compare_rows(made.rows, profile, kv_dtype=KV_DTYPE), skipped), made
-
-
-def _unable(case: Case, profile: HardwareProfile, machine: Machine) -> str:
-    """Empty, or why a case can be neither run nor predicted."""
-    return case.row.supported(case.at, machine) or case.missing_rate(profile, machine.dtype)
-
-
-def _skipped(machine: str, left: LeftOutRow) -> Skipped:
-    return Skipped(
-        id=f"{machine}.{left.case.id}",
-        system=machine,
-        metric=left.case.operation,
-        status="not_measured",
-        reason=left.reason,
-    )
-
-
-def check_record(hw: str) -> None:
-    """Raise BadFile or CannotWrite before anything is measured, where `record` could not add to the measurements."""
-    load_profile(hw)
-    path = measurements_path(hw)
-    check_writable(path)
-    if path.exists():
-        read_measurements(path)
-
-
-def record(measurements: Measurements, hw: str) -> Path:
-    """Add the rows to the measurements beside the profile `hw`; a case measured again replaces its row."""
-    path = measurements_path(hw)
-    old = read_measurements(path) if path.exists() else None
-    write_atomic(path, to_text(merged(old, measurements)))
-    return path
-
-
-def open_checked(device: str) -> "Device":
-    """The device and its kernels; Impossible in one line where there are none."""
-    check_device(device)
-    try:
-        from realkernels.device import open_device  # noqa: PLC0415
-    except ImportError as missing:
-        what = missing.name or str(missing).splitlines()[0]
-        raise Impossible(f"{what} is not installed", hint="pip install 'kv-twin[kernels]'") from None
-    try:
-        return open_device(device)
-    except RuntimeError as refused:
-        raise Impossible(str(refused).splitlines()[0]) from None
+    skipped = [
+        Skipped(
+            id=f"{profile.name}.{row.case.id}", system=profile.name, metric=row.case.operation,
+            status="not_measured", reason=row.reason,
+        )
+        for row in left
+    ]  # fmt: skip
+    return validation_of(profile.name, [compare(row, profile, kv_dtype=KV_DTYPE) for row in rows], skipped), made
 
 
 def check_same_machine(profile: HardwareProfile, machine: Machine) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from math import inf
 from pathlib import Path
 from tempfile import gettempdir
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from calibrate.machine.description import Machine
+from calibrate.machine.description import Machine, first_line
 from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
-from calibrate.operations.operation import Group
+from calibrate.operations.operation import Group, Value
 from calibrate.operations.table import Case
 from calibrate.operations.timing import Pair, compiled, measured, release, shared_by
 from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 PACE = Pace(0.25, 30, 5, once=False)
 UNSTEADY = 1.25
 """A case whose slowest round took this many times as long as its quickest cannot be judged."""
-
 Outcome = MeasuredRow | LeftOutRow
 
 
@@ -35,7 +33,10 @@ def measure(
     every = list(cases)
     if machine.is_cuda:  # what cannot be compiled says so when it is run
         compiled(str(backend.device), ((case.row, case.at) for case in every))
-    for together in _together(every):
+    sharing: dict[tuple[Value, ...], list[Case]] = {}  # by what is opened for them
+    for case in every:
+        sharing.setdefault(shared_by((case.row, case.at)), []).append(case)
+    for together in sharing.values():
         waiting = list(together)
         context = Context(
             machine=machine, backend=backend, folder=Path(gettempdir()), quick=False, rounds=backend.rounds,
@@ -44,30 +45,16 @@ def measure(
         try:
             for made in measured(context, [(case.row, case.at) for case in together], whole=True):
                 case = waiting.pop(0)
-                yield row_of(
-                    case, made.sample.seconds, error=made.error, link_bytes=made.link_bytes, group=group
-                )  # fmt: skip
+                yield row_of(case, made.sample.seconds, error=made.error, link_bytes=made.link_bytes, group=group)
         except (MemoryError, CannotRun, RuntimeError) as refused:
             if isinstance(refused, WrongData):
                 raise
-            reason = (str(refused) or type(refused).__name__).splitlines()[0]
-            yield from (LeftOutRow(case=case, reason=reason) for case in waiting)
+            yield from (LeftOutRow(case=case, reason=first_line(refused)) for case in waiting)
         release()
 
 
 def _told(progress: Callable[[Case], object], waiting: Sequence[Case], _pair: Pair) -> None:
     progress(waiting[0])
-
-
-def _together(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """Cases that share what is opened for them."""
-
-    def key(case: Case) -> tuple[str, ...]:
-        return tuple(str(value) for value in shared_by((case.row, case.at)))
-
-    order = {name: number for number, name in enumerate(dict.fromkeys(key(case) for case in cases))}
-    for _, some in groupby(sorted(cases, key=lambda case: order[key(case)]), key=key):
-        yield list(some)
 
 
 def measured_in_rounds(run: Callable[[], Iterable[Outcome]], rounds: int) -> list[Outcome]:

@@ -4,16 +4,18 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from calibrate.operations.operation import Group
 from calibrate.operations.table import Case
+from hwprofiles import load_profile
 from hwprofiles.errors import BadFile
 from hwprofiles.files import read_json
 from hwprofiles.store import RECORDS, profile_names
+from twin.cli.outputs import check_writable, write_atomic
 
 SCHEMA = "twin.measurements/2"
 NAME = "measurements.json"
@@ -67,15 +69,11 @@ def row_of(case: Case, samples_s: Sequence[float], *, error: float, link_bytes: 
     """A row of repeats."""
     median = statistics.median(samples_s)
     low, _, high = statistics.quantiles(samples_s, n=4) if len(samples_s) > 1 else (median, median, median)
+    spread = (high - low) / 1.349 / median  # the quartiles of a normal distribution lie 1.349 deviations apart
     return MeasuredRow(
-        case=case,
-        median_s=median,
-        spread=(high - low) / 1.349 / median,  # the quartiles of a normal distribution lie 1.349 deviations apart
-        samples_s=tuple(samples_s),
-        error=error,
-        link_bytes=link_bytes,
+        case=case, median_s=median, spread=spread, samples_s=tuple(samples_s), error=error, link_bytes=link_bytes,
         group=group,
-    )
+    )  # fmt: skip
 
 
 def measured_machines() -> list[str]:
@@ -115,16 +113,30 @@ def merged(old: Measurements | None, new: Measurements) -> Measurements:
     }  # fmt: skip
     fresh = {(row.group, row.case.id) for row in new.rows}
     tried = {row.case.id for row in new.rows} | {row.case.id for row in new.left_out}
-    kept = tuple(
-        row for row in old.rows if (row.group, row.case.id) not in fresh and row.group not in replaced
-    )  # fmt: skip
+    kept = tuple(row for row in old.rows if (row.group, row.case.id) not in fresh and row.group not in replaced)
     left_out = tuple(row for row in old.left_out if row.case.id not in tried)
     return msgspec.structs.replace(
         new, made=old.made | new.made, rows=(*kept, *new.rows), left_out=(*left_out, *new.left_out)
     )
 
 
+def check_record(hw: str) -> None:
+    """Raise BadFile or CannotWrite before anything is measured, where `record` could not add to the measurements."""
+    load_profile(hw)
+    path = measurements_path(hw)
+    check_writable(path)
+    if path.exists():
+        read_measurements(path)
+
+
+def record(measurements: Measurements, hw: str) -> Path:
+    """Add the rows to the measurements beside the profile `hw`; a case measured again replaces its row."""
+    path = measurements_path(hw)
+    old = read_measurements(path) if path.exists() else None
+    write_atomic(path, to_text(merged(old, measurements)))
+    return path
+
+
 def to_text(measurements: Measurements) -> str:
     """As a data file."""
-    plain: dict[str, Any] = msgspec.to_builtins(measurements)
-    return json.dumps(plain, indent=1) + "\n"
+    return json.dumps(msgspec.to_builtins(measurements), indent=1) + "\n"

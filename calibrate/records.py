@@ -42,9 +42,7 @@ def _beside(profile: str) -> Validation:
 
 
 def _of(machine: str) -> list[Validation]:
-    parts = []
-    if machine in recorded_machines():
-        parts.append(validate_recorded(machine))
+    parts = [validate_recorded(machine)] if machine in recorded_machines() else []
     if machine in measured_machines():
         parts.append(validate_measured(shipped_measurements(machine), load_profile(machine)))
     return parts

@@ -22,17 +22,11 @@ Records = Mapping[str, ProbeRecord]
 OWN, LIBRARY, PROFILE = "calibration.json", "library_suite.json", "profile"
 FORMATS = ("format_rates.json", "more_format_rates.json")
 """Of cache formats, as they came: what an earlier record sets stands, and its rate of instructions is the machine's."""
-
 DERIVED = ("median_s", "spread", "n")
 """What a record holds beside a sample's raw seconds."""
 
 
-def as_they_are(records: Records) -> Records:
-    """The samples as they were taken."""
-    return records
-
-
-def refitted(machine: str, samples: Callable[[Records], Records] = as_they_are) -> dict[str, dict[str, Any]]:
+def refitted(machine: str, samples: Callable[[Records], Records] = dict) -> dict[str, dict[str, Any]]:
     """Every file of the machine that rates are in, by name; `samples` may change those of each record first."""
     own, library, *formats = (read_json(RECORDS / machine / name) for name in (OWN, LIBRARY, *FORMATS))
     profile, record = build(

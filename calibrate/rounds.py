@@ -36,18 +36,11 @@ def _joined(rounds: Sequence[ProbeRecord]) -> ProbeRecord:
     for record in rounds:
         for sample in record.samples:
             points.setdefault(tuple(sorted(sample.at.items())), []).append(sample)
-    return replace(
-        rounds[0],
-        samples=tuple(
-            replace(
-                same[-1],
-                seconds=tuple(second for sample in same for second in sample.seconds),
-                rounds=tuple(sample.n for sample in same),
-            )
-            for same in points.values()
-        ),
-        took_s=sum(record.took_s for record in rounds),
-    )
+    samples = []
+    for same in points.values():
+        seconds = tuple(second for sample in same for second in sample.seconds)
+        samples.append(replace(same[-1], seconds=seconds, rounds=tuple(sample.n for sample in same)))
+    return replace(rounds[0], samples=tuple(samples), took_s=sum(record.took_s for record in rounds))
 
 
 def moment_spread(samples: Iterable[Sample]) -> float:

@@ -12,28 +12,20 @@ Array = NDArray[np.float64]
 
 Law = Callable[[Array, float], tuple[Array, Array]]
 """(relative residuals, their Jacobian) at parameters and at a sharpness: of maxima, see `slower`."""
-
 Terms = Callable[[Array], tuple[Array, Array]]
 """(what is squared and summed, its Jacobian) at parameters."""
-
 NOISE, LEAST_NOISE = 0.02, 0.002
 """Relative residual that weighs as much as a parameter one deviation off its prior: at first, and at the least."""
-
 ROBUST = 0.05
 """Relative residuals beyond this count by their size, not by their square: some calls alternate between two states."""
-
 SHARPNESS = (8.0, 64.0, 512.0, 4096.0)
 """Powers at which a maximum is taken one after the other: the last is 2e-4 above it where both sides are equal."""
-
 COARSE, TIGHT = 1e-6, 2.3e-16
 """Relative changes at which a step towards a sharper maximum ends, and the last of them."""
-
 NEWTON_STEPS, KEPT_STEPS = 24, 4
 """Of Newton's method at most, and with one Hessian."""
-
 SETTLED = 1e-11
 """Newton's last step, in units of a parameter."""
-
 APART = 1e-6
 """Between the gradients of which a Hessian is made."""
 

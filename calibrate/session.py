@@ -1,42 +1,34 @@
 """One calibration from start to finish: probes in order, each kept as soon as it is done, then a profile."""
 
 import errno
-import gc
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
-from calibrate.machine.description import check_device, describe
+from calibrate.machine.description import check_device, describe, first_line, open_checked
 from calibrate.operations.operation import KV_DTYPE
+from calibrate.operations.timing import release
 from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.rounds import in_order, joined_rounds, round_name
 from twin.cli.outputs import check_outputs, write_atomic
 from twin.errors import CannotWrite
 from twin.units import GIB, format_bytes
 
-if TYPE_CHECKING:
-    from realkernels.device import Device
-
 Progress = Callable[[str, float, float], None]
 """(probe that begins or "", seconds of work done, seconds of work in all), by the probes' own estimates."""
-
 QUICK_S, FULL_S = 160.0, 570.0
 """Time after which probes are cut short, so that the whole stays below 3 and 10 minutes."""
-
 LATER_SHARE = 0.75
 """Of that time, after which no probe of a later round begins: the first is what a profile cannot do without."""
-
 END = -1
 """The number of the round that looks once more at the first probe."""
-
 LEAST_FREE_BYTES = 2 * GIB
 KEPT = "the finished probes are kept: the same command continues"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -68,31 +60,14 @@ def run_calibration(
     """
     check_device(device)
     check_outputs(output)
-    backend = _open(device)
-    placed = "cpu" if backend.device.type == "cpu" else str(backend.device)
-    machine = describe(placed, dtype=KV_DTYPE)
+    backend = open_checked(device, CannotCalibrate)
+    machine = describe("cpu" if backend.device.type == "cpu" else str(backend.device), dtype=KV_DTYPE)
     check_room(machine)
     run = Run(
-        probes=all_probes(),
-        machine=machine,
-        backend=backend,
-        quick=quick,
-        rounds=backend.rounds,
-        output=output,
+        probes=all_probes(), machine=machine, backend=backend, quick=quick, rounds=backend.rounds, output=output,
         name=name or output.stem,
-    )
+    )  # fmt: skip
     return run.finish(progress or (lambda _probe, _done_s, _total_s: None))
-
-
-def _open(device: str) -> "Device":
-    try:
-        from realkernels.device import open_device  # noqa: PLC0415
-
-        return open_device(device)
-    except ModuleNotFoundError as absent:
-        raise CannotCalibrate(f"{absent.name} is not installed", hint="pip install 'kv-twin[kernels]'") from None
-    except RuntimeError as refused:
-        raise CannotCalibrate(_first_line(refused)) from None
 
 
 def check_room(machine: Machine) -> None:
@@ -139,17 +114,12 @@ class Run:
         record_path = self.output.with_name(f"{self.output.stem}.record.json")
         write_atomic(record_path, json.dumps(record, indent=1, allow_nan=False) + "\n")
         write_atomic(self.output, json.dumps(profile, indent=1, allow_nan=False) + "\n")
-        journal.remove()
+        journal.path.unlink(missing_ok=True)
         return Outcome(
-            profile_path=self.output,
-            record_path=record_path,
-            profile=profile,
-            record=record,
-            cautions=tuple(warnings),
-            resumed=resumed,
+            profile_path=self.output, record_path=record_path, profile=profile, record=record,
+            cautions=tuple(warnings), resumed=resumed, seconds=time.monotonic() - begin,
             skipped={probe: made.skipped for probe, made in records.items() if made.skipped},
-            seconds=time.monotonic() - begin,
-        )
+        )  # fmt: skip
 
     def _built(self, journal: Journal, records: dict[str, ProbeRecord]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Profile and record. Measurements that make no profile are set aside, so that the next call takes new ones."""
@@ -209,24 +179,19 @@ class Run:
 
     def _run(self, probe: Probe, allowed_s: float) -> ProbeRecord:
         context = Context(
-            machine=self.machine,
-            backend=self.backend,
-            folder=self.output.parent,
-            quick=self.quick,
-            rounds=self.rounds,
-            estimate_s=allowed_s,
-        )
+            machine=self.machine, backend=self.backend, folder=self.output.parent, quick=self.quick,
+            rounds=self.rounds, estimate_s=allowed_s,
+        )  # fmt: skip
         begin = time.monotonic()
         try:
             samples = probe.run(context)
         except CannotRun as missing:
-            return ProbeRecord(skipped=_first_line(missing), took_s=time.monotonic() - begin)
+            return ProbeRecord(skipped=first_line(missing), took_s=time.monotonic() - begin)
         except (WrongData, MemoryError, OSError, RuntimeError) as wrong:
             raise self._refusal(probe.name, wrong) from wrong
         finally:
-            _release(self.machine)
-        took = time.monotonic() - begin
-        return ProbeRecord(samples=tuple(samples), left_out=context.left_out, took_s=took)
+            release()  # the next probe sizes itself by what was free before the first
+        return ProbeRecord(samples=tuple(samples), left_out=context.left_out, took_s=time.monotonic() - begin)
 
     def _refusal(self, name: str, wrong: Exception) -> Exception:
         """What to tell, in one line, of a probe that fails."""
@@ -241,15 +206,4 @@ class Run:
             return CannotCalibrate(f"{name}: {wrong.strerror or wrong}")
         memory = type(wrong).__name__ == "OutOfMemoryError"
         advice = "another process may hold GPU memory: see nvidia-smi" if memory else KEPT
-        return CannotCalibrate(f"{name}: {_first_line(wrong)}", hint=advice)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _release(machine: Machine) -> None:
-    """Give cached device memory back, because the next probe sizes itself by what was free before the first."""
-    gc.collect()
-    if machine.is_cuda and "torch" in sys.modules:
-        sys.modules["torch"].cuda.empty_cache()
+        return CannotCalibrate(f"{name}: {first_line(wrong)}", hint=advice)

@@ -12,20 +12,15 @@ Array = NDArray[np.float64]
 
 HUBER = 0.03
 """Relative residuals beyond this count by their size, not by their square."""
-
 EVERY = 1e9
 """As a limit in place of HUBER: plain least squares, where residuals are a misfit of the law and not a disturbance."""
-
 PASSES = 1000
 """At most, until weights and coefficients agree: some 20 to 50 are needed."""
-
 SETTLED = 1e-13
 """Relative change of the coefficients in the last pass."""
-
 PULL = 1e-4
 """Weight, against a sample's, with which a column is held to explain nothing: columns that samples cannot tell apart
 share what they explain. It moves what samples do tell by its square, 1e-8."""
-
 LEAST_LATENCY_S = 1e-8
 """The smallest latency that a profile may hold."""
 
@@ -46,13 +41,9 @@ class Solution:
 
 
 def solve(
-    columns: Sequence[Sequence[float]],
-    seconds: Sequence[float],
-    *,
-    least: Sequence[float],
-    most: Sequence[float] | None = None,
-    huber: float = HUBER,
-) -> Solution:
+    columns: Sequence[Sequence[float]], seconds: Sequence[float], *, least: Sequence[float],
+    most: Sequence[float] | None = None, huber: float = HUBER,
+) -> Solution:  # fmt: skip
     """Coefficients least <= c <= most of seconds = sum of c[i] x columns[i], by least squares of relative residuals.
 
     Residuals beyond `huber` are weighed down: one disturbed sample does not bend a rate. Weights and coefficients are

@@ -3,9 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal, get_args
 
-import msgspec
 import numpy as np
 from msgspec import Struct, field
 
@@ -17,6 +16,7 @@ Role = Literal["fit", "held_out"]
 NotCompared = Literal["carried", "not_predicted"]
 Status = Literal[NotCompared, "not_measured"]
 
+_HEADS = ("case", "predicted", "90 % interval", "measured", "unit", "error", "naive", "tolerance", "", "wall")
 TITLES = {"held_out": "held out: nothing was fitted on these rows", "fit": "fit: rows that set a rate, or repeat one"}
 
 
@@ -149,17 +149,14 @@ def summarise(cases: Sequence[Comparison]) -> Summary:
     intervals = [case for case in cases if case.has_interval]
     beside = [case for case in cases if case.naive_error is not None]
     return Summary(
-        n=len(cases),
-        median_abs_error=own.median_abs_error,
-        p95_abs_error=own.p95_abs_error,
+        n=len(cases), median_abs_error=own.median_abs_error, p95_abs_error=own.p95_abs_error,
         worst=unanswered[0] if unanswered else own.worst,
         coverage_90=sum(case.covered for case in intervals) / len(intervals) if intervals else None,
         with_interval=_errors((case.id, case.error) for case in intervals),
-        outside=sum(not case.within for case in cases),
-        unanswered=len(unanswered),
+        outside=sum(not case.within for case in cases), unanswered=len(unanswered),
         naive=_errors((case.id, case.naive_error) for case in beside),
         beside_naive=_errors((case.id, case.error) for case in beside),
-    )
+    )  # fmt: skip
 
 
 def _errors(told: Iterable[tuple[str, float | None]]) -> Errors:
@@ -175,24 +172,17 @@ def _errors(told: Iterable[tuple[str, float | None]]) -> Errors:
 
 def validation_of(machine: str, cases: Sequence[Comparison], skipped: Sequence[Skipped] = ()) -> Validation:
     """Summaries and counts over `cases`."""
-    statuses = Counter(row.status for row in skipped)
-    return Validation(
-        schema=SCHEMA,
-        machine=machine,
-        cases=tuple(cases),
-        summary=Summaries(
-            fit=summarise([case for case in cases if case.role == "fit"]),
-            held_out=summarise([case for case in cases if case.role == "held_out"]),
-        ),
-        counts=Counts(
-            predicted=len(cases),
-            carried=statuses["carried"],
-            not_predicted=statuses["not_predicted"],
-            not_measured=statuses["not_measured"],
-            reasons=dict(Counter(row.reason for row in skipped if row.status != "not_measured")),
-        ),
-        skipped=tuple(skipped),
+    statuses: Counter[Status] = Counter(row.status for row in skipped)
+    counts = Counts(
+        predicted=len(cases),
+        **{status: statuses[status] for status in get_args(Status)},
+        reasons=dict(Counter(row.reason for row in skipped if row.status != "not_measured")),
     )
+    fit, held_out = (summarise([case for case in cases if case.role == role]) for role in ("fit", "held_out"))
+    return Validation(
+        schema=SCHEMA, machine=machine, cases=tuple(cases), summary=Summaries(fit=fit, held_out=held_out),
+        counts=counts, skipped=tuple(skipped),
+    )  # fmt: skip
 
 
 def joined(validations: Iterable[Validation]) -> Validation:
@@ -203,52 +193,30 @@ def joined(validations: Iterable[Validation]) -> Validation:
     return validation_of(", ".join(part.machine for part in parts), cases, skipped)
 
 
-def to_json(validation: Validation) -> dict[str, Any]:
-    """Plain values for JSON, keys as in the schema."""
-    plain: dict[str, Any] = msgspec.to_builtins(validation)
-    return plain
-
-
 def validation_text(validation: Validation) -> str:
     """Tables of both roles, each with its totals; then the rows without a prediction and those out of tolerance."""
-    summaries = {"held_out": validation.summary.held_out, "fit": validation.summary.fit}
     sections = [f"{validation.machine}: predictions against what was recorded\n"]
     for role, title in TITLES.items():
         cases = [case for case in validation.cases if case.role == role]
         if cases:
-            heads = (
-                "case",
-                "predicted",
-                "90 % interval",
-                "measured",
-                "unit",
-                "error",
-                "naive",
-                "tolerance",
-                "",
-                "wall",
-            )
-            sections += [title, table(heads, [_case_row(case) for case in cases]), _totals(summaries[role])]
+            sections += [
+                title,
+                table(_HEADS, [_case_row(case) for case in cases]),
+                _totals(getattr(validation.summary, role)),
+            ]
     notes = [f"  {case.id}: {case.note}\n" for case in validation.cases if case.note]
     sections += ["".join(["notes\n", *notes]) if notes else "", _counts(validation), _verdict(validation)]
     return "\n".join(sections)
 
 
 def _case_row(case: Comparison) -> tuple[str, ...]:
+    one = case.measured_low == case.measured_high
+    measured = _figure(case.measured) if one else _range(case.measured_low, case.measured_high)
     return (
-        case.id,
-        _figure(case.predicted),
-        _range(case.low, case.high) if case.has_interval else "-",
-        _figure(case.measured)
-        if case.measured_low == case.measured_high
-        else _range(case.measured_low, case.measured_high),
-        case.unit,
-        _percent(case.error, signed=True),
-        _percent(case.naive_error, signed=True),
-        _percent(case.tolerance),
-        "" if case.within else "OUTSIDE",
-        case.wall,
-    )
+        case.id, _figure(case.predicted), _range(case.low, case.high) if case.has_interval else "-", measured,
+        case.unit, _percent(case.error, signed=True), _percent(case.naive_error, signed=True), _percent(case.tolerance),
+        "" if case.within else "OUTSIDE", case.wall,
+    )  # fmt: skip
 
 
 def _totals(summary: Summary) -> str:

@@ -17,7 +17,6 @@ SINGLE = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024
 QUEUED = tuple((copies, size) for size in (MIB, 4 * MIB, 16 * MIB) for copies in (4, 16, 64))
 BEYOND_CACHES = 64 * MIB
 """What a CPU has to move for its caches not to pass for a link: less is not timed there, nor more than once around."""
-
 LOADED_S = 1.5
 """Least time that the link is kept busy while its state is asked for: nvidia-smi takes some tenths of a second."""
 
@@ -48,17 +47,14 @@ def _sum(context: Context, size: int) -> Sample:
 
 def vram_copy(context: Context) -> list[Sample]:
     """Copy of a large buffer: bytes read plus bytes written."""
-    return [_copy(context, size) for size in context.points(_vram_sizes(context)[:1])]
-
-
-def _copy(context: Context, size: int) -> Sample:
+    (size,) = context.points(_vram_sizes(context)[:1])
     source = torch.empty(size, dtype=torch.uint8, device=context.backend.device)
     fill(source)
     target = torch.zeros_like(source)
-    return timed(
+    return [timed(
         context, "vram_copy", partial(target.copy_, source), at={"bytes": size}, moved_bytes=2 * size,
         right=lambda: torch.equal(source, target), how="all bytes equal",
-    )  # fmt: skip
+    )]  # fmt: skip
 
 
 def _buffer_bytes(context: Context) -> int:
@@ -82,9 +78,8 @@ def one_way(context: Context, *, inwards: bool) -> list[Sample]:
         if inwards:
             samples = _copies(context, region.host, buffer, name=name)
             if context.cuda:
-                samples.append(
-                    _link_state(context, region, buffer, rate=samples[-1].moved_bytes / samples[-1].median_s)
-                )
+                rate = samples[-1].moved_bytes / samples[-1].median_s
+                samples.append(_link_state(context, region, buffer, rate=rate))
         else:
             fill(buffer)
             samples = _copies(context, buffer, region.host, name=name)
@@ -106,11 +101,10 @@ def _copies(context: Context, source: Any, target: Any, *, name: str) -> list[Sa
             for first in starts:
                 target[first : first + size].copy_(source[first : first + size], non_blocking=True)
 
-        sample = timed(
+        samples.append(timed(
             context, name, queue, at={"copies": copies, "copy_bytes": size}, moved_bytes=copies * size,
             right=partial(_same, source, target, max(starts) + size), how="equal",
-        )  # fmt: skip
-        samples.append(sample)
+        ))  # fmt: skip
     return samples
 
 

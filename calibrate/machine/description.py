@@ -10,12 +10,15 @@ import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from hwprofiles.profile import CPU_CAPABILITY
-from twin.errors import BadValue
+from twin.errors import BadValue, TwinError
+
+if TYPE_CHECKING:
+    from realkernels.device import Device
 
 DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?")
 
@@ -83,6 +86,25 @@ def check_device(device: str) -> None:
     """Raise BadValue for what names no device, before torch is loaded to say so."""
     if DEVICES.fullmatch(device) is None:
         raise BadValue(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0, cuda:1, ...")
+
+
+def open_checked(device: str, refusal: type[TwinError]) -> "Device":
+    """The device and its kernels; `refusal` in one line where there are none."""
+    check_device(device)
+    try:
+        from realkernels.device import open_device  # noqa: PLC0415
+
+        return open_device(device)
+    except ImportError as missing:
+        what = missing.name or first_line(missing)
+        raise refusal(f"{what} is not installed", hint="pip install 'kv-twin[kernels]'") from None
+    except RuntimeError as refused:
+        raise refusal(first_line(refused)) from None
+
+
+def first_line(error: Exception) -> str:
+    """Of what an error says, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def describe(device: str, *, dtype: str = "") -> Machine:

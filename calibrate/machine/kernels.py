@@ -9,16 +9,13 @@ import triton.language as tl
 
 LANES = 1024
 """int32 elements that a thread block reads at once."""
-
 CHAINS = (4, 8, 16)
 """Independent chains of a thread."""
-
 WARPS, WARP_LANES = 8, 32
 PROGRAMS_PER_SM = 8
 STEPS = 2048
 ROUNDS, OPERATIONS_A_ROUND = 8, 2
 """lop3 and shf, one after the other, of a step."""
-
 _ROUND = "lop3.b32 $0, $0, $2, $3, 0x6a; shf.l.wrap.b32 $0, $0, $0, 7;"
 _ASSEMBLY = "mov.b32 $0, $1; " + " ".join([_ROUND] * ROUNDS)
 

@@ -33,20 +33,17 @@ def instructions(context: Context) -> list[Sample]:
 
     It is what dequantising codes is made of.
     """
-    from calibrate.machine.kernels import CHAINS  # noqa: PLC0415 - needs triton
+    from calibrate.machine.kernels import CHAINS, Chains  # noqa: PLC0415 - needs triton
 
-    return [_chains(context, chains) for chains in context.points(context.pick(CHAINS[-1:], CHAINS))]
-
-
-def _chains(context: Context, count: int) -> Sample:
-    from calibrate.machine.kernels import Chains  # noqa: PLC0415 - needs triton
-
-    chains = Chains(chains=count, device=context.backend.device)
-    return timed(
-        context, "instructions", context.backend.capture(chains.run), flops=chains.operations,
-        at={"chains": count, "programs": chains.programs, "steps": chains.steps},
-        right=chains.right, how="every chain as computed on the host",
-    )  # fmt: skip
+    samples = []
+    for count in context.points(context.pick(CHAINS[-1:], CHAINS)):
+        chains = Chains(chains=count, device=context.backend.device)
+        samples.append(timed(
+            context, "instructions", context.backend.capture(chains.run), flops=chains.operations,
+            at={"chains": count, "programs": chains.programs, "steps": chains.steps},
+            right=chains.right, how="every chain as computed on the host",
+        ))  # fmt: skip
+    return samples
 
 
 PROBES = (

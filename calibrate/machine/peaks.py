@@ -6,7 +6,6 @@ from calibrate.machine.description import Machine
 
 HEADROOM = 1.05
 """Where no data sheet is known, the peak is the measured rate and this much: a bound to compare with, not a fact."""
-
 SHEET_DATE = "2026-11-29"
 
 
@@ -31,8 +30,6 @@ SHEETS = {
 
 LANE_BYTES_PER_S = {"1": 0.25e9, "2": 0.5e9, "3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}
 """One lane of PCI Express, one direction, after line coding."""
-
-
 INTEGER_LANES = 64
 """32-bit integer and logic operations that a multiprocessor of compute capability 7.0 to 9.0 begins each clock."""
 

@@ -16,19 +16,11 @@ FILL_BYTES = 2**26
 
 
 def timed(
-    context: Context,
-    name: str,
-    work: Callable[[], object],
-    *,
-    at: Mapping[str, int | float | str],
-    right: Callable[[], object],
-    how: str,
+    context: Context, name: str, work: Callable[[], object], *, at: Mapping[str, int | float | str],
+    right: Callable[[], object], how: str, moved_bytes: float = 0, flops: float = 0, per: int = 1,
     seconds: Callable[[Callable[[], object]], tuple[float, ...]] | None = None,
     before: Callable[[], object] | None = None,
-    per: int = 1,
-    moved_bytes: float = 0,
-    flops: float = 0,
-) -> Sample:
+) -> Sample:  # fmt: skip
     """Time `work` (by `seconds`; None: the device's clock), then ask whether its result is `right`.
 
     `per`, `before`: see `Context.seconds`; `how` says what was compared. Raises WrongData.

@@ -4,29 +4,9 @@ from collections.abc import Iterable
 from functools import partial
 
 from calibrate.fit import Fit
-from calibrate.operations import lowering
+from calibrate.operations import lowering, shared
 from calibrate.operations.operation import Group, Operation, Parameter, Point, Points, Timed, Value, half_precision
-from calibrate.operations.points import (
-    BATCH,
-    CPU_SHAPE,
-    DTYPE,
-    FLASH,
-    HOST_MEMORY,
-    LAYERS,
-    LIBRARY,
-    MIB,
-    PAST,
-    Q_TOKENS,
-    SHAPE,
-    SMALL,
-    TIER,
-    TOKENS,
-    alike,
-    exactly,
-    lasting,
-    powers,
-    sizes,
-)
+from calibrate.operations.shared import alike, exactly, lasting, powers, sizes
 from twin.operations.ops import Engine
 
 
@@ -38,7 +18,7 @@ def products(
     for dtype in dtypes:
         row_bytes = 4096 * lowering.ELEMENT_BYTES[dtype]
         rows += [(dtype, count, width, width) for count in tokens]
-        rows += [(dtype, 1, size * MIB // row_bytes, 4096) for size in mib]
+        rows += [(dtype, 1, size * shared.MIB // row_bytes, 4096) for size in mib]
         rows += [(dtype, size, size, size) for size in wide]
     return sizes("dtype", "tokens", "rows", "columns", of=rows)
 
@@ -46,7 +26,7 @@ def products(
 HALVES, ALL_TYPES = ("bf16", "fp16"), ("fp16", "bf16", "fp32")
 PRODUCT = Operation(
     name="product",
-    parameters=(DTYPE, TOKENS, Parameter("rows", "m{}"), Parameter("columns", "n{}")),
+    parameters=(shared.DTYPE, shared.TOKENS, Parameter("rows", "m{}"), Parameter("columns", "n{}")),
     probes=("dtype",),
     lower=lowering.product,
     timed=Timed("products", "Product", "products", ("tokens", "rows", "columns")),
@@ -56,24 +36,20 @@ PRODUCT = Operation(
         products(ALL_TYPES, (16, 64, 256, 1024), (16, 64), width=2048),
         products(ALL_TYPES, (16, 64, 256, 1024), (16,), width=2048)
     ),
-    held_out={
-        "operations": alike(
-            products(HALVES, (3, 24, 96, 768, 3_072), (24,), width=4096),
-            products(("fp32",), (96,), (24,), width=2048),
-            quick=products(HALVES, (24, 768), (24,), width=4096)
-        )
-    },
-    tolerance=exactly(LIBRARY),
-    fits=(
-        Fit(
-            part="weights", form="exact", over="tokens", latency="of sizes", lowered=False,
-            note="weights read once from memory, 2 operations per weight and token"
-        ),
-    ),
+    held_out={"operations": alike(
+        products(HALVES, (3, 24, 96, 768, 3_072), (24,), width=4096),
+        products(("fp32",), (96,), (24,), width=2048),
+        quick=products(HALVES, (24, 768), (24,), width=4096)
+    )},
+    tolerance=exactly(shared.LIBRARY),
+    fits=(Fit(
+        part="weights", form="exact", over="tokens", latency="of sizes", lowered=False,
+        note="weights read once from memory, 2 operations per weight and token"
+    ),),
     probe_s=lasting(2.5, 10),
 )  # fmt: skip
 
-DENSE_CPU: dict[str, Value] = {"dtype": "fp32", "shape": CPU_SHAPE}
+DENSE_CPU: dict[str, Value] = {"dtype": "fp32", "shape": shared.CPU_SHAPE}
 DENSE_TOKENS, DENSE_QUICK = powers(0, 13), (1, 8, 32, 64, 128, 256, 512, 1024, 8192)
 DENSE_TOKENS_CPU = (1, 4, 16, 64, 256)
 
@@ -87,58 +63,49 @@ def tokens_of(gpu: Iterable[int], quick: Iterable[int], cpu: Iterable[int]) -> P
 HELD_OUT_TOKENS: dict[Group, Points] = {"operations": tokens_of((3, 24, 96, 768, 3_072), (24, 768), (24,))}
 LINEAR = Operation(
     name="linear",
-    parameters=(DTYPE, TOKENS, SHAPE),
+    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("weights",)),
     timed=Timed("library", "Linear", "layer", ("tokens",)),
     calibrated=tokens_of(DENSE_TOKENS, DENSE_QUICK, DENSE_TOKENS_CPU),
     held_out=HELD_OUT_TOKENS,
-    tolerance=exactly(LIBRARY),
-    fits=(
-        Fit(
-            part="weights", form="exact", over="tokens", latency="none",
-            note="the four products of a layer in a chain; weights read once, 2 operations per weight and token"
-        ),
-    ),
-    supported=half_precision,
-    probe_s=lasting(2, 10),
+    tolerance=exactly(shared.LIBRARY),
+    fits=(Fit(
+        part="weights", form="exact", over="tokens", latency="none",
+        note="the four products of a layer in a chain; weights read once, 2 operations per weight and token"
+    ),),
+    supported=half_precision, probe_s=lasting(2, 10),
 )  # fmt: skip
 ELEMENTWISE = Operation(
     name="elementwise",
-    parameters=(DTYPE, TOKENS, SHAPE),
+    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("elementwise",)),
     timed=Timed("library", "Elementwise", "layer", ("tokens",)),
     calibrated=tokens_of((1, 64, 256, 1024, 4096, 8192), (1, 256, 2048, 8192), DENSE_TOKENS_CPU),
     held_out=HELD_OUT_TOKENS,
-    tolerance=exactly(SMALL),
-    fits=(
-        Fit(
-            part="elementwise", form="streamed", over="tokens",
-            note="two residual adds with norms, rotation of q and k, and gating; latency of a layer"
-        ),
-    ),
-    supported=half_precision,
-    probe_s=lasting(2, 7),
+    tolerance=exactly(shared.SMALL),
+    fits=(Fit(
+        part="elementwise", form="streamed", over="tokens",
+        note="two residual adds with norms, rotation of q and k, and gating; latency of a layer"
+    ),),
+    supported=half_precision, probe_s=lasting(2, 7),
 )  # fmt: skip
 APPEND = Operation(
     name="append",
-    parameters=(DTYPE, TOKENS, SHAPE),
+    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("append",)),
     timed=Timed("library", "PlainAppend", "layer", ("tokens",)),
     calibrated=tokens_of((1, 256, 2048, 8192), (1, 2048, 8192), DENSE_TOKENS_CPU),
     held_out={"operations": tokens_of((3, 96, 768, 3_072), (96, 3_072), (24,))},
-    tolerance=exactly(SMALL),
-    fits=(
-        Fit(
-            part="append", form="streamed", over="tokens",
-            note="K and V of new tokens, read and written to their slots; latency of a layer"
-        ),
-    ),
-    supported=half_precision,
-    probe_s=lasting(0.5, 2),
+    tolerance=exactly(shared.SMALL),
+    fits=(Fit(
+        part="append", form="streamed", over="tokens",
+        note="K and V of new tokens, read and written to their slots; latency of a layer"
+    ),),
+    supported=half_precision, probe_s=lasting(0.5, 2),
 )  # fmt: skip
 SAMPLE = Operation(
     name="sample",
-    parameters=(DTYPE._replace(optional=True), TOKENS),
+    parameters=(shared.DTYPE._replace(optional=True), shared.TOKENS),
     lower=lowering.sampling,
     timed=Timed("library", "Sampling", "rows", ("tokens",)),
     calibrated=alike(
@@ -146,15 +113,12 @@ SAMPLE = Operation(
         sizes("tokens", of=((1,), (4,)), dtype="fp32")
     ),
     held_out={"operations": alike(sizes("tokens", of=((3,), (24,), (96,))), sizes("tokens", of=((3,),)))},
-    tolerance=exactly(SMALL),
-    fits=(
-        Fit(
-            part="sampling", form="streamed", over="tokens",
-            note="softmax, noise and argmax over a row of fp32 logits, which are counted as read once"
-        ),
-    ),
-    supported=half_precision,
-    probe_s=lasting(0.3, 1),
+    tolerance=exactly(shared.SMALL),
+    fits=(Fit(
+        part="sampling", form="streamed", over="tokens",
+        note="softmax, noise and argmax over a row of fp32 logits, which are counted as read once"
+    ),),
+    supported=half_precision, probe_s=lasting(0.3, 1),
 )  # fmt: skip
 
 ATTENDED = ("batch", "q_tokens", "past_tokens")
@@ -176,69 +140,55 @@ STEPS, STEPS_CPU = (
     ((1, 8192), (64, 1024), (1, 131072), (8, 16384), (256, 512), (64, 4096)),
     ((1, 512), (1, 4096), (4, 1024), (16, 256)),
 )
-PREFILL_DENSE = Operation(
-    name="prefill_dense",
-    parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
+FLASH_ATTENTION = partial(
+    Operation,
+    parameters=(shared.DTYPE, shared.BATCH, shared.Q_TOKENS, shared.PAST, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("attention",)),
     timed=Timed("library", "FlashAttention", "layer", ATTENDED),
+    tolerance=exactly(shared.FLASH), supported=half_precision, probe_s=lasting(1.5, 7),
+)  # fmt: skip
+PREFILL_DENSE = FLASH_ATTENTION(
+    name="prefill_dense",
     calibrated=alike(
         dense_chunks(512, 2048, 8192, past=(0, 8192, 32768)),
         dense_chunks(64, 256, 512, past=(0,), **DENSE_CPU),  # the CPU's does not mask the future behind a past
         quick=dense_chunks(512, 2048, 8192, past=(0, 8192)),
     ),
-    held_out={
-        "operations": alike(
-            dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)),
-            dense_chunks(96, past=(0,), **DENSE_CPU),
-            quick=dense_chunks(768, 3_072, past=(4_096,))
-        )
-    },
-    tolerance=exactly(FLASH),
-    fits=(
-        Fit(
-            part="attention", form="least_squares", over="rows",
-            note="causal chunks over several pasts; operations of masked pairs are not counted"
-        ),
-    ),
-    supported=half_precision,
-    probe_s=lasting(1.5, 7),
+    held_out={"operations": alike(
+        dense_chunks(768, 1_536, 3_072, past=(0, 4_096, 12_288, 49_152)),
+        dense_chunks(96, past=(0,), **DENSE_CPU),
+        quick=dense_chunks(768, 3_072, past=(4_096,))
+    )},
+    fits=(Fit(
+        part="attention", form="least_squares", over="rows",
+        note="causal chunks over several pasts; operations of masked pairs are not counted"
+    ),),
 )  # fmt: skip
-DECODE_DENSE = Operation(
+DECODE_DENSE = FLASH_ATTENTION(
     name="decode_dense",
-    parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
-    lower=partial(lowering.dense_layer, parts=("attention",)),
-    timed=Timed("library", "FlashAttention", "layer", ATTENDED),
     calibrated=alike(
         dense_steps(*STEPS), dense_steps(*STEPS_CPU, **DENSE_CPU), quick=dense_steps(*STEPS[:2], *STEPS[3::2])
     ),
-    held_out={
-        "operations": alike(
-            dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU),
-            quick=dense_steps(*HELD_OUT_STEPS[::2])
-        )
-    },
-    tolerance=exactly(FLASH),
+    held_out={"operations": alike(
+        dense_steps(*HELD_OUT_STEPS), dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU),
+        quick=dense_steps(*HELD_OUT_STEPS[::2])
+    )},
     fits=(
         Fit(part="attention", form="least_squares", over="query_tokens", note="all batches and contexts in one fit"),
     ),
-    supported=half_precision,
-    probe_s=lasting(1.5, 7),
 )  # fmt: skip
 LAYER = Operation(
     name="layer",
-    parameters=(DTYPE, BATCH, Q_TOKENS, PAST, SHAPE),
+    parameters=(shared.DTYPE, shared.BATCH, shared.Q_TOKENS, shared.PAST, shared.SHAPE),
     lower=lowering.dense_layer,
     timed=Timed("library", "DenseLayers", "layer", ATTENDED),
-    held_out={
-        "operations": alike(
-            (*dense_steps(*HELD_OUT_STEPS), *dense_chunks(768, past=(0,)), *dense_chunks(3_072, past=(4_096,)),
-             *dense_chunks(1_536, past=(20_480,))),
-            (*dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU)),
-            quick=(*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,)))
-        )
-    },
-    tolerance=exactly(LIBRARY),
-    supported=half_precision,
+    held_out={"operations": alike(
+        (*dense_steps(*HELD_OUT_STEPS), *dense_chunks(768, past=(0,)), *dense_chunks(3_072, past=(4_096,)),
+         *dense_chunks(1_536, past=(20_480,))),
+        (*dense_steps(*HELD_OUT_STEPS_CPU, **DENSE_CPU), *dense_chunks(96, past=(0,), **DENSE_CPU)),
+        quick=(*dense_steps(*HELD_OUT_STEPS[::2]), *dense_chunks(3_072, past=(4_096,)))
+    )},
+    tolerance=exactly(shared.LIBRARY), supported=half_precision,
     rounds_often=3.0,  # rounds that much more often than a product
 )  # fmt: skip
 
@@ -246,29 +196,24 @@ LAYER = Operation(
 
 ROWS_READ = (("ram", 3), ("ram", 24), ("ram", 768), ("disk", 3), ("disk", 24), ("disk", 96))
 """From a file of which few pages are read: neighbours in a table of the real size share none."""
-
 DISK_ROWS = Operation(
     name="disk_rows",
-    parameters=(Parameter("source", choices=("ram", "disk")), TOKENS),
+    parameters=(Parameter("source", choices=("ram", "disk")), shared.TOKENS),
     lower=lowering.disk_rows,
     timed=Timed("disk_rows", "ReadRows", "table", (), fresh=True),
-    held_out={
-        "operations": alike(
-            sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
-        )
-    },
-    tolerance=exactly(HOST_MEMORY),
+    held_out={"operations": alike(
+        sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
+    )},
+    tolerance=exactly(shared.HOST_MEMORY),
 )  # fmt: skip
 IMAGES = tuple(
     Operation(
         name=name,
-        parameters=(TIER, LAYERS),
+        parameters=(shared.TIER, shared.LAYERS),
         lower=partial(lowering.page_image, engine=engine),
         timed=Timed("page_images", timed, "planes", ()),
         held_out={"operations": alike(*(sizes("tier", of=(("vram",), ("host",)), layers=n) for n in (12, 2)))},
-        tolerance=exactly(HOST_MEMORY)
+        tolerance=exactly(shared.HOST_MEMORY)
     )
-    for name, timed, engine in (
-        ("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D)
-    )
+    for name, timed, engine in (("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D))
 )  # fmt: skip

@@ -16,16 +16,8 @@ from twin.units import MIB
 
 SPARSE_MODEL, DENSE_MODEL = "qwen3.8-flash-next", "llama-3.1-8b"
 """Whose shapes the points of sparse attention and of a dense layer have, where these name none."""
-
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PAGE_TOKENS = 256
-SELECTION = ("score", "select")
-ATTENTION = ("attention", "combine", "kv_copy", "kv_gather")
-DECODE = {
-    "decode_step": ("weights", "pooled_scan", "select", "kv_gather"),
-    "decode_select": ("pooled_scan", "select"),
-    "decode_gather": ("kv_gather",),
-}
 
 
 def numbers(words: Any) -> tuple[int, ...]:
@@ -60,9 +52,8 @@ def append_format(point: Point, _dtype: str) -> Program:
 
 def prefill_format(point: Point, _dtype: str) -> Program:
     """Attention of a chunk: kv chunks dequantised, attended to, combined."""
-    return (
-        OpGraph(ops=prefill_ops(format_of(point), ctx_tokens=int(point["ctx_tokens"]), rows=int(point["q_tokens"]))),
-    )
+    ctx_tokens, q_tokens = int(point["ctx_tokens"]), int(point["q_tokens"])
+    return (OpGraph(ops=prefill_ops(format_of(point), ctx_tokens=ctx_tokens, rows=q_tokens)),)
 
 
 def dequantise_format(point: Point, _dtype: str) -> Program:
@@ -75,10 +66,8 @@ def dequantise_format(point: Point, _dtype: str) -> Program:
 
 @cache
 def _sparse_case(layout: str, kv_dtype: str, offload: tuple[tuple[str, Any], ...], budget: int) -> Case:
-    question = Question(
-        ctx_tokens=1, model=SPARSE_MODEL, engine="twin", layout=layout, kv_dtype=kv_dtype, **dict(offload)
-    )
-    case = resolve(question)
+    asked = {"model": SPARSE_MODEL, "engine": "twin", "layout": layout, "kv_dtype": kv_dtype, **dict(offload)}
+    case = resolve(Question(ctx_tokens=1, **asked))
     indexer = case.model.indexer
     if not budget or indexer is None:
         return case
@@ -124,22 +113,15 @@ def _only(program: Program, parts: tuple[str, ...]) -> Program:
 
 
 def _kept(block: OpGraph, parts: tuple[str, ...]) -> OpGraph | None:
-    place = {
-        index: number
-        for number, index in enumerate(index for index, op in enumerate(block.ops) if op.part in parts)
-    }  # fmt: skip
+    kept = [index for index, op in enumerate(block.ops) if op.part in parts]
+    place = {index: number for number, index in enumerate(kept)}
     if not place:
         return None
-    return OpGraph(
-        ops=tuple(_after_kept(block.ops[index], block, place) for index in place),
-        iterations=block.iterations,
-        times=block.times,
-        carried=tuple(
-            edge._replace(op=place[edge.op], earlier=place[edge.earlier])
-            for edge in block.carried
-            if edge.op in place and edge.earlier in place
-        ),
-    )
+    edges = (edge for edge in block.carried if edge.op in place and edge.earlier in place)
+    return replace(
+        block, ops=tuple(_after_kept(block.ops[index], block, place) for index in place),
+        carried=tuple(edge._replace(op=place[edge.op], earlier=place[edge.earlier]) for edge in edges),
+    )  # fmt: skip
 
 
 def _after_kept(op: Op, block: OpGraph, place: dict[int, int]) -> Op:
@@ -160,15 +142,9 @@ def _after_kept(op: Op, block: OpGraph, place: dict[int, int]) -> Op:
 def product_op(dtype: str, *, tokens: int, elements: int) -> Op:
     """A matrix of so many elements, read once, with `tokens` tokens: 2 operations an element and token."""
     return Op(
-        part="weights",
-        engine=Engine.SM,
-        device=0,
-        kernel=f"linear/twin/{dtype}",
-        vram_bytes=elements * ELEMENT_BYTES[dtype],
-        flops=2.0 * tokens * elements,
-        dtype=dtype,
-        grain=tokens,
-    )
+        part="weights", engine=Engine.SM, device=0, kernel=f"linear/twin/{dtype}", dtype=dtype, grain=tokens,
+        vram_bytes=elements * ELEMENT_BYTES[dtype], flops=2.0 * tokens * elements,
+    )  # fmt: skip
 
 
 def product(point: Point, _dtype: str) -> Program:

@@ -13,20 +13,15 @@ from twin.operations.ops import Program
 Value = int | float | str
 Point = Mapping[str, Value]
 """One size of an operation: its parameters by name."""
-
 Group = Literal["grid", "long_curve", "formats", "operations"]
 """Cases that are measured together and kept with one history."""
-
 FORMATS = ("bf16", "fp16", *QUANTISED)
 """Cache formats that are read whole: what this project's kernels keep, fp32 apart."""
-
 WORST_ERROR = {"fp16": 5e-3, "bf16": 2e-2, "fp32": 1e-3}
 """Relative error against float64 that is still called right, by the type that is computed in: rounding of the result
 and of its sums. Where a point names none, its outputs are in half precision: that of bf16."""
-
 MOST = 2**31
 """Tokens and other sizes of a point, at the most."""
-
 LEAST_CAPABILITY = (8, 0)
 """Of kernels that compute in bf16."""
 
@@ -60,7 +55,6 @@ class Points(NamedTuple):
 
 KV_DTYPE = "fp16"
 """Of planes of sparse attention that are measured here, as `realkernels.caches.qsa.DTYPE` has it."""
-
 NO_POINTS = Points()
 
 

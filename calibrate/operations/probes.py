@@ -32,8 +32,7 @@ def _run(context: Context, *, operation: Operation, name: str) -> list[Sample]:
     """Samples of the probe's points. CannotRun where this device has no kernel for them."""
     points = [p for p in _points(operation, context.machine, quick=context.quick) if operation.probe(p) == name]
     try:
-        timed = measured(context, fitting(context, operation, points), whole=False)
-        return [each.sample for each in timed]
+        return [each.sample for each in measured(context, fitting(context, operation, points), whole=False)]
     except RuntimeError as refused:
         if type(refused).__name__ == "NoKernel":
             raise CannotRun(str(refused)) from None

@@ -5,38 +5,20 @@ from functools import partial
 from itertools import product as every
 
 from calibrate.fit import Fit
-from calibrate.operations import lowering
+from calibrate.operations import lowering, shared
 from calibrate.operations.operation import Operation, Parameter, Point, Points, Timed, Value, planes_supported
-from calibrate.operations.points import (
-    BUDGET,
-    CTX,
-    FORMAT,
-    HOST_PREFILL,
-    KERNEL,
-    LAYERS,
-    LIBRARY,
-    MIB,
-    Q_TOKENS,
-    TIER,
-    exactly,
-    lasting,
-    powers,
-    sizes,
-)
+from calibrate.operations.shared import exactly, lasting, powers, sizes
 from twin.engines.twin import INTERLEAVED
 
 DECODE_CTX = (6_145, 12_288, 49_153, 98_306, 196_608, 393_217, 786_435, 1_179_648)
 DECODE_CTX_CPU = (6_145, 12_288, 24_576, 98_306)
 CURVE_CTX = (2_048, 8_192, 24_576, 98_304, 393_216, 786_432, 1_048_320, 1_572_864, 2_359_296, 3_145_728)
 """Contexts of the long curve; the first is still read whole, so that its step is the gather alone."""
-
 BLOCKS_CTX, BLOCKS_CTX_CPU = (6_145, 49_154, 196_608, 786_435), (6_145, 24_578, 98_304)
 BUDGET_CTX = 2**15
 """Context at which the selection's size is varied, to tell the fixed part of a gather from its bytes."""
-
 SELECTED = 2048
 """Tokens that the predicted model selects."""
-
 GATHER_S = {"vram": (4.0, 25.0), "host": (6.5, 65.0), "host4k": (7.0, 25.0)}
 GATHER_NOTE = "all layers in one graph, fresh selections; latency from selections of several sizes"
 
@@ -53,7 +35,7 @@ def step_grid(*tiers: str) -> Points:
     def of(contexts: tuple[int, ...]) -> tuple[Point, ...]:
         return tuple(
             point for point in decoded(contexts, *tiers, layers=12)
-            if point["tier"] != "host4k" or int(point["ctx_tokens"]) <= MIB
+            if point["tier"] != "host4k" or int(point["ctx_tokens"]) <= shared.MIB
         )  # fmt: skip
 
     return Points(
@@ -84,7 +66,7 @@ def gathered(*, cpu: bool, quick: bool) -> tuple[Point, ...]:
 
     points = [*of(whole, layers, tier="vram"), *of(whole, on_host, tier="host")]
     if not cpu:
-        points += of(tuple(ctx for ctx in whole if ctx <= MIB), on_host, tier="host4k")
+        points += of(tuple(ctx for ctx in whole if ctx <= shared.MIB), on_host, tier="host4k")
     return (*points, *(point for name in INTERLEAVED for point in of(few, on_host, tier="host", format=name)))
 
 
@@ -96,42 +78,42 @@ def blocks(contexts: Iterable[int], *, layers: int) -> tuple[Point, ...]:
 CURVE = {tier: decoded(CURVE_CTX, tier, layers=12) for tier in ("vram", "host")}
 DECODE_STEP = Operation(
     name="decode_step",
-    parameters=(TIER, CTX, LAYERS, Parameter("backbone_mib", "w{}MiB", optional=True)),
-    lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_step"]),
+    parameters=(shared.TIER, shared.CTX, shared.LAYERS, Parameter("backbone_mib", "w{}MiB", optional=True)),
+    lower=partial(lowering.sparse_decode, parts=("weights", "pooled_scan", "select", "kv_gather")),
     timed=Timed("sparse", "DecodeStep", "planes", ("ctx_tokens",), fresh=True),
     held_out={
         "grid": with_backbone(step_grid("vram", "host")),
         "long_curve": Points(gpu=(*CURVE["vram"][1:], *CURVE["host"][1:])),
     },
-    tolerance=exactly(KERNEL),
+    tolerance=exactly(shared.KERNEL),
     layered=True,
 )
 DECODE_SELECT = Operation(
     name="decode_select",
-    parameters=(TIER, CTX, LAYERS),
-    lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_select"]),
+    parameters=(shared.TIER, shared.CTX, shared.LAYERS),
+    lower=partial(lowering.sparse_decode, parts=("pooled_scan", "select")),
     timed=Timed("sparse", "DecodeSelect", "planes", ("ctx_tokens",), fresh=True),
     calibrated=Points(
         decoded(powers(12, 21), "vram", layers=12), decoded((2**12, 2**15, 2**18, 2**20), "vram", layers=12),
         decoded(powers(12, 18), "vram", layers=2), decoded(powers(12, 15), "vram", layers=2)
     ),
     held_out={"grid": step_grid("vram")},
-    tolerance=exactly(KERNEL),
-    fits=(
-        Fit(
-            part="pooled_scan", form="exact", over="ctx_tokens",
-            note="all layers in one graph; the latency is with select",
-            latency_of="select", latency_note="score, pick and finish of one layer beyond their bytes"
-        ),
-    ),
-    layered=True,
-    probe_s=lasting(6, 25),
+    tolerance=exactly(shared.KERNEL),
+    fits=(Fit(
+        part="pooled_scan", form="exact", over="ctx_tokens",
+        note="all layers in one graph; the latency is with select",
+        latency_of="select", latency_note="score, pick and finish of one layer beyond their bytes"
+    ),),
+    layered=True, probe_s=lasting(6, 25),
 )  # fmt: skip
 DECODE_GATHER = Operation(
     name="decode_gather",
-    parameters=(TIER, FORMAT._replace(optional=True, choices=INTERLEAVED), CTX, LAYERS, BUDGET),
+    parameters=(
+        shared.TIER, shared.FORMAT._replace(optional=True, choices=INTERLEAVED), shared.CTX, shared.LAYERS,
+        shared.BUDGET,
+    ),
     probes=("tier", "format"),
-    lower=partial(lowering.sparse_decode, parts=lowering.DECODE["decode_gather"]),
+    lower=partial(lowering.sparse_decode, parts=("kv_gather",)),
     timed=Timed("sparse", "DecodeGather", "planes", ("ctx_tokens",), fresh=True),
     calibrated=Points(
         gathered(cpu=False, quick=False), gathered(cpu=False, quick=True),
@@ -145,15 +127,12 @@ DECODE_GATHER = Operation(
             blocks(BLOCKS_CTX_CPU, layers=2), blocks(BLOCKS_CTX_CPU[:2], layers=2)
         ),
     },
-    tolerance=exactly(KERNEL),
-    fits=(
-        Fit(
-            part="kv_gather", form="exact", over="ctx_tokens", note=GATHER_NOTE, latency="of sizes",
-            kept=lambda at: at.get("budget", SELECTED) == SELECTED
-        ),
-    ),
-    supported=planes_supported,
-    layered=True,
+    tolerance=exactly(shared.KERNEL),
+    fits=(Fit(
+        part="kv_gather", form="exact", over="ctx_tokens", note=GATHER_NOTE, latency="of sizes",
+        kept=lambda at: at.get("budget", SELECTED) == SELECTED
+    ),),
+    supported=planes_supported, layered=True,
     probe_s=lambda point: (3.7, 9) if "format" in point else GATHER_S[str(point["tier"])],
 )  # fmt: skip
 
@@ -204,36 +183,32 @@ def chunk_grid_cpu(held: tuple[tuple[int, int], ...]) -> tuple[Point, ...]:
 CPU_CHUNKS = ((12_288, 48), (12_288, 96), (49_152, 192))
 PREFILL_SELECT = Operation(
     name="prefill_select",
-    parameters=(TIER, CTX, Q_TOKENS),
-    lower=partial(lowering.sparse_prefill, parts=lowering.SELECTION),
+    parameters=(shared.TIER, shared.CTX, shared.Q_TOKENS),
+    lower=partial(lowering.sparse_prefill, parts=("score", "select")),
     timed=Timed("sparse", "PrefillSelect", "planes", ("ctx_tokens", "q_tokens")),
     calibrated=Points(
         chunks(*powers(12, 20), rows=(512, 2048)), chunks(2**15, 2**18, rows=(512, 2048)),
         chunks(2**13, 2**15, 2**17, rows=(64, 256)), chunks(2**13, 2**15, rows=(64, 256))
     ),
-    held_out={
-        "grid": Points(
-            sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS, tier="vram"),
-            sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS[:2], tier="vram")
-        )
-    },
-    tolerance=exactly(LIBRARY),
-    fits=(
-        Fit(
-            part="score", form="exact", over="ctx_tokens",
-            note="a slab of rows scored and selected; beyond one call of select"
-        ),
-    ),
+    held_out={"grid": Points(
+        sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS, tier="vram"),
+        sizes("ctx_tokens", "q_tokens", of=HELD_OUT_CHUNKS[:2], tier="vram")
+    )},
+    tolerance=exactly(shared.LIBRARY),
+    fits=(Fit(
+        part="score", form="exact", over="ctx_tokens",
+        note="a slab of rows scored and selected; beyond one call of select"
+    ),),
     probe_s=lasting(2, 15),
 )  # fmt: skip
 PREFILL_ATTENTION = Operation(
     name="prefill_attention",
     parameters=(
-        TIER, CTX, Q_TOKENS, Parameter("copies", optional=True, choices=("serial", "overlapped")),
+        shared.TIER, shared.CTX, shared.Q_TOKENS, Parameter("copies", optional=True, choices=("serial", "overlapped")),
         Parameter("bucket_tokens", optional=True),
     ),
     probes=("tier",),
-    lower=partial(lowering.sparse_prefill, parts=lowering.ATTENTION),
+    lower=partial(lowering.sparse_prefill, parts=("attention", "combine", "kv_copy", "kv_gather")),
     timed=Timed("sparse", "PrefillAttend", "planes", ("ctx_tokens", "q_tokens", "bucket_tokens", "copies")),
     calibrated=Points(
         attended((2**15, 2**18), (512, 2048, 8192), (2**16, 2**14, 2**12),
@@ -243,13 +218,11 @@ PREFILL_ATTENTION = Operation(
         attended((2**14, 2**16), (64, 256), (2**14, 2**12), hosted=chunks(2**14, 2**16, rows=(32, 128), tier="host")),
         attended((2**12, 2**14), (32, 64), (2**14, 2**12), hosted=chunks(2**14, rows=(16, 64), tier="host"))
     ),
-    held_out={
-        "grid": Points(
-            chunk_grid(HELD_OUT_CHUNKS, BUCKETS), chunk_grid(HELD_OUT_CHUNKS[:2], BUCKETS[:2]),
-            chunk_grid_cpu(CPU_CHUNKS), chunk_grid_cpu(CPU_CHUNKS[:2])
-        )
-    },
-    tolerance=lambda point: HOST_PREFILL if point["tier"] == "host" else KERNEL,
+    held_out={"grid": Points(
+        chunk_grid(HELD_OUT_CHUNKS, BUCKETS), chunk_grid(HELD_OUT_CHUNKS[:2], BUCKETS[:2]),
+        chunk_grid_cpu(CPU_CHUNKS), chunk_grid_cpu(CPU_CHUNKS[:2])
+    )},
+    tolerance=lambda point: shared.HOST_PREFILL if point["tier"] == "host" else shared.KERNEL,
     fits=(
         Fit(
             part="attention", form="least_squares", over="region_tokens",

@@ -19,7 +19,6 @@ OPERATIONS: tuple[Operation, ...] = (
     formats.PREFILL_FORMAT, dense.DISK_ROWS, *dense.IMAGES,
 )  # fmt: skip
 """In the order of fitting: what is combined in one call comes after its parts."""
-
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 GROUPS: tuple[Group, ...] = get_args(Group)

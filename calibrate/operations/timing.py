@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
 """Of a decode step at the least; of a dense model's products, 1.7 GB on a GPU; and of kernels without weights."""
-
 MANY_TOKENS = 256
 """New tokens from which on so many are appended to fewer layers."""
-
 VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**20, 102
 IMAGED_TOKENS, IMAGES = 4096, 8
 GPU_SHARE, CPU_SHARE = 0.5, 0.2
@@ -148,7 +146,7 @@ def _table(context: Context, source: str) -> Iterator[Any]:
 def _weights(context: Context, point: Point) -> list[Any]:
     """Of as many layers as fit, four at most."""
     layer_bytes = _shape(point).parameters * ELEMENT_BYTES[str(point["dtype"])]
-    count = max(1, min(LAYERS, int(_room(context, "vram") / layer_bytes)))
+    count = max(1, min(LAYERS, int(_room(context, point) / layer_bytes)))
     made = loaded("timed.library", "random_weights")
     return [made(_shape(point), dtype=_dtype(point), device=context.backend.device) for _ in range(count)]
 
@@ -246,10 +244,10 @@ def fitting(context: Context, operation: Operation, points: Iterable[Point]) -> 
     Of a cache that several points share the longest context sets the layers; one point is always left.
     """
     every = [(operation, point) for point in points]
-    kept = [pair for pair in every if _bytes(context, pair, LEAST_LAYERS) <= _room_of(context, pair[1])] or every[:1]
+    kept = [pair for pair in every if _bytes(context, pair, LEAST_LAYERS) <= _room(context, pair[1])] or every[:1]
     most: dict[tuple[Value, ...], int] = {}
     for pair in kept:
-        layers = int(_room_of(context, pair[1]) / max(1.0, _bytes(context, pair, 1)))
+        layers = int(_room(context, pair[1]) / max(1.0, _bytes(context, pair, 1)))
         most[shared_by(pair)] = min(layers, most.get(shared_by(pair), layers))
     return [
         (operation, {**point, "layers": max(1, min(int(point["layers"]), most[shared_by((operation, point))]))})
@@ -258,24 +256,20 @@ def fitting(context: Context, operation: Operation, points: Iterable[Point]) -> 
     ]  # fmt: skip
 
 
-def _room_of(context: Context, point: Point) -> float:
-    return _room(context, str(point.get("tier", "vram")))
-
-
-def _room(context: Context, tier: str) -> float:
+def _room(context: Context, point: Point) -> float:
     machine = context.machine
     if not context.cuda:
         return CPU_SHARE * machine.host_free_bytes
-    return GPU_SHARE * (machine.device_free_bytes if tier == "vram" else machine.host_free_bytes)
+    in_vram = point.get("tier", "vram") == "vram"
+    return GPU_SHARE * (machine.device_free_bytes if in_vram else machine.host_free_bytes)
 
 
 def _bytes(context: Context, pair: Pair, layers: int) -> float:
     """What a point needs, roughly: planes of all layers, or what its largest op reads."""
     operation, point = pair
     if operation.timed.over != "planes":
-        return max(
-            op.vram_bytes * op.calls for block in operation.lower(point, context.machine.dtype) for op in block.ops
-        )
+        program = operation.lower(point, context.machine.dtype)
+        return max(op.vram_bytes * op.calls for block in program for op in block.ops)
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
     shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
@@ -286,7 +280,6 @@ def _bytes(context: Context, pair: Pair, layers: int) -> float:
 
 KINDS = {"AttendDecode": ("decode", "q_tokens"), "Append": ("append", "tokens"), "Dequantise": ("dequantise", "")}
 """Of kernels that are compiled ahead, with the parameter that they are compiled anew for."""
-
 KV_CHUNK_TOKENS = 8192
 
 

@@ -35,10 +35,6 @@ class Pace(NamedTuple):
 QUICK, FULL = Pace(0.15, 9), Pace(0.5, 21)
 WARM_UPS = 3
 """Untimed runs before quick work: clocks and caches settle."""
-
-LATE_FACTOR = 1.0
-"""A probe that has taken this many times what it was allowed leaves its remaining points out."""
-
 SLOW_SHARE = 0.25
 """Repeats of one point that would take more than this share of the estimate are cut down to two."""
 
@@ -136,7 +132,7 @@ class Context:
         """The points one by one, cheapest first, until the probe is late; the rest is counted, not measured."""
         waiting = list(points)
         for done, point in enumerate(waiting):
-            if done >= 1 and time.monotonic() - self.started > LATE_FACTOR * self.estimate_s:
+            if done >= 1 and time.monotonic() - self.started > self.estimate_s:
                 self.left_out += len(waiting) - done
                 return
             self.begins(point)
@@ -158,9 +154,7 @@ class Context:
         first = timed(repeats=1, warm_up=0)
         once = time.monotonic() - begin
         pace = self.pace or self.pick(QUICK, FULL)
-        share, most, least = (
-            pace.share_s / self.rounds, -(-pace.most // self.rounds), -(-pace.least // self.rounds)
-        )  # fmt: skip
+        share, most, least = pace.share_s / self.rounds, -(-pace.most // self.rounds), -(-pace.least // self.rounds)
         if pace.once and self.rounds > 1 and once > share:
             return (first[0] / per,)
         repeats = max(least, min(most, int(share / max(once, 1e-6))))
@@ -170,9 +164,9 @@ class Context:
         samples = [*first, *timed(repeats=repeats, warm_up=warm_up)]
         return tuple(sample / per for sample in (samples if repeats == 1 else samples[1:]))
 
-    def fitting(self, sizes: Iterable[int], *, free_bytes: float, per_unit: float = 1, share: float = 0.5) -> list[int]:
+    def fitting(self, sizes: Iterable[int], *, free_bytes: float, share: float) -> list[int]:
         """Those of `sizes` whose bytes stay within a share of the free memory."""
-        return [size for size in sizes if size * per_unit <= free_bytes * share]
+        return [size for size in sizes if size <= free_bytes * share]
 
 
 def _runs(
@@ -188,12 +182,6 @@ def _runs(
     return seconds[warm_up:]
 
 
-def everywhere(machine: Machine) -> str:
-    """No reason against running."""
-    del machine
-    return ""
-
-
 def cuda_only(machine: Machine) -> str:
     """The reason for probes of what only a GPU has."""
     return "" if machine.is_cuda else "needs a CUDA device: the CPU reads its memory without link, launch or pinning"
@@ -205,7 +193,7 @@ class Probe:
 
     name: str
     run: Callable[[Context], list[Sample]]
-    supported: Callable[[Machine], str] = everywhere
+    supported: Callable[[Machine], str] = lambda _machine: ""
     """Empty, or the reason why it cannot run here."""
     quick_s: float = 2.0
     full_s: float = 6.0

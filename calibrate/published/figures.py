@@ -8,17 +8,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from calibrate.published.estimates import Answer, Asked, Estimate, NoAnswer, answer, count, drop, of_part, within_spread
-from calibrate.published.staging import staging_statistics
 from hwprofiles.profile import Gpu, Link, Roof
 from twin.answers.service import Service, serve
 from twin.ask.question import Question
 from twin.ask.resolve import check_capability, resolve
+from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
-from twin.errors import Impossible
+from twin.errors import BadValue, Impossible
 from twin.layouts.offload import naive_read_bytes
 from twin.memory.block_pool import Group, KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.operations.counts import complete_blocks, padded_selection, sparse_threshold
+from twin.operations.counts import complete_blocks, is_sparse, padded_selection, sparse_threshold
 from twin.operations.ops import Step
 from twin.prediction import Z90, Phase, Quantity, decode_breakdown_of
 from twin.serving.metrics import ServingResult
@@ -79,11 +79,14 @@ def _pool(asked: Asked) -> KVPool:
     return pool
 
 
+def _windows(asked: Asked) -> list[Group]:
+    return [group for group in _pool(asked).plan.groups if group.kind == "sliding"]
+
+
 def _window(asked: Asked) -> Group:
     """A group of sliding layers."""
-    for group in _pool(asked).plan.groups:
-        if group.kind == "sliding":
-            return group
+    for group in _windows(asked):
+        return group
     raise NoAnswer("no layer here has a sliding window")
 
 
@@ -115,9 +118,7 @@ COUNTS: dict[str, tuple[str, Callable[[Asked], float]]] = {
     # blocks of one request's sliding windows; how much of a page such a block fills, and its tokens
     "window_blocks": (
         "blocks",
-        lambda asked: sum(
-            group.blocks(asked.question.ctx_tokens) for group in _pool(asked).plan.groups if group.kind == "sliding"
-        ),
+        lambda asked: sum(group.blocks(asked.question.ctx_tokens) for group in _windows(asked)),
     ),
     "window_page_use": ("%", lambda asked: 100 * _window(asked).page_bytes / _pool(asked).plan.page_bytes),
     "window_block_tokens": ("tokens", lambda asked: _window(asked).block_tokens),
@@ -161,15 +162,24 @@ def staging_that_fits(asked: Asked) -> Estimate:
 
 @_figure("x")
 def staged_ratio(asked: Asked) -> Estimate:
-    """How many times fewer bytes cross the link when staged; the prompt is `ctx`.
+    """How many times fewer bytes cross the link when a prompt of the asked context is staged. BadValue where it is not.
 
-    The cache is the model's native context, which the figure's source loads (-cs 262144).
+    exllamav3's KV-offload port prints it with EXL3_QSA_KVO_STATS=1 (`util/qsa_kvo_stats.py`): query tokens x padded
+    selection over tokens of the pages copied, where a page counts once for each chunk that reads it. It counts from the
+    moment of loading, so a probe that the loader runs through each layer at the end of the full cache is in it
+    (`Attention.autosplit_extra_measure`): one chunk, every page. The cache is the model's native context, which the
+    figure's source loads (-cs 262144).
     """
-    case = asked.case
-    statistics = staging_statistics(
-        case, prompt_tokens=asked.question.ctx_tokens, cache_tokens=case.model.native_ctx_tokens
-    )
-    return count(statistics.ratio, also={"without_probe_ratio": statistics.ratio_without_probe})
+    case, rules, prompt_tokens = asked.case, asked.case.rules, asked.question.ctx_tokens
+    chunks = [chunk_at(case, prompt_tokens, index) for index in range(chunk_count(case, prompt_tokens))]
+    staged = [chunk for chunk in chunks if is_sparse(case.model, chunk.end) and case.layout.buckets(case, chunk)]
+    if not staged:
+        raise BadValue(f"no chunk of a prompt of {prompt_tokens:,} tokens is staged under layout {case.layout.name!r}")
+    q_tokens, pages = sum(chunk.q_tokens for chunk in staged), sum(rules.pages(chunk.end) for chunk in staged)
+    selected = padded_selection(case.model, rules.sparse.selection_alignment)
+    copied = (pages + rules.pages(case.model.native_ctx_tokens)) * rules.page_tokens
+    also = {"without_probe_ratio": q_tokens * selected / (pages * rules.page_tokens)}
+    return count((q_tokens + case.chunk_tokens) * selected / copied, also=also)
 
 
 # Memory: amounts whose interval is that of the workspace, or of a rate.
@@ -275,7 +285,6 @@ def concurrency(asked: Asked) -> Estimate:
 
 # Times, speeds and transfers of one question.
 
-
 RATES: dict[str, Callable[[Gpu], Link | Roof]] = {
     "link_rate": lambda gpu: gpu.h2d,
     "vram_rate": lambda gpu: gpu.vram_read,
@@ -292,15 +301,11 @@ FIGURES |= {name: Figure(unit="GB/s", estimate=partial(_of_rate, name)) for name
 
 Told = Callable[[Question, Answer], tuple[Quantity, float]]
 """(a predicted quantity, the naive estimate of it)."""
-
 QUANTITIES: dict[str, tuple[str, float, Told]] = {
-    "decode": (
-        "tok/s", 1, lambda asked, found: (found.decode.tokens_per_s, asked.batch / found.decode.naive_s),
-    ),
+    "decode": ("tok/s", 1, lambda asked, found: (found.decode.tokens_per_s, asked.batch / found.decode.naive_s)),
     "decode_step": ("ms", MS, lambda _asked, found: (found.decode.seconds, found.decode.naive_s)),
     "prefill": (
-        "tok/s",
-        1,
+        "tok/s", 1,
         lambda asked, found: (found.prefill.tokens_per_s, asked.batch * asked.ctx_tokens / found.prefill.naive_s),
     ),
     # from nothing, or from what the prefix cache holds, to the first token
@@ -389,7 +394,6 @@ def attention_per_layer(asked: Asked) -> Estimate:
 
 
 # Many requests at once: the workload is served, step by step.
-
 
 SERVED: dict[str, tuple[str, Callable[[ServingResult], float]]] = {
     # seconds from the first arrival to the last token

@@ -27,7 +27,6 @@ BLOG, VLLM = "3x-rtx3090", "rtx3090"
 
 Values = NDArray[Any]
 """Logarithms of a machine's parameters, in the order of PARAMETERS."""
-
 SETTLED, FLAT = 1e-8, 1e-15
 """Where a search ends: logarithm by which its last step moves a parameter at the most, or a slope that is none."""
 

@@ -21,7 +21,6 @@ SPEED = {
     "throughput", "inter_token", "attention_per_layer",
 }  # fmt: skip
 """Figures that depend on kernels' rates."""
-
 STEP = 1e-3
 """Change of a parameter's logarithm by which its effect is measured."""
 ITERATIONS = 8

@@ -49,12 +49,9 @@ def validate(recorded: Recorded, profile: HardwareProfile) -> Validation:
 def estimate_of(case: RecordedCase, profile: HardwareProfile, *, intervals: bool = True) -> Estimate:
     """The prediction of a case; NoAnswer where there is none."""
     asked = Asked(
-        question=replace(case.ask, hw=profile.name),
+        question=replace(case.ask, hw=profile.name), profile=profile, workload=case.workload, intervals=intervals,
         against=replace(case.against, hw=profile.name) if case.against else None,
-        profile=profile,
-        workload=case.workload,
-        intervals=intervals,
-    )
+    )  # fmt: skip
     return FIGURES[case.figure].estimate(asked)
 
 
@@ -63,32 +60,22 @@ def compare(
 ) -> Comparison:
     """Join one prediction with its row; `answer` is a text where the twin says why it has none."""
     measured = row.middle
-    tolerance = case.tolerance
-    if tolerance is None:
-        tolerance = (case.tolerance_absolute or 0.0) / (measured or 1.0)
+    absolute = (case.tolerance_absolute or 0.0) / (measured or 1.0)
+    tolerance = absolute if case.tolerance is None else case.tolerance
     estimate = answer if isinstance(answer, Estimate) else None
     error = _error(estimate.value, measured) if estimate else None
     return Comparison(
-        id=row.id,
-        machine=machine,
-        metric=row.metric,
-        unit=row.unit,
+        id=row.id, machine=machine, metric=row.metric, unit=row.unit,
         predicted=estimate.value if estimate else None,
         low=estimate.low if estimate else None,
         high=estimate.high if estimate else None,
-        measured=measured,
-        error=error,
+        measured=measured, measured_low=row.low, measured_high=row.high, error=error,
         naive_error=None if estimate is None or estimate.naive is None else _error(estimate.naive, measured),
-        role=role,
-        tolerance=tolerance,
         within=error is not None and abs(error) <= tolerance + ROUNDING,
-        measured_low=row.low,
-        measured_high=row.high,
-        tolerance_reason=case.reason,
-        role_reason=role_reason,
+        tolerance=tolerance, tolerance_reason=case.reason, role=role, role_reason=role_reason,
         note=answer if isinstance(answer, str) else case.note,
         also=estimate.also if estimate else {},
-    )
+    )  # fmt: skip
 
 
 def _error(predicted: float, measured: float) -> float:
@@ -142,10 +129,7 @@ def _skipped(recorded: Recorded) -> Iterator[Skipped]:
     for row in recorded.rows:
         rule = None if row.id in recorded.case_of else recorded.rule_of(row)
         if rule is not None:
-            known = (
-                "has a rulebook, but no case asks for this row"
-                if rule.engine in engine_names()
-                else "has no rulebook here"
-            )
+            ruled = rule.engine in engine_names()
+            known = "has a rulebook, but no case asks for this row" if ruled else "has no rulebook here"
             reason = rule.reason or f"not predicted yet: engine {rule.engine} {known}"
             yield Skipped(id=row.id, system=row.system, metric=row.metric, status=rule.status, reason=reason)

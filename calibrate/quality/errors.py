@@ -10,6 +10,7 @@ x = code x scale with scale = absmax / 7 in float32 and code = round(x / scale) 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,18 @@ ABSMAX_INT4 = "absmax_int4"
 
 CHUNK_TOKENS = 512
 """Tokens that are appended or dequantised at once, whole tiles of every format: so few that the caches hold them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concentration:
+    """How peaked attention is."""
+
+    effective_tokens: float
+    """exp of the entropy, the median over queries."""
+    top_share: float
+    """Of the strongest token, the mean."""
+    first_share: float
+    """Of the first 4 tokens together, the mean."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,17 +60,16 @@ class Truth:
     output: "torch.Tensor"
     """float64 [kv_heads, n, head_dim]."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Concentration:
-    """How peaked attention is."""
-
-    effective_tokens: float
-    """exp of the entropy, the median over queries."""
-    top_share: float
-    """Of the strongest token, the mean."""
-    first_share: float
-    """Of the first 4 tokens together, the mean."""
+    @property
+    def concentration(self) -> Concentration:
+        """How peaked it is, over all queries of all heads."""
+        weights = self.logs.exp()
+        entropy = -(weights * self.logs.masked_fill(weights == 0, 0.0)).sum(-1)
+        return Concentration(
+            effective_tokens=float(np.median(entropy.exp().flatten().cpu().numpy())),
+            top_share=float(weights.amax(-1).mean()),
+            first_share=float(weights[..., :SINKS].sum(-1).mean()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,32 +105,17 @@ def truth_of(heads: Heads, device: str) -> Truth:
     queries = torch.from_numpy(heads.queries).to(device).double()
     visible = torch.from_numpy(heads.visible).to(device)
     tokens = keys.shape[0]
-    hidden = None
-    if int(visible.min()) < tokens:
-        hidden = torch.arange(tokens, device=device) >= visible[:, None]
+    hidden = torch.arange(tokens, device=device) >= visible[:, None] if int(visible.min()) < tokens else None
     scores = torch.stack([_scores(queries[head], keys[:, head], hidden) for head in range(keys.shape[1])])
     logs = scores.log_softmax(-1)
     output = torch.stack([logs[head].exp() @ values[:, head].double() for head in range(keys.shape[1])])
-    return Truth(
-        keys=keys, values=values, queries=queries, hidden=hidden, scores=scores, logs=logs, output=output,
-    )  # fmt: skip
+    return Truth(keys=keys, values=values, queries=queries, hidden=hidden, scores=scores, logs=logs, output=output)
 
 
 def _scores(queries: "torch.Tensor", keys: "torch.Tensor", hidden: "torch.Tensor | None") -> "torch.Tensor":
     """Float64 [n, tokens]: q k / sqrt(D)."""
     scores = queries @ keys.double().T / sqrt(keys.shape[-1])
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
-
-
-def concentration_of(truth: Truth) -> Concentration:
-    """Over all queries of all heads."""
-    weights = truth.logs.exp()
-    entropy = -(weights * truth.logs.masked_fill(weights == 0, 0.0)).sum(-1)
-    return Concentration(
-        effective_tokens=float(np.median(entropy.exp().flatten().cpu().numpy())),
-        top_share=float(weights.amax(-1).mean()),
-        first_share=float(weights[..., :SINKS].sum(-1).mean()),
-    )
 
 
 def kept_in(name: str, truth: Truth) -> tuple["torch.Tensor", "torch.Tensor", int]:
@@ -227,13 +224,32 @@ def errors_of(sums: Sums) -> Errors:
     """The figures that the sums amount to. Tensors that are zero everywhere are refused before."""
     key, value, output, score = (sqrt(error / base) for error, base in (sums.key, sums.value, sums.output, sums.score))
     return Errors(
-        key_relative_rms=key,
-        value_relative_rms=value,
-        score_rms=score,
-        score_max=float(sums.score_max.max()),
-        kl_mean=float(sums.divergence.mean()),
-        kl_p99=float(np.percentile(sums.divergence, 99)),
-        output_relative_rms=output,
-        output_cosine_mean=float(sums.cosine.mean()),
-        output_cosine_min=float(sums.cosine.min()),
-    )
+        key_relative_rms=key, value_relative_rms=value, output_relative_rms=output,
+        score_rms=score, score_max=float(sums.score_max.max()),
+        kl_mean=float(sums.divergence.mean()), kl_p99=float(np.percentile(sums.divergence, 99)),
+        output_cosine_mean=float(sums.cosine.mean()), output_cosine_min=float(sums.cosine.min()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FormatErrors:
+    """One format on one set of heads."""
+
+    name: str
+    waiting_tokens: int
+    """Tokens that are still in 16 bits: a first tile that stays so, and a last one that is not full."""
+    sums: Sums
+
+    @cached_property
+    def errors(self) -> Errors:
+        """The figures."""
+        return errors_of(self.sums)
+
+
+def errors_in(truth: Truth, name: str) -> tuple[str, FormatErrors | str]:
+    """The name, and the errors or why there are none."""
+    try:
+        keys, values, waiting = kept_in(name, truth)
+    except NotKept as reason:
+        return name, str(reason)
+    return name, FormatErrors(name=name, waiting_tokens=waiting, sums=sums_of(truth, keys, values))

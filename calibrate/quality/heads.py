@@ -40,29 +40,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.quality.tensors_file import LEAST_TOKENS, Layer, read_layers
+from calibrate.quality.tensors_file import LEAST_TOKENS, Floats, Layer, read_layers
 from twin.errors import BadFile, BadValue
 from twin.models import ModelSpec
 
-Floats = npt.NDArray[np.float32]
-
 SINKS = 4
 """First tokens that are left out of means and deviations."""
-
 TARGETS = 4
 QUERIES = 128
 """For each KV head."""
-
 LEAST_DEVIATION = 0.1
 """Of the root mean square over channels."""
-
 MOST_TOKENS = 2**17
 """Of made-up heads."""
-
 MADE_UP_HEADS = 2
 LEAST_PLACES = 16
 """At which a file's queries are taken."""
-
 MOST_ELEMENTS = 2**28
 """Of K in one layer, which would be 1 GiB in float32."""
 
@@ -140,15 +133,9 @@ def synthetic_heads(
     random = np.random.default_rng([seed, list(KINDS).index(name)])
     keys, values = make(random, (tokens, kv_heads, head_dim))
     sink_score = log(tokens) + 0.5 if name == "sinks" else None
-    return Heads(
-        name=name,
-        about=about,
-        keys=keys,
-        values=values,
-        queries=looking_for(random, keys, count=queries, sink_score=sink_score),
-        visible=np.full(queries, tokens),
-        generated=True,
-    )
+    sought = looking_for(random, keys, count=queries, sink_score=sink_score)
+    visible = np.full(queries, tokens)
+    return Heads(name=name, about=about, keys=keys, values=values, queries=sought, visible=visible, generated=True)
 
 
 def looking_for(random: np.random.Generator, keys: Floats, *, count: int, sink_score: float | None) -> Floats:
@@ -156,10 +143,8 @@ def looking_for(random: np.random.Generator, keys: Floats, *, count: int, sink_s
 
     `sink_score` is that of the first S tokens above the mean one; None: whatever comes out.
     """
-    made = [
-        _queries_of_head(random, keys[:, head].astype(np.float64), count, sink_score) for head in range(keys.shape[1])
-    ]
-    return np.stack(made).astype(np.float32)
+    heads = (keys[:, head].astype(np.float64) for head in range(keys.shape[1]))
+    return np.stack([_queries_of_head(random, head, count, sink_score) for head in heads]).astype(np.float32)
 
 
 def _queries_of_head(
@@ -253,11 +238,6 @@ def _layer_heads(layer: Layer, tokens: int, seed: Sequence[int]) -> Heads:
         own = own.reshape(len(places), kv_heads, group, head_dim).swapaxes(0, 1)
         queries, visible = np.ascontiguousarray(own.reshape(kv_heads, -1, head_dim)), np.repeat(places + 1, group)
     return Heads(
-        name=layer.name,
-        about="",
-        keys=keys,
-        values=values,
-        queries=queries,
-        visible=visible.astype(np.int64),
+        name=layer.name, about="", keys=keys, values=values, queries=queries, visible=visible.astype(np.int64),
         generated=layer.queries is None,
-    )
+    )  # fmt: skip

@@ -8,25 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from calibrate.machine.description import check_device, cpu_name
-from calibrate.quality.errors import (
-    ABSMAX_INT4,
-    Concentration,
-    Errors,
-    NotKept,
-    Sums,
-    Truth,
-    concentration_of,
-    errors_of,
-    kept_in,
-    sums_of,
-    together,
-    truth_of,
-)
+from calibrate.quality.errors import ABSMAX_INT4, Concentration, FormatErrors, errors_in, together, truth_of
 from calibrate.quality.heads import Source, dumped, made_up
 from twin.answers.comparison import Quality, published_quality
 from twin.errors import BadValue, Impossible
@@ -35,30 +22,13 @@ from twin.models import ModelSpec, load_model
 
 Progress = Callable[[int, int, str], None]
 """(formats done, formats in all, what is next), over all heads."""
-
 DEFAULT_MODEL = "qwen3.8-27b"
 DEFAULT_TOKENS = 4096
 REFERENCES = ("fp16", ABSMAX_INT4)
 """Always shown: what nobody notices, and what everybody could write."""
-
 SHOWN_EXL3 = tuple(f"exl3_k{bits}v{bits}" for bits in (8, 6, 4, 3, 2))
 
 MOST_WORKERS = 4
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FormatErrors:
-    """One format on one set of heads."""
-
-    name: str
-    waiting_tokens: int
-    """Tokens that are still in 16 bits: a first tile that stays so, and a last one that is not full."""
-    sums: Sums
-
-    @cached_property
-    def errors(self) -> Errors:
-        """The figures."""
-        return errors_of(self.sums)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,16 +86,9 @@ class Measured:
 
 
 def measure_quality(
-    *,
-    kv_dtype: str | None = None,
-    tensors: Path | None = None,
-    heads: str | None = None,
-    model: str | None = None,
-    tokens: int | None = None,
-    seed: int | None = None,
-    device: str = "cpu",
-    progress: Progress | None = None,
-) -> Measured:
+    *, kv_dtype: str | None = None, tensors: Path | None = None, heads: str | None = None, model: str | None = None,
+    tokens: int | None = None, seed: int | None = None, device: str = "cpu", progress: Progress | None = None,
+) -> Measured:  # fmt: skip
     """Measure the formats `kv_dtype` ("a,b,..."; None: all) on heads of a file, or on all kinds of made-up ones.
 
     `model`: whose shape is made up, and of whose answers published figures are carried. Raises
@@ -152,19 +115,12 @@ def measure_quality(
     if left_out and not set(shown) - set(REFERENCES):
         raise Impossible(next(iter(left_out.values())))
     return Measured(
-        tensors=tensors,
-        model=source.model,
-        device=device,
-        device_name=device_name,
-        torch=version,
+        tensors=tensors, model=source.model, device=device, device_name=device_name, torch=version,
         seed=seed or 0 if any(sample.generated for sample in samples) else None,
-        kv_heads=source.kv_heads,
-        head_dim=source.head_dim,
-        chosen=chosen or samples[0].name,
-        samples=samples,
+        kv_heads=source.kv_heads, head_dim=source.head_dim, chosen=chosen or samples[0].name, samples=samples,
         token_bytes={name: _token_bytes(name, source.kv_heads, source.head_dim) for name in shown},
         left_out=left_out,
-    )
+    )  # fmt: skip
 
 
 def _opened(device: str) -> tuple[str, str]:
@@ -189,9 +145,8 @@ def _names(asked: Sequence[str] | None, source: Source) -> list[str]:
 
     if asked is None:
         shown = [name for name in codec_names() if not is_exl3(name) or name in SHOWN_EXL3]
-        sizes = {
-            name: kv_format(name).plane_bytes(kv_heads=source.kv_heads, head_dim=source.head_dim) for name in shown
-        }
+        size = {"kv_heads": source.kv_heads, "head_dim": source.head_dim}
+        sizes = {name: kv_format(name).plane_bytes(**size) for name in shown}
         asked = sorted(shown, key=lambda name: (-sizes[name], name))
     return list(dict.fromkeys([*REFERENCES, *asked]))
 
@@ -220,35 +175,20 @@ def _measure(
             if not truth.output.any():
                 raise Impossible(f"{heads.name}: attention's output is zero: there is nothing to compare with")
             rows: list[FormatErrors] = []
-            for done, (name, found) in enumerate(each(partial(_errors, truth), names)):
+            for done, (name, found) in enumerate(each(partial(errors_in, truth), names)):
                 progress(number * len(names) + done, total, f"{heads.name}: {name}")
                 if isinstance(found, FormatErrors):
                     rows.append(found)
                 else:
                     left_out.setdefault(name, f"{found} ({heads.name})" if len(source.makers) > 1 else found)
             tokens, kv_heads, _ = heads.keys.shape
-            sample = Sample(
-                name=heads.name,
-                about=heads.about,
-                tokens=tokens,
-                heads=kv_heads,
-                queries=kv_heads * heads.queries.shape[1],
-                generated=heads.generated,
-                concentration=concentration_of(truth),
-                formats=tuple(rows),
-            )
-            samples.append(sample)
+            samples.append(Sample(
+                name=heads.name, about=heads.about, tokens=tokens, heads=kv_heads,
+                queries=kv_heads * heads.queries.shape[1], generated=heads.generated,
+                concentration=truth.concentration, formats=tuple(rows),
+            ))  # fmt: skip
     kept = (tuple(row for row in sample.formats if row.name not in left_out) for sample in samples)
     return tuple(replace(sample, formats=rows) for sample, rows in zip(samples, kept, strict=True)), left_out
-
-
-def _errors(truth: Truth, name: str) -> tuple[str, FormatErrors | str]:
-    """The name, and the errors or why there are none."""
-    try:
-        keys, values, waiting = kept_in(name, truth)
-    except NotKept as reason:
-        return name, str(reason)
-    return name, FormatErrors(name=name, waiting_tokens=waiting, sums=sums_of(truth, keys, values))
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from calibrate.quality.errors import ABSMAX_INT4
-from calibrate.quality.measure import REFERENCES, FormatErrors, Measured, Sample
+from calibrate.quality.errors import ABSMAX_INT4, FormatErrors
+from calibrate.quality.measure import REFERENCES, Measured, Sample
 from twin.render.comparison import quality_cells
 from twin.render.text import table
 
@@ -21,13 +21,10 @@ _NOTES = {
 
 def quality_text(measured: Measured, *, explain: bool = False) -> str:
     """One table in full (`explain`: all of them), the outputs of all heads side by side, and what is published."""
-    full = [
-        sample for sample in measured.samples if explain or (sample.name == measured.chosen and not measured.pooled)
-    ]
-    sections = [
-        _title(measured),
-        "MEASURED here: K, V and attention over a cache in each format against float64 without one\n",
-    ]
+    chosen = "" if measured.pooled else measured.chosen
+    full = [sample for sample in measured.samples if explain or sample.name == chosen]
+    measured_here = "MEASURED here: K, V and attention over a cache in each format against float64 without one\n"
+    sections = [_title(measured), measured_here]
     if measured.pooled:
         sections.append(_layers_text(measured))
     sections += [_sample_text(measured, sample) for sample in full]

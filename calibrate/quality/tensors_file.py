@@ -33,7 +33,6 @@ Size = Annotated[int, Meta(ge=0, le=2**53)]
 
 LONGEST_HEADER = 2**24
 """Bytes: 100,000 tensors. The reference implementation takes six times that, whose parsing fills 2 GB of memory."""
-
 LEAST_TOKENS = 16
 
 READ = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -44,7 +43,6 @@ ELEMENT_BITS = {
 
 CHECKED_AT_ONCE = 2**22
 """Elements."""
-
 _LAYERED = re.compile(r"layers\.(0|[1-9]\d{0,5})\.([kvq])")
 
 

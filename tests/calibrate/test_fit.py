@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from calibrate.build import Evidence, build, checked
 from calibrate.estimators import UNSEEN, Timing, _folds
-from calibrate.fit import fitted_rates
 from calibrate.operations.operation import Operation, Point
 from calibrate.operations.table import BY_NAME, OPERATIONS
 from calibrate.probes import ProbeRecord, Sample
@@ -78,7 +77,7 @@ def records_of(
 def fitted(truth: HardwareProfile, records: Records, **gpu: Any) -> Fitted:
     bare = replace(truth, kernels={}, gpu=replace(truth.gpu, **gpu))
     evidence = Evidence(machine=worlds.machine(), records=records, date="2026-12-01")
-    kernels, parts = fitted_rates(OPERATIONS, records, bare, DTYPE, evidence.provenance)
+    kernels, parts = evidence.kernels(bare)
     plain = json.loads(json.dumps({"kernels": kernels, "parts": parts}, allow_nan=False))
     return msgspec.convert(msgspec.to_builtins(bare) | {"kernels": plain["kernels"]}, HardwareProfile), plain["parts"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from calibrate.live import compare_rows, predict_case, tolerance_of, validate_measured
+from calibrate.live import compare, predict_case, tolerance_of, validate_measured
 from calibrate.measurements import MeasuredRow, Measurements, row_of, shipped_measurements
-from calibrate.operations import points
+from calibrate.operations import shared
 from calibrate.operations.operation import FORMATS, Group
 from calibrate.operations.table import Case, held_out_cases
 from calibrate.refit import FORMATS as FORMAT_RECORDS
@@ -161,8 +161,7 @@ def test_what_a_staged_prefill_moves_is_predicted_exactly_and_whatever_lies_in_v
 def test_half_of_any_rate_makes_rows_leave_their_tolerance(
     place: str, measured: Measurements, profile: HardwareProfile
 ) -> None:
-    cases = compare_rows(measured.rows, at_half(profile, place), kv_dtype=measured.kv_dtype)
-    assert not all(case.within for case in cases)
+    assert not validate_measured(measured, at_half(profile, place)).within
 
 
 def test_half_of_a_rate_that_no_kernel_asks_for_moves_nothing(
@@ -187,7 +186,7 @@ def made(case: Case, median_s: float, group: Group = "grid") -> MeasuredRow:
 def test_errors_are_signed_and_a_case_on_the_grid_and_on_the_curve_are_two_rows(profile: HardwareProfile) -> None:
     seconds = predict_case(STEP, profile, kv_dtype="fp16")[1]
     rows = [made(STEP, 2 * seconds), made(STEP, seconds / 2, "long_curve")]
-    slow, quick = compare_rows(rows, profile, kv_dtype="fp16")
+    slow, quick = (compare(row, profile, kv_dtype="fp16") for row in rows)
     assert (slow.error, quick.error) == (pytest.approx(-0.5), pytest.approx(1.0))
     assert (slow.within, quick.within) == (False, False)
     assert (slow.id, quick.id) == (f"h200.{STEP.id}", f"h200.curve.{STEP.id}")
@@ -196,14 +195,14 @@ def test_errors_are_signed_and_a_case_on_the_grid_and_on_the_curve_are_two_rows(
 def test_tolerances_go_by_what_is_timed_and_where(profile: HardwareProfile) -> None:
     coded = {"format": "kvarn_k4v2_g128", "batch": 1, "q_tokens": 1}
     rows = {
-        points.KERNEL: made(STEP, 1.0), points.LONG_CURVE: made(STEP, 1.0, "long_curve"),
-        points.LIBRARY: made(Case(operation="linear", at={"dtype": "bf16", "tokens": 3}), 1.0, "operations"),
-        points.FORMAT_RATES: made(Case(operation="decode_format", at=coded | {"ctx_tokens": 24_576}), 1.0, "formats"),
-        points.OPEN_TILE: made(Case(operation="decode_format", at=coded | {"ctx_tokens": 24_577}), 1.0, "formats"),
+        shared.KERNEL: made(STEP, 1.0), shared.LONG_CURVE: made(STEP, 1.0, "long_curve"),
+        shared.LIBRARY: made(Case(operation="linear", at={"dtype": "bf16", "tokens": 3}), 1.0, "operations"),
+        shared.FORMAT_RATES: made(Case(operation="decode_format", at=coded | {"ctx_tokens": 24_576}), 1.0, "formats"),
+        shared.OPEN_TILE: made(Case(operation="decode_format", at=coded | {"ctx_tokens": 24_577}), 1.0, "formats"),
     }  # fmt: skip
     assert {tolerance: tolerance_of(row, profile) for tolerance, row in rows.items()} == {key: key for key in rows}
     on_cpu = replace(profile, gpu=replace(profile.gpu, compute_capability=CPU_CAPABILITY))
-    assert {tolerance_of(row, on_cpu) for row in rows.values()} == {points.CPU}
+    assert {tolerance_of(row, on_cpu) for row in rows.values()} == {shared.CPU}
 
 
 def test_a_format_that_was_not_calibrated_is_refused(profile: HardwareProfile) -> None:

@@ -12,9 +12,19 @@ import pytest
 from msgspec.structs import replace
 
 from calibrate import live
-from calibrate.live import check_record, check_same_machine, record, validate_live
+from calibrate.live import check_same_machine, validate_live
 from calibrate.machine.description import cpu_name, describe
-from calibrate.measurements import SCHEMA, LeftOutRow, MeasuredRow, Measurements, read_measurements, row_of, to_text
+from calibrate.measurements import (
+    SCHEMA,
+    LeftOutRow,
+    MeasuredRow,
+    Measurements,
+    check_record,
+    read_measurements,
+    record,
+    row_of,
+    to_text,
+)
 from calibrate.operations.table import Case
 from calibrate.probes import WrongData
 from calibrate.validation import Validation
@@ -71,7 +81,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(live, "measure", measure)
     monkeypatch.setattr(live, "held_out_cases", lambda *_group, **_given: [STEP, GATHER, FP32])
     monkeypatch.setattr(live, "provenance", lambda _machine, command: {"command": command})
-    monkeypatch.setattr(live, "open_checked", lambda _device: FakeDevice())
+    monkeypatch.setattr(live, "open_checked", lambda *_: FakeDevice())
     monkeypatch.setattr(live, "describe", lambda _device, dtype: describe("cpu", dtype=dtype))
     return outcomes
 

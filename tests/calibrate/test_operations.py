@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from calibrate.measurements import shipped_measurements
 from calibrate.operations.operation import FORMATS, Operation, Point
-from calibrate.operations.points import KEPT
+from calibrate.operations.shared import KEPT
 from calibrate.operations.table import BY_NAME, GROUPS, OPERATIONS, Case, held_out_cases
 from calibrate.probes import all_probes
 from calibrate.refit import FORMATS as FORMAT_RECORDS

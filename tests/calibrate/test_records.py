@@ -3,16 +3,16 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from calibrate.live import record, validate_measured
-from calibrate.measurements import measured_machines, shipped_measurements
+from calibrate.live import validate_measured
+from calibrate.measurements import measured_machines, record, shipped_measurements
 from calibrate.operations.table import Case
 from calibrate.published.cases import recorded_machines
 from calibrate.published.recorded import validate_recorded
 from calibrate.records import validate_records
-from calibrate.validation import to_json
 from hwprofiles import load_profile, profile_names
 from hwprofiles.store import shipped_document
 from twin.errors import BadFile, UnknownName
@@ -36,7 +36,7 @@ def test_everything_is_the_sum_of_its_machines_within_tolerance_and_with_ids_of_
     assert len(set(ids)) == len(ids)
     assert everything.summary.held_out.n > everything.summary.fit.n > 0
     assert everything.outside == []
-    plain = json.loads(json.dumps(to_json(everything), allow_nan=False))
+    plain = json.loads(json.dumps(msgspec.to_builtins(everything), allow_nan=False))
     assert (plain["schema"], len(plain["cases"])) == ("twin.validation/1", len(ids))
 
 

@@ -177,7 +177,7 @@ def test_too_little_memory_is_one_line(capsys: Capture, monkeypatch: pytest.Monk
     def full(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("calibrate.quality.measure.kept_in", full)
+    monkeypatch.setattr("calibrate.quality.errors.kept_in", full)
     assert_one_line(run(capsys, "quality", *QUICK), WRONG_INPUT, "cpu has too little memory for this", "--tokens")
 
 
@@ -188,7 +188,7 @@ def test_a_bug_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch
     def wrong(*_: Any) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr("calibrate.quality.measure.kept_in", wrong)
+    monkeypatch.setattr("calibrate.quality.errors.kept_in", wrong)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         cli.main(["quality", *QUICK])
 

@@ -8,12 +8,10 @@ from msgspec.structs import replace
 
 from calibrate.published.estimates import Asked, Estimate, Load, NoAnswer, answer, count, drop, of_part, within_spread
 from calibrate.published.figures import FIGURES
-from calibrate.published.staging import StagingStatistics, staging_statistics
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Curve, Rate
 from tests.laws.drawn import with_memory
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
 from twin.errors import BadValue, Impossible
 from twin.prediction import Z90
 from twin.units import KIB, MINUTE, MS, TIB
@@ -96,22 +94,22 @@ def test_the_longest_context_is_below_what_weights_leave_and_answers_what_does_n
     assert figure("staging_that_fits", large).value == 0
 
 
-def statistics(prompt_tokens: int = 60_000, **question: Any) -> StagingStatistics:
-    case = resolve(Question(ctx_tokens=prompt_tokens, **question))
-    return staging_statistics(case, prompt_tokens=prompt_tokens, cache_tokens=262_144)
+def staged(ctx_tokens: int = 60_000, **question: Any) -> tuple[float, float]:
+    """Ratios with the probe of the loader and without."""
+    found = figure("staged_ratio", Question(ctx_tokens=ctx_tokens, **question))
+    return found.value, found.also["without_probe_ratio"]
 
 
 def test_a_ratio_of_staged_chunks_by_hand_as_published_and_none_where_nothing_is_staged() -> None:
-    found = statistics(prompt_tokens=4097)  # 4096 tokens: 2048 dense, then 2048 rows over 16 pages of 256
-    assert (found.q_tokens, found.pages) == (2_048, 16)
-    assert found.ratio_without_probe == pytest.approx(2_048 * 2_080 / (16 * 256))
-    published = statistics()
-    assert (published.ratio, published.ratio_without_probe) == pytest.approx((103.04, 127.02), abs=0.005)
-    assert statistics(staging_bytes=2**25) == statistics(staging_bytes=2**27) == published
-    assert statistics(chunk_tokens=4096).ratio == pytest.approx(177, abs=0.5)
-    for question in ({"layout": "vram"}, {"prefill": "naive"}, {"prompt_tokens": 2_048}):
+    # of 4096 tokens 2048 are dense, then come 2048 over 16 pages of 256
+    assert staged(4097)[1] == pytest.approx(2_048 * 2_080 / (16 * 256))
+    published = staged()
+    assert published == pytest.approx((103.04, 127.02), abs=0.005)
+    assert staged(staging_bytes=2**25) == staged(staging_bytes=2**27) == published
+    assert staged(chunk_tokens=4096)[0] == pytest.approx(177, abs=0.5)
+    for question in ({"layout": "vram"}, {"prefill": "naive"}, {"ctx_tokens": 2_048}):
         with pytest.raises(BadValue, match="is staged"):
-            statistics(**question)
+            staged(**question)
 
 
 # Times of one question.

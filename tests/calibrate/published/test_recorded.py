@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from calibrate.published.cases import load_recorded, read_published, recorded_machines
 from calibrate.published.fit import BLOG, VLLM
 from calibrate.published.recorded import role_reasons, validate, validate_recorded
-from calibrate.validation import Comparison, Validation, to_json
+from calibrate.validation import Comparison, Validation
 from hwprofiles import load_profile
 from twin.engines import engine_names, load_engine
 from twin.errors import BadFile, UnknownName
@@ -110,7 +110,7 @@ def test_every_case_is_within_its_tolerance_and_says_why_with_the_keys_that_scri
     assert [(case.id, case.error) for case in found.outside] == []
     assert all(case.tolerance_reason for case in found.cases)
     assert all(row.reason for row in found.skipped)
-    plain = json.loads(json.dumps(to_json(found), allow_nan=False))
+    plain = json.loads(json.dumps(msgspec.to_builtins(found), allow_nan=False))
     assert plain["schema"] == "twin.validation/1"
     assert all(list(case)[: len(KEYS)] == KEYS for case in plain["cases"])
     assert {case["role"] for case in plain["cases"]} == plain["summary"].keys() == {"fit", "held_out"}
@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_a_row_outside_with_no_number(machine: str, share: 
     assert unanswered
     assert not any(case.within for case in unanswered.values())
     assert all("do not fit" in case.note or "block" in case.note for case in unanswered.values())
-    json.dumps(to_json(found), allow_nan=False)
+    json.dumps(msgspec.to_builtins(found), allow_nan=False)
     if (machine, share) == (VLLM, 0.5):  # no room for weights: no request is served
         served = [case.id for case in load_recorded(VLLM).cases if case.workload is not None]
         assert len(served) >= 10

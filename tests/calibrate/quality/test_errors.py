@@ -13,7 +13,6 @@ from calibrate.quality.errors import (  # noqa: E402 - what needs no torch is im
     NotKept,
     Sums,
     absmax_int4,
-    concentration_of,
     errors_of,
     kept_in,
     sums_of,
@@ -82,12 +81,12 @@ def test_the_figures_of_two_tokens_are_those_worked_out_on_paper() -> None:
 
 def test_attention_is_as_concentrated_as_its_weights() -> None:
     """Ten tokens with equal scores, and then one that takes half of it all."""
-    even = concentration_of(truth_of(heads_of(np.zeros((10, 1)), np.ones((10, 1)), [[1.0]]), "cpu"))
+    even = truth_of(heads_of(np.zeros((10, 1)), np.ones((10, 1)), [[1.0]]), "cpu").concentration
     assert even.effective_tokens == pytest.approx(10)
     assert (even.top_share, even.first_share) == (pytest.approx(0.1), pytest.approx(0.4))
     keys = np.zeros((10, 1))
     keys[9] = log(9)
-    uneven = concentration_of(truth_of(heads_of(keys, np.ones((10, 1)), [[1.0]]), "cpu"))
+    uneven = truth_of(heads_of(keys, np.ones((10, 1)), [[1.0]]), "cpu").concentration
     assert uneven.effective_tokens == pytest.approx(exp(log(2) / 2 + log(18) / 2), rel=1e-6)
     assert (uneven.top_share, uneven.first_share) == (pytest.approx(1 / 2), pytest.approx(4 / 18))
 
@@ -106,7 +105,7 @@ def test_what_a_query_does_not_see_has_no_part_in_its_figures() -> None:
     assert found.output_cosine_min == pytest.approx(1)
     alone = truth_of(heads_of(keys[:7], values[:7], queries[:1]), "cpu")
     np.testing.assert_allclose(truth.output[0, 0], alone.output[0, 0], rtol=1e-12)
-    assert 1 <= concentration_of(truth).effective_tokens <= 12
+    assert 1 <= truth.concentration.effective_tokens <= 12
 
 
 def test_sums_of_layers_are_those_of_all_their_heads() -> None:

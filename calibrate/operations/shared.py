@@ -13,16 +13,13 @@ from twin.engines.twin import INLINE, PLAIN, QUANTISED
 MIB = 2**20
 CPU_HEADS = "8x2x64"
 """Query heads x KV heads x elements of a head on a processor; on a GPU the model's."""
-
 CPU_SHAPE = "1024x8x2x128x3584"
 """Hidden, query heads, KV heads, elements of a head and intermediate of a dense layer there."""
-
 KEPT: tuple[Point, ...] = (
     *({"format": name} for name in FORMATS),
     *({"format": name, "arrangement": "inline"} for name in INLINE),
 )
 """Formats that are read whole, in the arrangements that have kernels."""
-
 KERNEL = Tolerance(0.12, "twice the spread of repeated runs of such kernels over contexts that were not calibrated")
 HOST_PREFILL = Tolerance(
     0.20,
@@ -59,7 +56,6 @@ CPU = Tolerance(
 
 TIER = Parameter("tier", choices=("vram", "host", "host4k"))
 """Where K and V lie: in device memory, or in host memory of huge pages or of 4 KiB."""
-
 FORMAT = Parameter("format", choices=(*PLAIN, *QUANTISED))
 ARRANGEMENT = Parameter("arrangement", optional=True, choices=("inline",))
 HEADS = Parameter("heads", "h{}", optional=True, choices=())
