@@ -7,7 +7,7 @@ import torch
 from realkernels.codecs import arrangements, codec_named
 from realkernels.codecs.turboquant import unit_centroids
 from tests.realkernels.codecs import slow
-from tests.realkernels.codecs.kept import ALL, CPU, KVARN, ROWS, normal, place_of, raw
+from tests.realkernels.codecs.kept import ALL, CPU, KVARN, ROWS, normal, place_of, raw, twins
 
 BOTH = [name for name, arrangement in ROWS if arrangement == "inline"]
 
@@ -35,7 +35,7 @@ def test_a_slow_decoder_reads_the_bytes_as_the_format_does(name: str, arrangemen
             fmt.append(planes, range(first, first + tile), *normal(tile, heads, dims, seed=first))
         slots = [tile, tile + 1, 2 * tile - 1, 3 * tile + 10, 3 * tile + 31]
     else:
-        planes, slots = fmt.allocate(3, 5, heads, dims, CPU), [12, 0, 7, 14, 5]
+        planes, slots = twins(fmt, page_tokens=5, heads=heads, dims=dims)[0], [12, 0, 7, 14, 5]  # over other bytes
         if name == "fp8":
             fmt.set_scales(planes, key=0.5, value=0.125)
             more = {"scales": (0.5, 0.125)}

@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from realkernels.codecs import Codec, Planes, Slots, arrangements, codec_named, codec_names
+from realkernels.codecs import Codec, Planes, arrangements, codec_named, codec_names
 from realkernels.kernels.append import append
 from tests.realkernels.codecs.kept import CPU, ROWS, normal, outliers, poisoned, same_bytes, twins
 
@@ -112,36 +112,6 @@ def test_slots_on_the_device_are_not_read_back(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("realkernels.codecs.codec._check_slots", lambda *_given, **_named: pytest.fail("read back"))
     append(fmt, other, slots, *rows, checked=False)
     assert same_bytes(one, other)
-
-
-# What does not fit is refused with its reason before a byte is written
-
-KEYS, VALUES = normal(2, 2, 64)
-WIDE = torch.zeros(2, 2, 64, 2)[..., 0]
-
-
-@pytest.mark.parametrize("name", ["bf16", "int4_per_token_head", "q4_0", "exl3_k4v4", "turboquant_4bit_nc"])
-@pytest.mark.parametrize(
-    ("slots", "keys", "values", "words"),
-    [
-        ([0, 48], KEYS, VALUES, "slot 48 does not lie in 3 pages of 16 tokens"),
-        ([-1, 4], KEYS, VALUES, "slot -1 does not lie"),
-        ([4, 4], KEYS, VALUES, "a slot is written twice"),
-        ([4], KEYS, VALUES, "keys are .2, 2, 64., 1 slots take .1, 2, 64."),
-        ([], KEYS[:0], VALUES[:0], "at least one slot"),
-        ([4, 5], KEYS, VALUES[:, :1], "values are .2, 1, 64."),
-        ([4, 5], KEYS.double(), VALUES, "keys are torch.float64"),
-        ([4, 5], KEYS, VALUES.int(), "values are torch.int32: give floating-point rows"),
-        ([4, 5], KEYS, WIDE, "elements of a row of values must be neighbours, they are 2 apart"),
-        (torch.tensor([4.0, 5.0]), KEYS, VALUES, "give integers"),
-    ],
-)
-def test_rows_and_slots(name: str, slots: Slots, keys: torch.Tensor, values: torch.Tensor, words: str) -> None:
-    fmt = codec_named(name)
-    before, after = twins(fmt, dims=64)
-    with pytest.raises(ValueError, match=words):
-        append(fmt, after, slots, keys, values)
-    assert same_bytes(before, after)
 
 
 @pytest.mark.parametrize(

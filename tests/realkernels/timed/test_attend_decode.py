@@ -5,7 +5,7 @@ import torch
 
 from realkernels.caches import paged
 from realkernels.caches.paged import NoKernel, PagedCache
-from realkernels.codecs import KVarN, arrangements, codec_named, default_arrangement
+from realkernels.codecs import arrangements, codec_named, default_arrangement
 from realkernels.kernels import decode as kernels
 from realkernels.shape import AttentionShape
 from realkernels.timed import attend_decode
@@ -119,16 +119,6 @@ def test_some_channels_of_k_are_much_larger() -> None:
     large = keys.std(dim=(0, 1)) > 4
     assert int(large.sum()) == len(paged.OUTLIERS)
     assert float(values.std(dim=(0, 1)).max()) < 2
-
-
-def test_a_kvarn_pool_keeps_first_and_open_tiles_aside() -> None:
-    fmt = codec_named("kvarn_k4v2_g128")
-    assert isinstance(fmt, KVarN)
-    pool = PagedCache.fill(fmt, SHAPE, sequences=2, tokens=300, device=CPU)
-    for sequence in range(2):
-        tiles = pool.slots(sequence, 0, 300)[::128] // 128
-        held = pool.planes.sidecar["side_of_tile"][tiles]
-        assert [bool(side >= 0) for side in held.tolist()] == [True, False, True]
 
 
 def test_query_tokens_end_the_context() -> None:
