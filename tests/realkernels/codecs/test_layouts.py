@@ -92,22 +92,6 @@ def test_views_are_pages_heads_tokens_of_the_same_memory(name: str, arrangement:
     assert bool((covered == 1).all()), "every byte belongs to one element of one view"
 
 
-@pytest.mark.parametrize("arrangement", ["inline", "aligned"])
-def test_strides_of_int8_are_the_published_ones(arrangement: str) -> None:
-    fmt = codec_named("int8_per_token_head", arrangement=arrangement)
-    views = fmt.views(fmt.allocate(2, 16, 4, 256, CPU))
-    if arrangement == "inline":
-        assert views["key_data"].stride() == views["value_data"].stride() == (4 * 16 * 520, 16 * 520, 520, 1)
-        assert views["key_scale"].stride() == (4 * 16 * 130, 16 * 130, 130)
-        begins = [
-            views[part].data_ptr() - views["key_data"].data_ptr() for part in ("key_scale", "value_data", "value_scale")
-        ]
-        assert begins == [256, 260, 516]
-    else:
-        assert views["key_data"].stride() == (4 * 16 * 256, 16 * 256, 256, 1)
-        assert views["key_scale"].stride() == (64, 16, 1)
-
-
 def test_exl3_planes_have_their_published_shapes() -> None:
     fmt = codec_named("exl3_k3v8")
     planes = fmt.allocate(2, 256, 2, 256, CPU)
@@ -124,12 +108,6 @@ def test_a_kvarn_tile_has_its_published_parts() -> None:
     fmt = codec_named("kvarn_k4v2_g128")
     planes = fmt.allocate(1, 128, 4, 256, CPU)
     views = fmt.views(planes)
-    begins = {part: view.data_ptr() - planes.tensors["tiles"].data_ptr() for part, view in planes.parts.items()}
-    assert begins == {
-        "key_data": 0, "key_scale": 16_384, "key_zero": 16_384 + 512, "key_token_scale": 16_384 + 1024,
-        "value_data": 16_384 + 1280, "value_channel_scale": 16_384 + 1280 + 8192,
-        "value_scale": 16_384 + 1280 + 8192 + 512, "value_zero": 16_384 + 1280 + 8192 + 768,
-    }  # fmt: skip
     assert fmt.tile_bytes(256) == 16_384 + 1280 + 8192 + 1024 == 26_880
     assert views["key_data"].stride() == (4 * 26_880, 26_880, 64, 1)
     assert views["key_data"].shape == (1, 4, 256, 64)

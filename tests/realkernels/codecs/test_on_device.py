@@ -73,19 +73,16 @@ def test_a_graph_appends_and_reads(name: str, arrangement: str, rows: int) -> No
     assert fraction_apart(captured, eager) == 0
 
 
-def test_slots_are_not_checked_within_a_graph() -> None:
-    fmt, planes = codec_named("int8_per_token_head"), planes_on("int8_per_token_head", "inline", GPU)
+@pytest.mark.parametrize(
+    ("name", "arrangement"), [("int8_per_token_head", "inline"), *((name, "aligned") for name in KVARN)]
+)
+def test_slots_are_checked_on_the_host_and_not_within_a_graph(name: str, arrangement: str) -> None:
+    fmt, planes = codec_named(name, arrangement=arrangement), planes_on(name, arrangement, GPU)
     keys, values = (rows.to(GPU) for rows in normal(1, 2, 128))
+    with pytest.raises(ValueError, match="slot 512 does not lie in"):
+        fmt.append(planes, torch.tensor([512], device=GPU), keys, values)
     slots, graph = torch.zeros(1, dtype=torch.int64, device=GPU), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         with pytest.raises(ValueError, match="give checked=False"):
             fmt.append(planes, slots, keys, values)
         fmt.append(planes, slots, keys, values, checked=False)
-
-
-@pytest.mark.parametrize("name", KVARN)
-def test_slots_beyond_the_planes_are_refused_on_the_host(name: str) -> None:
-    fmt, planes = codec_named(name), planes_on(name, "aligned", GPU)
-    keys, values = (rows.to(GPU) for rows in normal(1, 2, 128))
-    with pytest.raises(ValueError, match="slot 512 does not lie in"):
-        fmt.append(planes, torch.tensor([512], device=GPU), keys, values)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from realkernels.codecs import arrangements, codec_named, codec_names
+from realkernels.codecs.turboquant import unit_centroids
 from realkernels.kernels.append import append
 from tests.realkernels.codecs.kept import ALL, CPU, normal, planes_for, same_bytes
 
@@ -73,6 +74,7 @@ def test_sizes_below_one(name: str, arrangement: str, size: str) -> None:
         (lambda: TILED.allocate(1, 128, 1, 64, CPU, sinks=(1,)), "tile 1 is none of 1"),
         (lambda: TILED.allocate(1, 128, 1, 64, CPU, side_tiles=0), "side_tiles is 0"),
         (lambda: codec_named("turboquant_k8v4").centroids(128, CPU), "turboquant_k8v4 keeps keys as e4m3"),
+        (lambda: unit_centroids(0), "1 to 8"),
     ],
 )  # fmt: skip
 def test_options_of_some_formats(call: Callable[[], object], words: str) -> None:

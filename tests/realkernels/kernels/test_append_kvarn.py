@@ -73,8 +73,9 @@ def test_tokens_of_one_call_after_the_other(
 ) -> None:
     """Across the ends of tiles, one of which may be a sink."""
     fmt, pair = pair_of(name, **options)
-    for slots in runs:
-        appended(fmt, pair, slots, outliers(slots.numel(), 2, 16, seed=int(slots[0])))
+    sizes = [slots.numel() for slots in runs]
+    for slots, *rows in zip(runs, *(part.split(sizes) for part in outliers(sum(sizes), 2, 16)), strict=True):
+        appended(fmt, pair, slots, rows)
     check(fmt, *pair)
     assert pair[1].sidecar["side_of_tile"].tolist()[: len(sides)] == sides
 

@@ -43,7 +43,7 @@ def test_rows_beyond_a_thread_block_are_more_blocks_and_fewer_splits() -> None:
         ("int4_per_token_head", {"q_rows": 48, "large": False}, {"rows": 8, "sets": 3, "tile": 64}),
         ("q4_0", {"q_rows": 48, "aligned": 2}, {"rows": 16, "num_warps": 8}),
         ("q5_1", {"q_rows": 16}, {"rows": 8, "sets": 2}),
-        ("q5_1", {"q_rows": 24}, {"rows": 32, "sets": 1}),
+        ("q5_1", {"q_rows": 24}, {"rows": 8, "sets": 3}),
         ("iq4_nl", {"q_rows": 24, "large": False}, {"rows": 8, "sets": 3, "per_multiprocessor": 1}),
         ("q8_0", {"q_rows": 6, "large": False}, {"stages": 2, "per_multiprocessor": 1}),
         ("turboquant_4bit_nc", {"q_rows": 30, "aligned": 2}, {"rows": 16}),

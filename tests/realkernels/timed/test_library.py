@@ -99,21 +99,21 @@ def test_a_product_that_is_not_made_is_noticed(monkeypatch: pytest.MonkeyPatch, 
     assert Linear(SMALL, tokens=5, weights=weights, **place()).verify() == math.inf
 
 
-@pytest.mark.parametrize("left_out", ["add_norm", "rotate", "gate"])
+@pytest.mark.parametrize("left_out", ["add_norm", "rotate", "gate", "append"])
 def test_a_kernel_that_does_nothing_is_noticed(left_out: str) -> None:
     ops = broken(left_out)
-    assert Elementwise(SMALL, tokens=5, layers=1, ops=ops, **place()).verify() > 0.1
-    assert DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, ops=ops, **place()).verify() > 0.1
+    error = DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, ops=ops, **place()).verify()
+    if left_out == "append":
+        assert error == math.inf
+    else:
+        assert min(error, Elementwise(SMALL, tokens=5, layers=1, ops=ops, **place()).verify()) > 0.1
 
 
-def test_tokens_and_keys_that_are_misplaced_are_noticed() -> None:
+def test_tokens_that_are_misplaced_are_noticed() -> None:
     written = PlainAppend(SMALL, tokens=9, layers=2, **place(torch.bfloat16))
     written.run()
     written.slots = written.slots.flip(0)  # as if a kernel had mixed tokens up
     assert written.error() == math.inf
-    ops = broken("append")
-    layers = DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, ops=ops, **place())
-    assert layers.verify() == math.inf
 
 
 @pytest.mark.parametrize("dtype", BOTH_TYPES)
