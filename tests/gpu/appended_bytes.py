@@ -83,7 +83,7 @@ def _tile_faults(
     if full:
         rows = torch.cat([torch.arange(tile * size, (tile + 1) * size, device=DEVICE) for tile in full])
         yield from tile_faults(codec, other, full, keys[rows], values[rows])
-    for first, second in zip(codec.read(one, slots), codec.read(other, slots), strict=True):
+    for first, second in zip(codec.dequantise(one, slots), codec.dequantise(other, slots), strict=True):
         if not torch.equal(first.isnan(), second.isnan()):
             yield "other tokens are lost"
 

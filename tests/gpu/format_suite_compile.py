@@ -27,12 +27,8 @@ CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163, 86: 99, 89: 99, 90: 227}
 """KiB that a thread block may have."""
 TYPES = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int32: "*i32",
-    torch.int16: "*i16",
-}  # codec: skip
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int16: "*i16",
+}  # fmt: skip
 SIZES = ((4, 256, 256, 1), (4, 256, 256, 4), (4, 256, 256, 8), (8, 128, 128, 4))
 """KV heads, head size, tokens of a page, query tokens."""
 
@@ -79,37 +75,20 @@ def compile_one(case: tuple[str, str, int, int, int, int, int]) -> str:
     views = codec.views(codec.allocate(2, page, heads, dim, CPU, **more))
     plan = form.plan(
         PlanCase(
-            q_rows=24 // heads * q_tokens,
-            head_dim=dim,
-            aligned=alignment(views["key_data"], views["value_data"]),
-            per_token="key_scale" in views and views["key_scale"].dim() > 1,
-            tile_tokens=codec.tile_tokens,
-            large=capability >= 90,
-            warpgroups=capability // 10 == 9,
+            q_rows=24 // heads * q_tokens, head_dim=dim, aligned=alignment(views["key_data"], views["value_data"]),
+            per_token="key_scale" in views and views["key_scale"].dim() > 1, tile_tokens=codec.tile_tokens,
+            large=capability >= 90, warpgroups=capability // 10 == 9,
         )
-    )  # codec: skip
+    )  # fmt: skip
     query = torch.zeros(1, q_tokens, 24, dim, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
     workspace = plan.workspace(
-        batch=1,
-        q_tokens=q_tokens,
-        query_heads=24,
-        kv_heads=heads,
-        head_dim=dim,
-        tokens=4096,
-        other_splits=form.other_splits,
-        device=CPU,
-    )  # codec: skip
+        batch=1, q_tokens=q_tokens, query_heads=24, kv_heads=heads, head_dim=dim, tokens=4096,
+        other_splits=form.other_splits, device=CPU,
+    )  # fmt: skip
     form.attend(
-        query,
-        views,
-        torch.zeros(1, 16, dtype=torch.int32),
-        torch.ones(1, dtype=torch.int32),
-        query,
-        workspace,
-        plan=plan,
-        page_tokens=page,
-        softmax_scale=1.0,
-    )  # codec: skip
+        query, views, torch.zeros(1, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32), query, workspace,
+        plan=plan, page_tokens=page, softmax_scale=1.0,
+    )  # fmt: skip
     title = f"sm_{capability} {name:20s} {arrangement:8s} {heads} x {dim} page {page:3d} q {q_tokens:2d}"
     compiled = build(*launches[0], capability)
     fits = "" if compiled.metadata.shared <= SHARED_BYTES[capability] * 1024 else "  DOES NOT FIT"

@@ -8,7 +8,9 @@ a copy of that profile. `--again report.json` fits the samples of an earlier run
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,53 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.build import Evidence, checked, instructions_roof
+from calibrate.machine.description import describe
+from calibrate.operations.operation import KV_DTYPE
 from calibrate.operations.table import OPERATIONS
-from calibrate.probes import Machine, ProbeRecord, all_probes
+from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, all_probes
 from hwprofiles.files import read_json
 from hwprofiles.profile import HardwareProfile, Roof
 from hwprofiles.store import shipped_document
-from tests.gpu.probing import probed, reported
 
 BEFORE = ("instructions", "compiled_kernels")
 """Probes that others rest on, or that spare them waiting for compilers."""
+
+PATIENCE = 4
+"""Times the estimate that a probe may take before it leaves points out: nothing waits behind these."""
+
+
+def probed(probes: Iterable[Probe], device: str, *, quick: bool) -> tuple[Machine, dict[str, ProbeRecord]]:
+    """(machine, a record a probe), told as it goes. A probe that fails is told and left out: the others go on."""
+    from realkernels.device import open_device  # needs torch
+
+    records = {}
+    with tempfile.TemporaryDirectory() as folder:
+        backend = open_device(device)
+        machine = describe(str(backend.device), dtype=KV_DTYPE)
+        for probe in probes:
+            reason = probe.supported(machine)
+            context = Context(
+                machine=machine, backend=backend, folder=Path(folder), quick=quick,
+                estimate_s=PATIENCE * probe.estimate_s(quick=quick),
+            )  # fmt: skip
+            begin, samples = time.monotonic(), []
+            try:
+                samples = probe.run(context) if not reason else []
+            except (CannotRun, RuntimeError) as missing:
+                reason = f"{type(missing).__name__}: {missing}"
+            took = time.monotonic() - begin
+            records[probe.name] = ProbeRecord(
+                samples=tuple(samples), skipped=reason, left_out=context.left_out, took_s=took
+            )
+            print(
+                f"{probe.name}: {took:.1f} s, {len(samples)} points, {context.left_out} left out {reason}", flush=True
+            )
+    return machine, records
+
+
+def reported(machine: Machine, records: Mapping[str, ProbeRecord]) -> dict[str, Any]:
+    """Machine and samples as plain data; the device's own number is nobody's business."""
+    return {"machine": msgspec.to_builtins(machine) | {"device_id": ""}, "probes": msgspec.to_builtins(dict(records))}
 
 
 def roofed(raw: dict[str, Any], evidence: Evidence) -> HardwareProfile:

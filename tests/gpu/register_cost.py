@@ -33,12 +33,7 @@ REGION_BYTES = (8 * GIB, 24 * GIB, 64 * GIB)
 PAGES: tuple[Pages, ...] = ("4KiB", "huge")
 ADVICE: dict[Pages, int] = {"4KiB": mmap.MADV_NOHUGEPAGE, "huge": mmap.MADV_HUGEPAGE}
 
-REGISTER_PORTABLE, REGISTER_MAPPED = 0x01, 0x02
-REGISTER: dict[Flags, int] = {
-    "default": 0,
-    "mapped": REGISTER_MAPPED,
-    "portable+mapped": REGISTER_PORTABLE | REGISTER_MAPPED,
-}
+REGISTER: dict[Flags, int] = {"default": 0, "mapped": 0x02, "portable+mapped": 0x01 | 0x02}
 REGISTERING_GPU = 0
 TOUCH_THREADS = 8
 THP_MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -61,17 +56,6 @@ class Case(TypedDict):
     unregister_s: float
 
 
-class Report(TypedDict):
-    """All cases so far and the machine they were measured on."""
-
-    date: str
-    gpu: str
-    driver: str
-    torch: str
-    transparent_hugepage: str
-    cases: list[Case]
-
-
 def create_contexts() -> None:
     """Make a CUDA context exist on every visible GPU, so that its own memory is gone before the first reading."""
     for gpu in range(torch.cuda.device_count()):
@@ -82,14 +66,11 @@ def create_contexts() -> None:
 
 def free_vram() -> list[int]:
     """Bytes of memory that the driver calls free on each visible GPU once all work has finished."""
-    return [free_vram_of(gpu) for gpu in range(torch.cuda.device_count())]
-
-
-def free_vram_of(gpu: int) -> int:
-    """Bytes of memory that the driver calls free on one GPU once all its work has finished."""
-    torch.cuda.synchronize(gpu)
-    free, _total = torch.cuda.mem_get_info(gpu)
-    return int(free)
+    free = []
+    for gpu in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(gpu)
+        free.append(int(torch.cuda.mem_get_info(gpu)[0]))
+    return free
 
 
 def taken(before: list[int], after: list[int]) -> list[int]:
@@ -165,16 +146,9 @@ def measure(size: int, pages: Pages, flags: Flags) -> Case:
             unregister_s = seconds(lambda: unregister(address))
         kept = taken(before, free_vram())
     return Case(
-        region_bytes=size,
-        pages=pages,
-        flags=flags,
-        anon_huge_bytes=huge,
-        vram_cost_bytes=cost,
-        vram_kept_bytes=kept,
-        touch_s=touch_s,
-        register_s=register_s,
-        unregister_s=unregister_s,
-    )
+        region_bytes=size, pages=pages, flags=flags, anon_huge_bytes=huge, vram_cost_bytes=cost, vram_kept_bytes=kept,
+        touch_s=touch_s, register_s=register_s, unregister_s=unregister_s,
+    )  # fmt: skip
 
 
 def measure_alone(size: int, pages: Pages, flags: Flags) -> Case:
@@ -190,35 +164,26 @@ def nvidia_smi(field: str) -> str:
     return subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def empty_report() -> Report:
-    """The report before its first case."""
-    return Report(
-        date=datetime.now(UTC).date().isoformat(),
-        gpu=nvidia_smi("name"),
-        driver=nvidia_smi("driver_version"),
-        torch=torch.__version__,
-        transparent_hugepage=THP_MODE.read_text(encoding="ascii").strip() if THP_MODE.exists() else "unknown",
-        cases=[],
-    )
-
-
-def options(arguments: list[str]) -> argparse.Namespace:
-    """Where the report goes and which cases to measure: without options, those of one GPU's usual report."""
+def main(arguments: list[str]) -> None:
+    """Measure every case, smallest region first, and keep the report on disk up to date after each."""
     parser = argparse.ArgumentParser(description="Measure what registering host memory with CUDA costs.")
     parser.add_argument("report", type=Path, nargs="?")
     parser.add_argument("--region-bytes", type=int, nargs="+", default=REGION_BYTES)
     parser.add_argument("--pages", choices=PAGES, nargs="+", default=PAGES)
     parser.add_argument("--flags", choices=tuple(REGISTER), nargs="+", default=("portable+mapped",))
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str]) -> None:
-    """Measure every case, smallest region first, and keep the report on disk up to date after each."""
-    chosen = options(arguments)
-    report = empty_report()
+    chosen = parser.parse_args(arguments)
+    cases: list[Case] = []
+    report = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "gpu": nvidia_smi("name"),
+        "driver": nvidia_smi("driver_version"),
+        "torch": torch.__version__,
+        "transparent_hugepage": THP_MODE.read_text(encoding="ascii").strip() if THP_MODE.exists() else "unknown",
+        "cases": cases,
+    }
     for size, pages, flags in itertools.product(sorted(chosen.region_bytes), chosen.pages, chosen.flags):
-        report["cases"].append(measure_alone(size, pages, flags))
-        sys.stderr.write(f"{json.dumps(report['cases'][-1])}\n")
+        cases.append(measure_alone(size, pages, flags))
+        sys.stderr.write(f"{json.dumps(cases[-1])}\n")
         if chosen.report:
             chosen.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(json.dumps(report, indent=2) + "\n")

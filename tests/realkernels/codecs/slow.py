@@ -208,10 +208,8 @@ def kvarn(name: str, raw: Raw, place: Place) -> Vectors:
         scale, zero = f16(data, key_scales + 2 * d), f16(data, key_scales + 2 * (dims + d))
         keys.append((code * scale + zero) * f16(data, key_scales + 2 * (2 * dims + token)))
         code = stream(data, values, token * dims + d, value_bits)
-        scale, zero = (
-            f16(data, value_scales + 2 * (dims + token)),
-            f16(data, value_scales + 2 * (dims + tokens + token)),
-        )
+        scale_at = value_scales + 2 * (dims + token)
+        scale, zero = f16(data, scale_at), f16(data, scale_at + 2 * tokens)
         result.append((code * scale + zero) * f16(data, value_scales + 2 * d))
     return keys, result
 

@@ -117,14 +117,6 @@ def test_centroids_are_those_of_lloyd_and_max(bits: int, squared_error: float) -
     assert error == pytest.approx(squared_error, rel=1e-3)
 
 
-def test_known_centroids() -> None:
-    """Max's table of 1960 for four levels, and the mean of a half normal for two."""
-    assert unit_centroids(1)[1] == pytest.approx(sqrt(2 / pi), abs=1e-12)
-    assert unit_centroids(2)[2:] == pytest.approx((0.4528, 1.5104), abs=1e-4)
-    with pytest.raises(ValueError, match="1 to 8"):
-        unit_centroids(0)
-
-
 def test_centroids_shrink_with_the_head() -> None:
     table, edges = centroids(3, 64, CPU), midpoints(3, 64, CPU)
     assert table.tolist() == pytest.approx([value / 8 for value in unit_centroids(3)])

@@ -14,14 +14,9 @@ from realkernels.codecs.interleaved import (
 )
 
 BYTES = {
-    "int4_per_token_head": 2_112,
-    "int8_per_token_head": 4_160,
-    "q4_0": 2_304,
-    "iq4_nl": 2_304,
-    "q5_1": 3_072,
-    "q8_0": 4_352,
-    "exl3_k4v4": 2_304,
-}  # codec: skip
+    "int4_per_token_head": 2_112, "int8_per_token_head": 4_160, "q4_0": 2_304, "iq4_nl": 2_304, "q5_1": 3_072,
+    "q8_0": 4_352, "exl3_k4v4": 2_304,
+}  # fmt: skip
 
 
 def memory_of(name: str, blocks: int, *, head_dim: int = 64) -> torch.Tensor:

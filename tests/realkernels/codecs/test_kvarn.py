@@ -1,12 +1,14 @@
 """Open tiles, sinks, side slots: which tokens are float16, which are quantised, and when."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 
 from realkernels.codecs import KVarN, Planes, codec_named
 from realkernels.codecs.kvarn import EMPTY, QUANTISED, column_logs, quantise_tile
-from tests.realkernels.codecs.kept import CPU, normal, stored
+from tests.realkernels.codecs.kept import CPU, normal, same_bytes, stored
 
 FORMAT = codec_named("kvarn_k4v2_g64")
 TILE, DIMS = 64, 16
@@ -90,10 +92,10 @@ def test_one_side_slot_is_enough_for_a_sequence_without_a_sink() -> None:
 def test_more_open_tiles_than_side_slots_are_refused_and_nothing_is_written() -> None:
     planes = planes_of(4, side_tiles=2)
     add(planes, range(3))
-    before = {name: tensor.clone() for name, tensor in planes.sidecar.items()}
+    before = deepcopy(planes)
     with pytest.raises(ValueError, match="tile 3 needs a side slot, all 2 hold open tiles or sinks"):
         add(planes, [*range(TILE, TILE + 5), 3 * TILE])
-    assert all(torch.equal(before[name], tensor) for name, tensor in planes.sidecar.items())
+    assert same_bytes(planes, before)
     add(planes, range(TILE, 2 * TILE))
     add(planes, [3 * TILE])
     assert where(planes) == ["beside", "quantised", "empty", "beside"]
@@ -217,7 +219,7 @@ def test_tiles_written_together_are_those_appended_one_after_the_other() -> None
 def test_tiles_that_cannot_be_written_together_are_refused_before_anything_is_written() -> None:
     planes = planes_of(4, sinks=(1,), side_tiles=2)
     add(planes, range(3))
-    before = {name: tensor.clone() for name, tensor in {**planes.sidecar, **planes.tensors}.items()}
+    before = deepcopy(planes)
     whole = [part.unflatten(0, (2, TILE)) for part in normal(2 * TILE, 2, DIMS)]
     some = [part[:, :5] for part in whole]
     for write, tiles, rows, message in (
@@ -235,8 +237,7 @@ def test_tiles_that_cannot_be_written_together_are_refused_before_anything_is_wr
     ):
         with pytest.raises(ValueError, match=message):
             write(planes, tiles, *rows)
-    after = {**planes.sidecar, **planes.tensors}
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert same_bytes(planes, before)
 
 
 def test_tiles_aside_take_their_rows_in_turn() -> None:

@@ -6,17 +6,9 @@ import pytest
 import torch
 
 from realkernels.codecs import codec_named
-from tests.realkernels.codecs.kept import CPU, KVARN, ROWS, normal
+from tests.realkernels.codecs.kept import CPU, KVARN, ROWS, normal, poisoned
 
 ELEMENTWISE = {"fp16", "bf16", "fp32", "fp8"}
-
-
-def poisoned(value: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Element 40 of K of token 2, head 1; element 3 of V of token 4, head 0."""
-    keys, values = normal(6, 2, 128)
-    keys[2, 1, 40] = value
-    values[4, 0, 3] = value
-    return keys, values
 
 
 def whole(name: str, plane: str) -> slice:

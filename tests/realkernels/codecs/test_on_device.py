@@ -6,6 +6,7 @@ import torch
 from realkernels.codecs import Planes, codec_named
 from tests.realkernels.codecs.kept import ALL, CPU, KVARN, normal, outliers
 
+GPU = torch.device("cuda")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -26,17 +27,12 @@ def fraction_apart(one: Planes, other: Planes) -> float:
 
 @pytest.mark.parametrize(("name", "arrangement"), ALL)
 def test_a_gpu_writes_the_bytes_that_the_host_writes(name: str, arrangement: str) -> None:
-    """All of them, but for KVarN.
-
-    Its exponentials and logarithms differ in their last bit; so may which of two nearly equal states of the iteration
-    is kept, and some codes with it.
-    """
-    gpu = torch.device("cuda")
+    """But for KVarN, whose logarithms differ in their last bit: another of two nearly equal states may be kept."""
     fmt = codec_named(name, arrangement=arrangement)
-    here, there = planes_on(name, arrangement, CPU), planes_on(name, arrangement, gpu)
+    here, there = planes_on(name, arrangement, CPU), planes_on(name, arrangement, GPU)
     keys, values = outliers(300, 2, 128)
     fmt.append(here, range(100, 400), keys, values)
-    fmt.append(there, range(100, 400), keys.to(gpu), values.to(gpu))
+    fmt.append(there, range(100, 400), keys.to(GPU), values.to(GPU))
     apart = fraction_apart(here, there)
     assert apart < 0.05 if name in KVARN else apart == 0, apart
     for one, other in zip(fmt.restore(here, range(100, 400)), fmt.restore(there, range(100, 400)), strict=True):
@@ -45,10 +41,9 @@ def test_a_gpu_writes_the_bytes_that_the_host_writes(name: str, arrangement: str
 
 @pytest.mark.parametrize(("name", "arrangement"), ALL)
 def test_one_at_a_time_is_the_same_on_a_gpu(name: str, arrangement: str) -> None:
-    gpu = torch.device("cuda")
     fmt = codec_named(name, arrangement=arrangement)
-    one, other = planes_on(name, arrangement, gpu), planes_on(name, arrangement, gpu)
-    keys, values = (rows.to(gpu) for rows in outliers(150, 2, 128))
+    one, other = planes_on(name, arrangement, GPU), planes_on(name, arrangement, GPU)
+    keys, values = (rows.to(GPU) for rows in outliers(150, 2, 128))
     fmt.append(one, range(150), keys, values)
     for at in range(150):
         fmt.append(other, [at], keys[at : at + 1], values[at : at + 1])
@@ -58,16 +53,15 @@ def test_one_at_a_time_is_the_same_on_a_gpu(name: str, arrangement: str) -> None
 @pytest.mark.parametrize(("name", "arrangement"), ALL)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_graph_appends_and_reads(name: str, arrangement: str, rows: int) -> None:
-    gpu = torch.device("cuda")
     fmt = codec_named(name, arrangement=arrangement)
-    captured, eager = planes_on(name, arrangement, gpu), planes_on(name, arrangement, gpu)
-    slots = torch.zeros(rows, dtype=torch.int64, device=gpu)
-    keys, values = (torch.zeros(rows, 2, 128, device=gpu, dtype=torch.bfloat16) for _ in range(2))
+    captured, eager = planes_on(name, arrangement, GPU), planes_on(name, arrangement, GPU)
+    slots = torch.zeros(rows, dtype=torch.int64, device=GPU)
+    keys, values = (torch.zeros(rows, 2, 128, device=GPU, dtype=torch.bfloat16) for _ in range(2))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         fmt.append(captured, slots, keys, values, checked=False)
         held = fmt.restore(captured, slots, dtype=torch.bfloat16, checked=False)
-    all_keys, all_values = (tensor.to(gpu).bfloat16() for tensor in normal(130, 2, 128))
+    all_keys, all_values = (tensor.to(GPU).bfloat16() for tensor in normal(130, 2, 128))
     for first in range(0, 130, rows):
         keys.copy_(all_keys[first : first + rows])
         values.copy_(all_values[first : first + rows])
@@ -79,21 +73,16 @@ def test_a_graph_appends_and_reads(name: str, arrangement: str, rows: int) -> No
     assert fraction_apart(captured, eager) == 0
 
 
-def test_slots_are_not_checked_within_a_graph() -> None:
-    gpu = torch.device("cuda")
-    fmt, planes = codec_named("int8_per_token_head"), planes_on("int8_per_token_head", "inline", gpu)
-    keys, values = (rows.to(gpu) for rows in normal(1, 2, 128))
-    slots, graph = torch.zeros(1, dtype=torch.int64, device=gpu), torch.cuda.CUDAGraph()
+@pytest.mark.parametrize(
+    ("name", "arrangement"), [("int8_per_token_head", "inline"), *((name, "aligned") for name in KVARN)]
+)
+def test_slots_are_checked_on_the_host_and_not_within_a_graph(name: str, arrangement: str) -> None:
+    fmt, planes = codec_named(name, arrangement=arrangement), planes_on(name, arrangement, GPU)
+    keys, values = (rows.to(GPU) for rows in normal(1, 2, 128))
+    with pytest.raises(ValueError, match="slot 512 does not lie in"):
+        fmt.append(planes, torch.tensor([512], device=GPU), keys, values)
+    slots, graph = torch.zeros(1, dtype=torch.int64, device=GPU), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         with pytest.raises(ValueError, match="give checked=False"):
             fmt.append(planes, slots, keys, values)
         fmt.append(planes, slots, keys, values, checked=False)
-
-
-@pytest.mark.parametrize("name", KVARN)
-def test_slots_beyond_the_planes_are_refused_on_the_host(name: str) -> None:
-    gpu = torch.device("cuda")
-    fmt, planes = codec_named(name), planes_on(name, "aligned", gpu)
-    keys, values = (rows.to(gpu) for rows in normal(1, 2, 128))
-    with pytest.raises(ValueError, match="slot 512 does not lie in"):
-        fmt.append(planes, torch.tensor([512], device=gpu), keys, values)

@@ -1,10 +1,18 @@
 """What does not fit is refused on the host, by name and number, before anything is written."""
 
+from collections.abc import Callable
+from functools import partial
+from math import inf, nan
+
 import pytest
 import torch
 
-from realkernels.codecs import Planes, arrangements, codec_named, codec_names
+from realkernels.codecs import arrangements, codec_named, codec_names
+from realkernels.codecs.turboquant import unit_centroids
+from realkernels.kernels.append import append
 from tests.realkernels.codecs.kept import ALL, CPU, normal, planes_for, same_bytes
+
+TILED, FP8 = codec_named("kvarn_k4v2_g128"), codec_named("fp8").allocate(1, 4, 1, 8, CPU)
 
 
 def test_all_formats_have_names() -> None:
@@ -57,53 +65,56 @@ def test_sizes_below_one(name: str, arrangement: str, size: str) -> None:
         codec_named(name, arrangement=arrangement).allocate(**sizes, device=CPU)
 
 
-def test_pages_that_are_no_whole_tiles() -> None:
-    with pytest.raises(ValueError, match="kvarn_k4v2_g128 needs pages of whole tiles of 128 tokens, not of 192"):
-        codec_named("kvarn_k4v2_g128").allocate(1, 192, 1, 64, CPU)
-    with pytest.raises(ValueError, match="tile 1 is none of 1"):
-        codec_named("kvarn_k4v2_g128").allocate(1, 128, 1, 64, CPU, sinks=(1,))
-    with pytest.raises(ValueError, match="side_tiles is 0"):
-        codec_named("kvarn_k4v2_g128").allocate(1, 128, 1, 64, CPU, side_tiles=0)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        *((lambda scale=scale: codec_named("fp8").set_scales(FP8, key=1.0, value=scale), "value_scale is")
+          for scale in (0.0, -1.0, nan, inf)),
+        (lambda: TILED.allocate(1, 192, 1, 64, CPU), "g128 needs pages of whole tiles of 128 tokens, not of 192"),
+        (lambda: TILED.allocate(1, 128, 1, 64, CPU, sinks=(1,)), "tile 1 is none of 1"),
+        (lambda: TILED.allocate(1, 128, 1, 64, CPU, side_tiles=0), "side_tiles is 0"),
+        (lambda: codec_named("turboquant_k8v4").centroids(128, CPU), "turboquant_k8v4 keeps keys as e4m3"),
+        (lambda: unit_centroids(0), "1 to 8"),
+    ],
+)  # fmt: skip
+def test_options_of_some_formats(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 @pytest.mark.parametrize(("name", "arrangement"), ALL)
 def test_slots_and_rows_that_do_not_fit_leave_everything_as_it_is(name: str, arrangement: str) -> None:
+    """Whether torch or the kernels append; the kernels take no doubles and no rows with gaps."""
     fmt = codec_named(name, arrangement=arrangement)
     planes, untouched = (planes_for(fmt, tokens=32, heads=2, dims=128) for _ in range(2))
     keys, values = normal(3, 2, 128)
-    end = planes.slots
-    for slots, rows, words in (
-        ([], (keys[:0], values[:0]), "at least one slot"),
-        ([0, 1, end], (keys, values), f"slot {end} does not lie in"),
-        ([0, -1, 2], (keys, values), "slot -1 does not lie in"),
-        ([0, 1, 1], (keys, values), "a slot is written twice"),
-        ([0, 1], (keys, values), "2 slots take"),
-        (torch.tensor([[0, 1, 2]]), (keys, values), "one axis"),
-        (torch.tensor([0.0, 1.0, 2.0]), (keys, values), "give integers"),
-        ([0, 1, 2], (keys, values[:, :1]), "values are"),
-        ([0, 1, 2], (keys[..., :64], values), "keys are"),
-        ([0, 1, 2], (keys.int(), values), "give floating-point rows"),
-        ([0, 1, 2], (keys.to("meta"), values), "keys lie on meta, the planes on cpu"),
+    end, gaps = planes.slots, torch.zeros(3, 2, 128, 2)[..., 0]
+    kernels = partial(append, fmt)
+    for writes, slots, rows, words in (
+        *(
+            ((fmt.append, kernels), *given)
+            for given in (
+                ([], (keys[:0], values[:0]), "at least one slot"),
+                ([0, 1, end], (keys, values), f"slot {end} does not lie in"),
+                ([0, -1, 2], (keys, values), "slot -1 does not lie in"),
+                ([0, 1, 1], (keys, values), "a slot is written twice"),
+                ([0, 1], (keys, values), "keys are .3, 2, 128., 2 slots take .2, 2, 128."),
+                (torch.tensor([[0, 1, 2]]), (keys, values), "one axis"),
+                (torch.tensor([0.0, 1.0, 2.0]), (keys, values), "give integers"),
+                ([0, 1, 2], (keys, values[:, :1]), "values are .3, 1, 128."),
+                ([0, 1, 2], (keys[..., :64], values), "keys are"),
+                ([0, 1, 2], (keys, values.int()), "values are torch.int32: give floating-point rows"),
+                ([0, 1, 2], (keys.to("meta"), values), "keys lie on meta, the planes on cpu"),
+            )
+        ),
+        ((kernels,), [0, 1, 2], (keys.double(), values), "keys are torch.float64"),
+        ((kernels,), [0, 1, 2], (keys, gaps), "elements of a row of values must be neighbours, they are 2 apart"),
     ):
-        with pytest.raises(ValueError, match=words):
-            fmt.append(planes, slots, *rows)
+        for write in writes:
+            with pytest.raises(ValueError, match=words):
+                write(planes, slots, *rows)
     assert same_bytes(planes, untouched)
     for slots, words in (([], "at least one slot"), ([end], "does not lie in"), ([-1], "does not lie in")):
-        with pytest.raises(ValueError, match=words):
-            fmt.dequantise(planes, slots)
-        with pytest.raises(ValueError, match=words):
-            fmt.restore(planes, slots)
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_scales_of_fp8_are_positive_and_finite(scale: float) -> None:
-    fmt = codec_named("fp8")
-    planes: Planes = fmt.allocate(1, 4, 1, 8, CPU)
-    with pytest.raises(ValueError, match="value_scale is"):
-        fmt.set_scales(planes, key=1.0, value=scale)
-
-
-def test_formats_without_centroids_say_so() -> None:
-    with pytest.raises(ValueError, match="turboquant_k8v4 keeps keys as e4m3"):
-        codec_named("turboquant_k8v4").centroids(128, CPU)
-    assert codec_named("turboquant_4bit_nc").centroids(64, CPU).shape == (16,)
+        for read in (fmt.dequantise, fmt.restore):
+            with pytest.raises(ValueError, match=words):
+                read(planes, slots)

@@ -1,6 +1,5 @@
 """What comes back: error bounds that the arithmetic of each format gives, in the basis in which it rounds."""
 
-from itertools import pairwise
 from math import sqrt
 
 import numpy as np
@@ -115,13 +114,11 @@ def test_errors_of_tiles_are_within_half_a_step(name: str, kind: str) -> None:
     truth, held = stored(name, keys, values), fmt.dequantise(planes, range(tile))
     parts = {part: view[0].double().numpy() for part, view in planes.parts.items()}
     steps = {
-        "key": (parts["key_scale"][:, None, :], parts["key_zero"][:, None, :], parts["key_token_scale"][:, :, None]),
+        "key": (parts["key_scale"][:, None], parts["key_zero"][:, None], parts["key_token_scale"][..., None]),
         "value": (
-            parts["value_scale"][..., None],
-            parts["value_zero"][..., None],
-            parts["value_channel_scale"][:, None],
+            parts["value_scale"][..., None], parts["value_zero"][..., None], parts["value_channel_scale"][:, None],
         ),
-    }
+    }  # fmt: skip
     for plane, x, got in zip(("key", "value"), truth, held, strict=True):
         scale, zero, other = steps[plane]
         error = np.abs(got.double().numpy() - x).transpose(1, 0, 2)
@@ -182,12 +179,6 @@ def plain_int4(rows: torch.Tensor) -> torch.Tensor:
     return (rows / scale).round().clamp(-8, 7) * scale
 
 
-def logit_error(back: torch.Tensor, truth: torch.Tensor) -> float:
-    """Of a query's products with keys, which is what attention sees."""
-    query = torch.randn(64, truth.shape[-1], generator=torch.Generator().manual_seed(5))
-    return float(((back - truth) @ query.T).square().mean().sqrt())
-
-
 @pytest.mark.parametrize("name", ["int4_per_token_head", "kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64"])
 def test_keys_with_loud_channels_survive_four_bits(name: str) -> None:
     """A rotation or a scale a channel keeps a few loud channels from costing all the others their bits."""
@@ -200,7 +191,6 @@ def test_keys_with_loud_channels_survive_four_bits(name: str) -> None:
     fmt.append(planes, range(256), keys, values)
     back, by_absmax = fmt.restore(planes, range(256))[0], plain_int4(keys)
     assert relative_error(back, keys) < relative_error(by_absmax, keys) / 2
-    assert logit_error(back, keys) < logit_error(by_absmax, keys) / 2
 
 
 def test_variance_normalisation_saves_loud_tokens_from_one_another() -> None:
@@ -213,20 +203,6 @@ def test_variance_normalisation_saves_loud_tokens_from_one_another() -> None:
     back = fmt.restore(planes, range(128))[0]
     quiet = torch.arange(128) % 4 != 0
     assert relative_error(back[quiet], keys[quiet]) < 0.12
-
-
-def test_more_bits_lose_less() -> None:
-    keys, values = normal(64, 2, 128)
-    errors = []
-    for bits in range(2, 9):
-        fmt = codec_named(f"exl3_k{bits}v{bits}")
-        planes = planes_for(fmt, tokens=64, heads=2, dims=128)
-        fmt.append(planes, range(64), keys, values)
-        errors.append(
-            [relative_error(*pair) for pair in zip(fmt.restore(planes, range(64)), (keys, values), strict=True)]
-        )
-    for fewer, more in pairwise(errors):
-        assert all(0.45 < new / old < 0.55 for old, new in zip(fewer, more, strict=True)), "a bit halves the error"
 
 
 def test_the_signs_are_the_same_everywhere_and_about_even() -> None:

@@ -1,5 +1,7 @@
 """KVarN's tokens go where torch puts them, tiles are quantised when their last token comes, nothing else changes."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
@@ -22,6 +24,19 @@ def pair_of(name: str, *, dims: int = 16, **more: object) -> tuple[KVarN, list[P
     return fmt, [fmt.allocate(4, 2 * fmt.tile_tokens, 2, dims, CPU, **more) for _ in range(2)]
 
 
+def appended(
+    fmt: KVarN, pair: list[Planes], slots: torch.Tensor, rows: Iterable[torch.Tensor], *, checked: bool = False
+) -> None:
+    """By torch to the first planes and by the kernels to the second."""
+    keys, values = rows
+    fmt.append(pair[0], slots, keys, values, checked=checked)
+    append(fmt, pair[1], slots, keys, values, checked=checked)
+
+
+def in_a_row(*sizes: int) -> list[torch.Tensor]:
+    return list(torch.arange(sum(sizes)).split(sizes))
+
+
 def check(fmt: KVarN, one: Planes, other: Planes) -> None:
     """Sidecars equal in every byte, records but for a few codes, and what is read nearly."""
     for name, part in one.sidecar.items():
@@ -40,27 +55,29 @@ def check(fmt: KVarN, one: Planes, other: Planes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sinks", "sizes"),
+    ("name", "runs", "options", "sides"),
     [
-        *((name, (), [1]) for name in KVARN),
-        *((name, (1,), [3, 126, 1, 140]) for name in KVARN),
-        ("kvarn_k4v2_g64", (), [62, 1, 1, 1, 1, 40]),
-        ("kvarn_k4v2_g64", (0, 1), [150]),
-        ("kvarn_k4v2_g64", (0,), [5, 140]),
+        *((name, in_a_row(1), {"sinks": ()}, []) for name in KVARN),
+        *((name, in_a_row(3, 126, 1, 140), {"sinks": (1,), "side_tiles": 4}, []) for name in KVARN),
+        ("kvarn_k4v2_g64", in_a_row(62, 1, 1, 1, 1, 40), {"sinks": ()}, []),
+        ("kvarn_k4v2_g64", in_a_row(150), {"sinks": (0, 1), "side_tiles": 4}, []),
+        ("kvarn_k4v2_g64", in_a_row(5, 140), {"sinks": (0,), "side_tiles": 4}, []),
+        # without a side slot tokens are dropped, as are those of quantised tiles
+        ("kvarn_k4v2_g64", [torch.arange(first, first + 4) for first in (0, 64, 128, 64, 100)],
+         {"sinks": (), "side_tiles": 2}, [0, 1, -2]),
+        ("kvarn_k4v2_g64", [torch.arange(64), torch.arange(5, 9)], {"sinks": ()}, [-1]),
     ],
-)
-def test_tokens_in_a_row(name: str, sizes: list[int], sinks: tuple[int, ...]) -> None:
+)  # fmt: skip
+def test_tokens_of_one_call_after_the_other(
+    name: str, runs: list[torch.Tensor], options: dict[str, object], sides: list[int]
+) -> None:
     """Across the ends of tiles, one of which may be a sink."""
-    fmt, (one, other) = pair_of(name, sinks=sinks, side_tiles=4)
-    keys, values = outliers(sum(sizes), 2, 16)
-    at = 0
-    for size in sizes:
-        part = slice(at, at + size)
-        slots = torch.arange(at, at + size)
-        fmt.append(one, slots, keys[part], values[part], checked=False)
-        append(fmt, other, slots, keys[part], values[part], checked=False)
-        at += size
-    check(fmt, one, other)
+    fmt, pair = pair_of(name, **options)
+    sizes = [slots.numel() for slots in runs]
+    for slots, *rows in zip(runs, *(part.split(sizes) for part in outliers(sum(sizes), 2, 16)), strict=True):
+        appended(fmt, pair, slots, rows)
+    check(fmt, *pair)
+    assert pair[1].sidecar["side_of_tile"].tolist()[: len(sides)] == sides
 
 
 def appended_together(name: str, parts: list[torch.Tensor], **options: object) -> None:
@@ -102,67 +119,39 @@ def test_an_append_of_several_tiles_in_any_order(side_tiles: int) -> None:
 
 
 def test_a_head_of_256_and_bf16_rows() -> None:
-    fmt, (one, other) = pair_of("kvarn_k4v2_g64", dims=256, sinks=())  # the open tile gets the slot of the full one
-    rows = [part.bfloat16() for part in outliers(70, 2, 256)]
-    fmt.append(one, range(70), *rows)
-    append(fmt, other, range(70), *rows)
-    check(fmt, one, other)
-    assert other.sidecar["side_of_tile"].tolist()[:2] == [-1, 0]
+    fmt, pair = pair_of("kvarn_k4v2_g64", dims=256, sinks=())  # the open tile gets the slot of the full one
+    appended(fmt, pair, torch.arange(70), (part.bfloat16() for part in outliers(70, 2, 256)), checked=True)
+    check(fmt, *pair)
+    assert pair[1].sidecar["side_of_tile"].tolist()[:2] == [-1, 0]
 
 
 @pytest.mark.parametrize("sizes", [[64], [30, 34]])
 def test_sequences_take_turns_in_any_order(sizes: list[int]) -> None:
     """Eight tokens each of many tiles, shuffled, then the rest of some; an open tile may be written again."""
-    fmt, (one, other) = pair_of("kvarn_k4v2_g64", side_tiles=8, sinks=(3,))
-    source = torch.Generator().manual_seed(3)
-    some = torch.cat([torch.arange(first, first + 8) for first in range(0, 512, 64)])[
-        torch.randperm(64, generator=source)
-    ]
+    fmt, pair = pair_of("kvarn_k4v2_g64", side_tiles=8, sinks=(3,))
+    shuffled = torch.randperm(64, generator=torch.Generator().manual_seed(3))
+    some = torch.cat([torch.arange(first, first + 8) for first in range(0, 512, 64)])[shuffled]
     rest = torch.cat([torch.arange(64, 128), torch.arange(200, 256), torch.arange(450, 512)])
     for slots in (*some.split(sizes), *rest.split(64)):
-        rows = outliers(slots.numel(), 2, 16, seed=int(slots[0]))
-        fmt.append(one, slots, *rows, checked=False)
-        append(fmt, other, slots, *rows, checked=False)
-    check(fmt, one, other)
-    assert sorted(other.sidecar["side_of_tile"].tolist())[:2] == [-1, -1]
-
-
-def test_tokens_without_a_side_slot_are_dropped() -> None:
-    fmt, (one, other) = pair_of("kvarn_k4v2_g64", side_tiles=2, sinks=())
-    for first in (0, 64, 128, 64, 100):
-        rows = outliers(4, 2, 16, seed=first)
-        fmt.append(one, torch.arange(first, first + 4), *rows, checked=False)
-        append(fmt, other, torch.arange(first, first + 4), *rows, checked=False)
-    check(fmt, one, other)
-    assert other.sidecar["side_of_tile"].tolist()[:3] == [0, 1, -2]
-
-
-def test_tokens_of_quantised_tiles_are_dropped() -> None:
-    fmt, (one, other) = pair_of("kvarn_k4v2_g64", sinks=())
-    for slots in (torch.arange(64), torch.arange(5, 9)):
-        rows = outliers(slots.numel(), 2, 16)
-        fmt.append(one, slots, *rows, checked=False)
-        append(fmt, other, slots, *rows, checked=False)
-    check(fmt, one, other)
+        appended(fmt, pair, slots, outliers(slots.numel(), 2, 16, seed=int(slots[0])))
+    check(fmt, *pair)
+    assert sorted(pair[1].sidecar["side_of_tile"].tolist())[:2] == [-1, -1]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_a_lost_token_takes_nothing_with_it(value: float) -> None:
-    fmt, (one, other) = pair_of("kvarn_k4v2_g64", sinks=())
+    fmt, pair = pair_of("kvarn_k4v2_g64", sinks=())
     keys, values = outliers(64, 2, 16)
     keys[5, 1, 3], values[9, 0, 2] = value, value
-    fmt.append(one, range(64), keys, values)
-    append(fmt, other, range(64), keys, values)
-    check(fmt, one, other)
-    back = fmt.restore(other, range(64))
+    appended(fmt, pair, torch.arange(64), (keys, values), checked=True)
+    check(fmt, *pair)
+    back = fmt.restore(pair[1], range(64))
     assert back[0].isnan().any(dim=-1).nonzero().tolist() == [[5, 1]]
     assert back[1].isnan().any(dim=-1).nonzero().tolist() == [[9, 0]]
 
 
 def test_a_tile_of_zeros() -> None:
-    fmt, (one, other) = pair_of("kvarn_k4v2_g64", sinks=())
-    rows = torch.zeros(64, 2, 16)
-    fmt.append(one, range(64), rows, rows)
-    append(fmt, other, range(64), rows, rows)
-    check(fmt, one, other)
-    assert not any(part.any() for part in fmt.restore(other, range(64)))
+    fmt, pair = pair_of("kvarn_k4v2_g64", sinks=())
+    appended(fmt, pair, torch.arange(64), torch.zeros(2, 64, 2, 16), checked=True)
+    check(fmt, *pair)
+    assert not any(part.any() for part in fmt.restore(pair[1], range(64)))

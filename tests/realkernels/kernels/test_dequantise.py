@@ -1,4 +1,4 @@
-"""Pieces of every format as the unpacking kernels write them: the numbers of the format's own `read`, rounded once."""
+"""KV chunks of every codec as the kernels dequantise them: the numbers of the codec itself, rounded once."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def rows(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize(("name", "arrangement"), KEPT)
-def test_a_piece_is_what_the_format_reads(name: str, arrangement: Arrangement) -> None:
+def test_a_kv_chunk_is_what_the_codec_dequantises(name: str, arrangement: Arrangement) -> None:
     """bf16 is left to the device: the interpreter cuts it off instead of rounding."""
     pool = pool_of(name, arrangement)
     dequantise = dequantiser(pool.codec, pool.planes)
@@ -67,7 +67,6 @@ def test_a_lost_token_stays_lost_and_no_other(name: str) -> None:
 
 def test_every_format_that_decode_reads_can_be_dequantised() -> None:
     assert [name for name in attended() if missing(codec_named(name))] == []
-    assert "no kernel dequantises exl3_k2v2" in missing(codec_named("exl3_k2v2"))
     other = codec_named("exl3_k2v2")
     with pytest.raises(ValueError, match="no kernel dequantises exl3_k2v2"):
         dequantiser(other, other.allocate(1, 16, 1, 32, CPU))
@@ -78,22 +77,19 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
     pool = pool_of(name)
     dequantise, table = dequantiser(pool.codec, pool.planes), pool.table[0]
     keys, values = rows()
-    for wrong, words in (
-        ({"first": 0, "last": ROOM + 1}, "fit neither 512 rows"),
-        ({"first": 0, "last": 0}, "fit neither"),
-        ({"first": 64, "last": 128}, "not at 64"),
-        ({"first": 256 * table.numel(), "last": 256 * table.numel() + 1}, f"nor {table.numel()} pages"),
+    pages = table.numel()
+    for given, first, last, words in (
+        ((table, keys, values), 0, ROOM + 1, "fit neither 512 rows"),
+        ((table, keys, values), 0, 0, "fit neither"),
+        ((table, keys, values), 64, 128, "not at 64"),
+        ((table, keys, values), 256 * pages, 256 * pages + 1, f"nor {pages} pages"),
+        ((table, keys[:, :, :32], values[:, :, :32]), 0, 1, "no rows of"),
+        ((table, keys, values.half()), 0, 1, "no rows of"),
+        ((table, keys[::2], values[::2]), 0, 1, "one behind the other"),
+        ((table.long(), keys, values), 0, 1, "int32"),
     ):
         with pytest.raises(ValueError, match=words):
-            dequantise(table, keys, values, **wrong)
-    with pytest.raises(ValueError, match="no rows of"):
-        dequantise(table, keys[:, :, :32], values[:, :, :32], first=0, last=1)
-    with pytest.raises(ValueError, match="no rows of"):
-        dequantise(table, keys, values.half(), first=0, last=1)
-    with pytest.raises(ValueError, match="one behind the other"):
-        dequantise(table, keys[::2], values[::2], first=0, last=1)
-    with pytest.raises(ValueError, match="int32"):
-        dequantise(table.long(), keys, values, first=0, last=1)
+            dequantise(*given, first=first, last=last)
     assert bool((keys == 7.0).all())
 
 

@@ -1,4 +1,4 @@
-"""Attention of a chunk piece by piece: every row sees its own past once, whatever the pieces."""
+"""Attention of a chunk by kv chunks: every row sees its own past once, whatever the chunks."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from realkernels.timed.call import relative_error
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(query_heads=6, kv_heads=2, head_dim=32)
 SIZES = ((0, 1), (0, 1_100), (500, 600), (512, 512), (511, 513), (1_000, 1), (1_090, 10), (0, 512))
-"""Past and rows."""
+"""Past and new tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def pool() -> PagedCache:
     return PagedCache.fill(codec_named("q8_0"), SHAPE, sequences=2, tokens=1_100, device=CPU)
 
 
-def scratch(rows: int, *, piece: int = 512, dtype: torch.dtype = torch.float32) -> ChunkScratch:
+def scratch(rows: int, *, chunk: int = 512, dtype: torch.dtype = torch.float32) -> ChunkScratch:
     made = ChunkScratch.allocate(
-        kv_chunk_tokens=piece, q_tokens=rows, query_heads=6, kv_heads=2, head_dim=32, dtype=dtype, device=CPU
+        kv_chunk_tokens=chunk, q_tokens=rows, query_heads=6, kv_heads=2, head_dim=32, dtype=dtype, device=CPU
     )  # fmt: skip
     for part in vars(made).values():
         part.fill_(float("nan"))
@@ -41,21 +41,14 @@ def scratch(rows: int, *, piece: int = 512, dtype: torch.dtype = torch.float32) 
 def attended(pool: PagedCache, past: int, rows: int, **given: object) -> tuple[torch.Tensor, torch.Tensor]:
     query = torch.randn(rows, 6, 32)
     out = torch.full_like(query, float("nan"))
-    attend_chunk(
-        query,
-        reference_dequantiser(pool.codec, pool.planes),
-        pool.table[1],
-        out,
-        scratch(rows),
-        past_tokens=past,
-        **given,
-    )
+    dequantise = reference_dequantiser(pool.codec, pool.planes)
+    attend_chunk(query, dequantise, pool.table[1], out, scratch(rows), past_tokens=past, **given)
     return query, out
 
 
 @pytest.mark.parametrize(("past", "rows"), SIZES)
 @pytest.mark.parametrize("one", [combine, combine_in_torch])
-def test_it_is_attention_over_the_unpacked_cache(pool: PagedCache, past: int, rows: int, one: object) -> None:
+def test_it_is_attention_over_the_dequantised_cache(pool: PagedCache, past: int, rows: int, one: object) -> None:
     query, out = attended(pool, past, rows, combine=one)
     for row in {0, rows // 2, rows - 1}:
         for kv_head, heads in ((0, slice(0, 3)), (1, slice(3, 6))):
@@ -64,11 +57,11 @@ def test_it_is_attention_over_the_unpacked_cache(pool: PagedCache, past: int, ro
 
 
 @pytest.mark.parametrize(("past", "rows"), [*SIZES, (7, 3), (1_023, 1_026)])
-@pytest.mark.parametrize("piece", [128, 512, 4_096])
-def test_every_row_sees_each_token_up_to_its_own_once(past: int, rows: int, piece: int) -> None:
+@pytest.mark.parametrize("chunk", [128, 512, 4_096])
+def test_every_row_sees_each_token_up_to_its_own_once(past: int, rows: int, chunk: int) -> None:
     seen = torch.zeros(rows, past + rows, dtype=torch.int32)
     ended = torch.zeros(rows, dtype=torch.int32)
-    for first, last in kv_chunks(past + rows, piece):
+    for first, last in kv_chunks(past + rows, chunk):
         for call in calls_of(first, last, past_tokens=past, q_tokens=rows):
             part = torch.ones(call.q_to - call.q_from, last - first, dtype=torch.int32)
             if call.causal:
@@ -80,11 +73,11 @@ def test_every_row_sees_each_token_up_to_its_own_once(past: int, rows: int, piec
 
 
 def test_products_that_are_masked_out_are_few() -> None:
-    """Those above the diagonal of squares of at most a piece; none behind whole pieces."""
-    past, rows, piece = 65_536, 2_048, 8_192
+    """Those above the diagonal of squares of at most a kv chunk; none behind whole ones."""
+    past, rows, chunk = 65_536, 2_048, 8_192
     made = sum(
         (call.q_to - call.q_from) * (last - first)
-        for first, last in kv_chunks(past + rows, piece)
+        for first, last in kv_chunks(past + rows, chunk)
         for call in calls_of(first, last, past_tokens=past, q_tokens=rows)
     )
     assert made == rows * past + rows * rows
@@ -100,7 +93,7 @@ def test_the_scratch_does_not_grow_with_the_context(pool: PagedCache) -> None:
         assert bool(out.isfinite().all())
 
 
-def test_folding_in_any_order_gives_the_whole() -> None:
+def test_combining_in_any_order_gives_the_whole() -> None:
     query, keys, values = torch.randn(5, 6, 32), torch.randn(96, 2, 32), torch.randn(96, 2, 32)
     keys[40] *= 30  # one token outweighs the others
     whole, _ = softmax_chunk(query, keys, values, causal=False)
@@ -148,7 +141,7 @@ def test_a_chunk_is_checked_against_its_pages(pool: PagedCache) -> None:
         check_chunk(pool.codec, pool.planes, table, **given)
 
 
-def test_folds_of_other_sizes_are_refused() -> None:
+def test_parts_of_other_sizes_are_refused() -> None:
     room = scratch(4)
     part, out = torch.zeros(4, 6, 32), torch.zeros(4, 6, 32)
     with pytest.raises(ValueError, match="do not belong together"):

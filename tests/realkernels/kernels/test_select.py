@@ -1,5 +1,7 @@
 """Selection is exact: the best by float32 score, ties to the lower index, on the interpreter and on the CPU backend."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -70,18 +72,25 @@ def test_among_equals_the_lower_index_wins(topk: int) -> None:
     assert chosen.tolist() == sorted(by_hand)
 
 
-@pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_nothing_but_zeros(zero: float) -> None:
-    query = torch.full((16, 16), zero, dtype=HALF)  # 16 heads: no padding that could hide a negative zero
-    chosen = check_both(query, torch.full((300, 16), -1.0, dtype=HALF), 100)
-    assert chosen.tolist() == list(range(100))
+def two_levels(most: float, block: slice, other: float, *, blocks: int) -> torch.Tensor:
+    pooled = torch.full((blocks, 16), other, dtype=HALF)
+    pooled[block] = most
+    return pooled
 
 
-def test_one_positive_score_among_negative_products() -> None:
-    pooled = torch.full((300, 16), -1.0, dtype=HALF)
-    pooled[123] = 1.0
-    chosen = check_both(torch.ones(16, 16, dtype=HALF), pooled, 5)
-    assert chosen.tolist() == [0, 1, 2, 3, 123]
+@pytest.mark.parametrize(
+    ("query", "pooled", "expected"),
+    [
+        *((zero, two_levels(-1.0, slice(0), -1.0, blocks=300), range(100)) for zero in (0.0, -0.0)),
+        (1.0, two_levels(1.0, slice(123, 124), -1.0, blocks=300), [0, 1, 2, 3, 123]),
+        (65504.0, two_levels(65472.0, slice(100), 65504.0, blocks=200), range(100, 160)),
+    ],
+)
+def test_zeros_one_positive_score_and_the_largest_halves(
+    query: float, pooled: torch.Tensor, expected: Sequence[int]
+) -> None:
+    heads = torch.full((16, 16), query, dtype=HALF)  # 16 heads: no padding that could hide a negative zero
+    assert check_both(heads, pooled, len(expected)).tolist() == list(expected)
 
 
 def test_scores_beyond_the_bins_are_still_exact() -> None:
@@ -91,13 +100,6 @@ def test_scores_beyond_the_bins_are_still_exact() -> None:
     pooled = (torch.rand(400, 16, generator=source) * scale[:, None]).to(HALF)
     for magnitude in (1e-4, 1.0, 1e4):
         check_both(torch.full((4, 16), magnitude, dtype=HALF), pooled, 50)
-
-
-def test_the_largest_halves() -> None:
-    pooled = torch.full((200, 16), 65504.0, dtype=HALF)
-    pooled[:100] = 65472.0
-    chosen = check_both(torch.full((4, 16), 65504.0, dtype=HALF), pooled, 60)
-    assert chosen.tolist() == list(range(100, 160))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, inside the interpreter

@@ -99,21 +99,21 @@ def test_a_product_that_is_not_made_is_noticed(monkeypatch: pytest.MonkeyPatch, 
     assert Linear(SMALL, tokens=5, weights=weights, **place()).verify() == math.inf
 
 
-@pytest.mark.parametrize("left_out", ["add_norm", "rotate", "gate"])
+@pytest.mark.parametrize("left_out", ["add_norm", "rotate", "gate", "append"])
 def test_a_kernel_that_does_nothing_is_noticed(left_out: str) -> None:
     ops = broken(left_out)
-    assert Elementwise(SMALL, tokens=5, layers=1, ops=ops, **place()).verify() > 0.1
-    assert DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, ops=ops, **place()).verify() > 0.1
+    error = DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, ops=ops, **place()).verify()
+    if left_out == "append":
+        assert error == math.inf
+    else:
+        assert min(error, Elementwise(SMALL, tokens=5, layers=1, ops=ops, **place()).verify()) > 0.1
 
 
-def test_tokens_and_keys_that_are_misplaced_are_noticed() -> None:
+def test_tokens_that_are_misplaced_are_noticed() -> None:
     written = PlainAppend(SMALL, tokens=9, layers=2, **place(torch.bfloat16))
     written.run()
     written.slots = written.slots.flip(0)  # as if a kernel had mixed tokens up
     assert written.error() == math.inf
-    ops = broken("append")
-    layers = DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, ops=ops, **place())
-    assert layers.verify() == math.inf
 
 
 @pytest.mark.parametrize("dtype", BOTH_TYPES)
@@ -218,32 +218,31 @@ def test_a_draw_agrees_with_float64(tokens: int, vocab: int) -> None:
     assert 0 <= int(made.output.min()) <= int(made.output.max()) < vocab
 
 
-def _first(_shares: torch.Tensor, *, out: torch.Tensor, **_how: Any) -> None:
-    out.zero_()
+def _one_row_wrong(shares: torch.Tensor) -> torch.Tensor:
+    drawn = shares.argmin(dim=1)
+    drawn[:-1] = shares.max(dim=1).indices[:-1]
+    return drawn
 
 
-def _second_best(shares: torch.Tensor, *, out: torch.Tensor, **_how: Any) -> None:
-    out.copy_(shares.topk(2, dim=1).indices[:, 1])
+WRONG_DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "the first token": lambda shares: torch.zeros(len(shares)).long(),
+    "the second best": lambda shares: shares.topk(2, dim=1).indices[:, 1],
+    "one row wrong": _one_row_wrong,
+    "of another row": lambda shares: shares.max(dim=1).indices.roll(1),
+    "none": lambda _shares: None,
+}
 
 
-def _one_row_wrong(shares: torch.Tensor, *, out: torch.Tensor, **_how: Any) -> None:
-    out.copy_(shares.max(dim=1).indices)
-    out[-1] = shares[-1].min(dim=0).indices
+@pytest.mark.parametrize("draw", WRONG_DRAWS.values(), ids=WRONG_DRAWS)
+def test_a_wrong_draw_is_noticed(monkeypatch: pytest.MonkeyPatch, draw: Callable[..., torch.Tensor | None]) -> None:
+    def drawn(shares: torch.Tensor, *, out: torch.Tensor, **_how: Any) -> None:
+        made = draw(shares)
+        if made is not None:
+            out.copy_(made)
 
-
-def _of_another_row(shares: torch.Tensor, *, out: torch.Tensor, **_how: Any) -> None:
-    out.copy_(shares.max(dim=1).indices.roll(1))
-
-
-def _none(_shares: torch.Tensor, **_how: Any) -> None:
-    return
-
-
-@pytest.mark.parametrize("draw", [_first, _second_best, _one_row_wrong, _of_another_row, _none])
-def test_a_wrong_draw_is_noticed(monkeypatch: pytest.MonkeyPatch, draw: Callable[..., None]) -> None:
     made = Sampling(tokens=16, vocab=500, device=CPU)
     made.run()  # so that tokens lie there
-    monkeypatch.setattr(library.torch, "argmax", draw)
+    monkeypatch.setattr(library.torch, "argmax", drawn)
     assert made.verify() > 0.01
 
 
