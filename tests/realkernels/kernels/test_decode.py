@@ -59,17 +59,16 @@ def tolerance(name: str) -> float:
 
 
 def of(name: str, **sizes: object) -> World:
-    """A small world whose pages hold whole tiles of the codec."""
+    """A small world whose pages hold whole tiles of the codec, with queries of its own type."""
     if name.startswith("kvarn"):
         sizes["page_tokens"] = 128
-    return World(**sizes)
+    return World(dtype=torch.bfloat16 if name == "bf16" else torch.float16, **sizes)
 
 
 @pytest.mark.parametrize(("name", "arrangement"), CODECS)
 def test_lengths_off_pages_and_tiles_and_an_empty_sequence(name: str, arrangement: str) -> None:
     lengths = (300, 0, 129) if name.startswith("kvarn") else (70, 0, 1, 31, 64)
-    dtype = torch.bfloat16 if name == "bf16" else torch.float16
-    world = of(name, lengths=lengths, head_dim=64, query_heads=4, dtype=dtype)
+    world = of(name, lengths=lengths, head_dim=64, query_heads=4)
     out, truth = Coded(world, name, arrangement).attend(usual(name))
     assert relative_error(out, truth) < tolerance(name)
     assert not out[1].any()
@@ -79,8 +78,7 @@ def test_lengths_off_pages_and_tiles_and_an_empty_sequence(name: str, arrangemen
 def test_new_tokens_see_what_is_before_them(name: str, plan: TilePlan) -> None:
     """Rows that see nothing, sets of rows of which some lie beyond, a thread block for all rows or one of several."""
     lengths = (3, 258) if name.startswith("kvarn") else (3, 0, 37)
-    dtype = torch.bfloat16 if name == "bf16" else torch.float16
-    world = of(name, lengths=lengths, q_tokens=7, query_heads=8, dtype=dtype)
+    world = of(name, lengths=lengths, q_tokens=7, query_heads=8)
     out, truth = Coded(world, name).attend(plan)
     assert relative_error(out, truth) < tolerance(name)
     assert not out[0, :4].any()
