@@ -82,7 +82,8 @@ def test_the_wait_for_a_core_is_taken_off(
 
 
 def test_waiting_for_something_else_than_a_core_is_part_of_the_work() -> None:
-    assert 0.05 <= host_seconds(lambda: time.sleep(0.05)) < 0.5
+    """But for what another thread of this process waited for a core meanwhile, which is taken off."""
+    assert 0.03 <= host_seconds(lambda: time.sleep(0.05)) < 0.5
 
 
 @counted
