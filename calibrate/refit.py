@@ -43,13 +43,12 @@ def refitted(machine: str, samples: Callable[[Records], Records] = dict) -> dict
     of_library, parts = beside.kernels(bare)
     made = {OWN: own | record | {"machine": own["machine"]}}
     made[LIBRARY] = library | {"kernels": of_library, "fitted": parts}
-    profile["kernels"] |= of_library
-    known = set(profile["kernels"])
+    of_formats: dict[str, Any] = {}
     for name, raw, taken in zip(FORMATS, formats, evidence, strict=True):
         kernels, coded = taken.kernels(bare)
         made[name] = raw | {"kernels": kernels, "fitted": coded, "gpu": instructions_roof(taken)}
-        profile["kernels"] |= {key: kernel for key, kernel in kernels.items() if key not in known or name == FORMATS[0]}
-        known |= set(kernels)
+        of_formats |= {key: kernel for key, kernel in kernels.items() if key not in of_formats}
+    profile["kernels"] |= of_library | of_formats
     checked(profile)
     made[PROFILE] = shipped_document(machine) | profile
     as_data: dict[str, dict[str, Any]] = json.loads(json.dumps(made, allow_nan=False))

@@ -107,20 +107,9 @@ def _dequantise_tiles(
         elif part == 0:
             for token_at in range(0, TILE, TOKENS):
                 _copy_aside(
-                    side_keys,
-                    keys,
-                    slot,
-                    head,
-                    start,
-                    tokens,
-                    token_at,
-                    TOKENS,
-                    SLOT,
-                    SIDE_TOKEN,
-                    SIDE_HEAD,
-                    HEADS,
-                    DIM,
-                )
+                    side_keys, keys, slot, head, start, tokens, token_at, TOKENS, SLOT, SIDE_TOKEN, SIDE_HEAD,
+                    HEADS, DIM,
+                )  # fmt: skip
     else:
         token_at = (part - parts) * TOKENS
         if slot < 0:
@@ -130,20 +119,9 @@ def _dequantise_tiles(
             )  # fmt: skip
         else:
             _copy_aside(
-                side_values,
-                values,
-                slot,
-                head,
-                start,
-                tokens,
-                token_at,
-                TOKENS,
-                SLOT,
-                SIDE_TOKEN,
-                SIDE_HEAD,
-                HEADS,
-                DIM,
-            )
+                side_values, values, slot, head, start, tokens, token_at, TOKENS, SLOT, SIDE_TOKEN, SIDE_HEAD,
+                HEADS, DIM,
+            )  # fmt: skip
 
 
 def dequantise_tiles(
