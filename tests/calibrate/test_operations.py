@@ -189,6 +189,7 @@ def test_a_profile_without_a_rate_is_told_it() -> None:
 
 
 def test_what_a_device_cannot_run_is_told_and_kernels_are_compiled_before_they_are_timed() -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
     probe = {probe.name: probe for probe in all_probes()}
     old, ampere, ada = (worlds.machine(compute_capability=number) for number in ("7.5", "8.6", "8.9"))
     cpu = worlds.machine(device="cpu", compute_capability="0.0")
