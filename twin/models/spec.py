@@ -1,100 +1,91 @@
-"""The shape of a model: enough to count its parameters, its cache and its work, and nothing more."""
+"""The shape of a model: enough to count its parameters, its cache and its work, and nothing more.
+
+A model is a list of layers, each with mixers of tokens (side by side where there are several) and a feed-forward; equal
+layers are of one kind. What depends on the engine that runs it (where the embedding lies, in what type a state is kept,
+whether windows get pages of their own) is the engine's.
+"""
 
 from functools import cached_property
+from itertools import cycle, islice
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-SCHEMA = "twin.model/1"
-Tokens = Annotated[int, Meta(ge=1, le=2**31)]
+from twin.models.mixers import (
+    Attending,
+    Attention,
+    Count,
+    Few,
+    Heads,
+    Indexer,
+    LatentAttention,
+    Mixer,
+    Recurrent,
+    Tokens,
+    Width,
+)
+
+SCHEMA = "twin.model/2"
 Layers = Annotated[int, Meta(ge=1, le=4096)]
-Heads = Annotated[int, Meta(ge=1, le=4096)]
-Width = Annotated[int, Meta(ge=1, le=2**20)]  # elements of a vector, or bytes of a row
 Experts = Annotated[int, Meta(ge=1, le=65536)]
 Vocabulary = Annotated[int, Meta(ge=1, le=2**24)]
-Few = Annotated[int, Meta(ge=1, le=65536)]  # tokens of a block, rows of a token, streams: what a loop may go over
 Bits = Annotated[float, Meta(ge=0.01, le=64)]
 Bytes = Annotated[int, Meta(ge=1, le=2**50)]
-LayerKind = Literal["attention", "recurrent"]
+Part = Literal["attention", "feed_forward", "experts", "router", "embedding", "head", "vectors"]
+"""Parts of a checkpoint's language model. `attention` is mixers of all kinds; a shared expert is `feed_forward`."""
 
 
-class Attention(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Grouped-query attention; `every` n-th layer has it, the others are recurrent (every = 1: all of them)."""
-
-    every: Layers
-    query_heads: Heads
-    kv_heads: Heads
-    head_dim: Width
-    output_gate: bool
-
-    def __post_init__(self) -> None:
-        if self.query_heads % self.kv_heads:
-            raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
-
-    @property
-    def kv_elements(self) -> int:
-        """Elements of K and V of one token."""
-        return 2 * self.kv_heads * self.head_dim
-
-    @property
-    def group(self) -> int:
-        """Query heads of a KV head."""
-        return self.query_heads // self.kv_heads
+Parameters = dict[Part, float]
+"""Parameters by part; whole numbers, except of experts that are chosen by chance."""
 
 
-class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Qwen Sparse Attention: scores one pooled key per block of `ratio` tokens, attends to the best `budget` tokens."""
+class FeedForward(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """An MLP; with experts > 1 a router picks `active` of them and `shared_intermediate` always runs."""
 
-    query_heads: Heads
-    head_dim: Width
-    budget: Tokens
-    ratio: Few
-
-    def __post_init__(self) -> None:
-        if self.budget % self.ratio:
-            raise ValueError(f"budget {self.budget} is not a multiple of ratio {self.ratio}")
-
-    @property
-    def block_topk(self) -> int:
-        """Blocks selected per query token."""
-        return self.budget // self.ratio
-
-
-class Recurrent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Gated DeltaNet: a state of head_dim x head_dim per value head and a short convolution."""
-
-    key_heads: Heads
-    value_heads: Heads
-    head_dim: Width
-    conv_kernel: Annotated[int, Meta(ge=2, le=64)]
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of the short convolution: queries, keys and values."""
-        return (2 * self.key_heads + self.value_heads) * self.head_dim
-
-    @property
-    def state_elements(self) -> int:
-        """Elements of one layer's recurrent state for one sequence, without the convolution's tail."""
-        return self.value_heads * self.head_dim**2
-
-    @property
-    def conv_elements(self) -> int:
-        """Elements of the convolution's tail: the last conv_kernel - 1 inputs."""
-        return self.conv_channels * (self.conv_kernel - 1)
-
-
-class FeedForward(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A gated MLP; with experts > 1 a router picks `active` of them and `shared_intermediate` always runs."""
-
-    experts: Experts
-    active: Experts
     intermediate: Width
-    shared_intermediate: Annotated[int, Meta(ge=0, le=2**20)]
+    experts: Experts = 1
+    active: Experts = 1
+    shared_intermediate: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    gated: bool = True
+    vectors: Count = 0  # elements of biases and norms outside experts
+    expert_vectors: Count = 0  # elements of biases of one expert
+    other_matrices: Count = 0  # parameters of matrices that always run and that the shape does not imply
 
     def __post_init__(self) -> None:
         if self.active > self.experts:
             raise ValueError(f"active {self.active} is more than experts {self.experts}")
+
+    def parameters(self, hidden: int, experts: float) -> "Parameters":
+        """By part, of so many of the experts, the router and what always runs."""
+        per_channel = (3 if self.gated else 2) * hidden
+        one, always = per_channel * self.intermediate, per_channel * self.shared_intermediate + self.other_matrices
+        if self.experts == 1:
+            return {"feed_forward": one + always, "vectors": self.vectors + self.expert_vectors}
+        vectors = self.vectors + self.expert_vectors * experts
+        return {"router": hidden * self.experts, "experts": one * experts, "feed_forward": always, "vectors": vectors}
+
+
+class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A layer of one kind."""
+
+    mixers: tuple[Mixer, ...] = ()  # side by side; none: a feed-forward alone
+    feed_forward: FeedForward | None = None
+    vectors: Count = 0  # elements of the norms around both
+
+    @property
+    def attending(self) -> tuple[Attending, ...]:
+        """Mixers that attend to cached tokens."""
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention | LatentAttention))
+
+    def parameters(self, hidden: int, experts: float | None = None) -> "Parameters":
+        """By part, of so many of the experts, or of all."""
+        feed_forward = self.feed_forward
+        counts: Parameters = {}
+        if feed_forward is not None:
+            counts = feed_forward.parameters(hidden, feed_forward.experts if experts is None else experts)
+        mixers = sum(mixer.matrices(hidden) for mixer in self.mixers)
+        vectors = self.vectors + sum(mixer.vectors for mixer in self.mixers) + counts.get("vectors", 0)
+        return counts | {"attention": mixers, "vectors": vectors}
 
 
 class NgramTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -106,15 +97,26 @@ class NgramTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     before_layer: Annotated[int, Meta(ge=0, le=4096)]
 
 
-class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the checkpoint stores its matrices."""
+class Stored(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How matrices are stored: the format, and the bits of an element with its scales."""
 
     format: str
     bits: Bits
-    embedding_on_host: bool
-    embedding_bits: Bits
-    head_bits: Bits | None = None  # None: as the layers
+
+
+class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """How the checkpoint stores its matrices."""
+
+    format: str  # of every part that is not named below, and what engines that load it are asked for
+    bits: Bits
+    parts: dict[Part, Stored] = {}
+    part_bytes: dict[Part, Annotated[int, Meta(ge=0, le=2**50)]] = {}  # exactly, where headers were read
     mlp_operands: str = ""  # operand type of feed-forward products where not the engine's, such as int8
+
+    def stored(self, part: Part) -> Stored:
+        """How one part is stored; norms and biases in 16 bits unless said otherwise."""
+        default = Stored(format="bf16", bits=16) if part == "vectors" else Stored(format=self.format, bits=self.bits)
+        return self.parts.get(part, default)
 
 
 class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -151,7 +153,7 @@ class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("lookup_accepts must be above block_accepts")
 
 
-class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, dict=True):
     """A model and its checkpoint."""
 
     schema: str
@@ -162,38 +164,111 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, d
     hidden: Width
     vocab: Vocabulary
     layers: Layers
-    residual_streams: Few
+    kinds: dict[str, Layer]
+    order: tuple[
+        tuple[str, Layers], ...
+    ]  # kinds and how many in a row, from the first layer on; begun again at the end
+    residual_streams: Few = 1
     native_ctx_tokens: Tokens
-    attention: Attention
-    feed_forward: FeedForward
+    tied: bool = False  # whether the head multiplies with the embedding
+    vectors: Count = 0  # elements of norms outside layers
+    tables: Count = 0  # parameters of tables read by row, beside the token embedding
+    towers: dict[str, Count] = {}  # parameters of what is no part of the language model: vision, audio, mtp
     weights: Weights
-    indexer: Indexer | None = None
-    recurrent: Recurrent | None = None
     ngram: NgramTable | None = None
     drafters: tuple[Drafter, ...] = ()
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
             raise ValueError(f"schema must be {SCHEMA!r}, not {self.schema!r}")
-        if self.layers % self.attention.every:
-            raise ValueError(f"{self.layers} layers are not a multiple of attention.every {self.attention.every}")
-        if self.attention.every > 1 and self.recurrent is None:
-            raise ValueError("layers without attention need 'recurrent'")
+        unknown = [kind for kind, _ in self.order if kind not in self.kinds]
+        if unknown or not self.order:
+            raise ValueError(f"order names {unknown[0]!r}, which is none of kinds" if unknown else "order is empty")
+        unused = self.kinds.keys() - set(self.layer_kinds)
+        if unused:
+            raise ValueError(f"order never comes to {min(unused)!r} within {self.layers} layers")
         if self.ngram is not None and self.ngram.before_layer >= self.layers:
             raise ValueError(f"ngram.before_layer {self.ngram.before_layer} is not one of {self.layers} layers")
 
     @cached_property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """Kind of each layer in order: attention closes every group of `every` layers."""
-        every = self.attention.every
-        return tuple("attention" if index % every == every - 1 else "recurrent" for index in range(self.layers))
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Kind of each layer in order."""
+        named = (kind for kind, count in cycle(self.order) for _ in range(count))
+        return tuple(islice(named, self.layers))
+
+    @cached_property
+    def kind_counts(self) -> dict[str, int]:
+        """Layers of each kind, by the first of them."""
+        return {kind: self.layer_kinds.count(kind) for kind in dict.fromkeys(self.layer_kinds)}
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Of the language model: towers left out, a head that is the embedding counted once, as the embedding."""
+        matrix = self.hidden * self.vocab
+        total: Parameters = {"embedding": matrix + self.tables, "head": 0 if self.tied else matrix}
+        total["vectors"] = self.vectors
+        for kind, count in self.kind_counts.items():
+            for part, number in self.kinds[kind].parameters(self.hidden).items():
+                total[part] = total.get(part, 0) + number * count
+        return total
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token runs through: of tables and the embedding no more than rows, of experts the chosen."""
+        active = self.hidden * self.vocab + self.vectors
+        for kind, count in self.kind_counts.items():
+            layer = self.kinds[kind]
+            experts = layer.feed_forward.active if layer.feed_forward else None
+            active += count * int(sum(layer.parameters(self.hidden, experts).values()))
+        return active
+
+    @cached_property
+    def part_bits(self) -> dict[Part, float]:
+        """Bits of an element of each part, scales included: exactly, where the checkpoint's headers were read."""
+        stored = {part: self.weights.stored(part).bits for part in self.parameters}
+        exact = self.weights.part_bytes.items()
+        return stored | {part: 8 * size / self.parameters[part] for part, size in exact if self.parameters.get(part)}
+
+    def stored_bytes(self, counts: Parameters) -> float:
+        """Bytes in which the checkpoint stores so many parameters of each part."""
+        return sum(count * self.part_bits[part] for part, count in counts.items()) / 8
+
+    @property
+    def weight_bytes(self) -> dict[Part, float]:
+        """Bytes of every part of the language model."""
+        return {part: self.stored_bytes({part: count}) for part, count in self.parameters.items() if count}
+
+    @cached_property
+    def mixers(self) -> dict[Mixer, int]:
+        """How many layers have each mixer."""
+        counts: dict[Mixer, int] = {}
+        for kind, count in self.kind_counts.items():
+            for mixer in self.kinds[kind].mixers:
+                counts[mixer] = counts.get(mixer, 0) + count
+        return counts
+
+    @cached_property
+    def caches(self) -> dict[Attending, int]:
+        """How many layers keep a cache of each kind of attention; those that read another layer's are left out."""
+        attending = {mixer: n for mixer, n in self.mixers.items() if isinstance(mixer, Attention | LatentAttention)}
+        return {mixer: count for mixer, count in attending.items() if mixer.keeps_cache}
+
+    @cached_property
+    def attention(self) -> Attending | None:
+        """The attention that sees furthest, against which cache formats and kernels are checked; None: no cache."""
+        return max(self.caches, key=lambda mixer: (not mixer.reach, mixer.reach), default=None)
 
     @property
     def attention_layers(self) -> int:
         """Layers that keep a KV cache."""
-        return self.layers // self.attention.every
+        return sum(self.caches.values())
 
     @property
-    def recurrent_layers(self) -> int:
-        """Layers that keep a recurrent state."""
-        return self.layers - self.attention_layers
+    def indexer(self) -> Indexer | None:
+        """Of sparse attention, where the model has it."""
+        return self.attention.indexer if self.attention else None
+
+    @cached_property
+    def states(self) -> dict[Recurrent, int]:
+        """How many layers keep a recurrent state of each kind."""
+        return {mixer: n for mixer, n in self.mixers.items() if not isinstance(mixer, Attention | LatentAttention)}

@@ -18,6 +18,8 @@ DATA = Path(__file__).parent / "data"
 ACCEPTANCE = DATA.parent / "acceptance"
 QUALITY = DATA.parent / "quality"
 
+SCHEMA_1 = "twin.model/1"  # of version 0.1.0
+
 Row = TypeVar("Row", bound=Struct)
 
 _INSTEAD = "--model reads a shipped name or JSON of schema twin.model/1: twin models NAME --json shows it"
@@ -56,6 +58,10 @@ def _parse(path: Path) -> ModelSpec:
     """A key of a file that extends a shipped model replaces the parent's whole: a table that is written is complete."""
     raw = extended(read_json(path), path, ("model", model_names(), lambda name: read_json(DATA / f"{name}.json"), or_))
     try:
+        if isinstance(raw, dict) and raw.get("schema") == SCHEMA_1:
+            from twin.models.version_1 import ModelV1  # noqa: PLC0415 - few files are so old
+
+            return msgspec.convert(raw, ModelV1).renewed()
         return msgspec.convert(raw, ModelSpec)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
