@@ -1,4 +1,4 @@
-"""Reading a table of somebody else's file key by key: each checked as it is taken, each remembered with what used it."""
+"""Reading a table of somebody else's file key by key: each checked as it is taken, each remembered."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
