@@ -11,6 +11,7 @@ from twin.formats import KVFormat, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
 from twin.memory.block_pool import with_prefix_cache
 from twin.models import ModelSpec, load_model
+from twin.models.mixers import LatentAttention
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import HALF_BYTES
 
@@ -63,6 +64,7 @@ def resolve(question: Question) -> Case:
         ngram=question.ngram or ("ram" if rules.ngram == "ram" else "disk"),
         huge_pages=(question.host_pages or "huge") == "huge",
         state_element_bytes=_STATE_BYTES.get(question.state_dtype, rules.state_element_bytes),
+        mixer=model.attention,
         speculation=_speculation(question, model, rules, fmt),
     )
     _check_case(case)
@@ -85,10 +87,20 @@ def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout:
     if fmt.name not in kept and not question.what_if:
         hint = f"it keeps {listed(kept)}; --what-if counts its bytes anyway"
         raise Impossible(f"{rules.name} keeps no {fmt.name} cache under {layout.name}", hint=hint)
-    refused = fmt.check(head_dim=model.attention.head_dim)
-    if refused:
-        raise Impossible(refused)
+    _check_heads(fmt, model)
     return fmt
+
+
+def _check_heads(fmt: KVFormat, model: ModelSpec) -> None:
+    """Refuse a format in which some layer's heads cannot be kept."""
+    for mixer in model.caches:
+        if isinstance(mixer, LatentAttention):
+            if fmt.kind != "plain" and fmt.name != "fp8":
+                raise Impossible(f"{fmt.name} keeps keys and values of heads, {model.name} caches compressed vectors")
+            continue
+        for width in {mixer.head_dim, mixer.value_width}:
+            if refused := fmt.check(head_dim=width):
+                raise Impossible(refused)
 
 
 def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple[str, str]:

@@ -92,6 +92,11 @@ class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
         return not self.shares_kv
 
     @property
+    def rotated_elements(self) -> int:
+        """Elements of a token's queries and keys."""
+        return (self.query_heads + (0 if self.shares_kv else self.kv_heads)) * self.head_dim
+
+    @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.query_heads // self.kv_heads
@@ -126,6 +131,11 @@ class LatentAttention(_Mixer, frozen=True, kw_only=True, tag="latent_attention")
     def kv_elements(self) -> int:
         """Cached elements of one token."""
         return self.kv_rank + self.rope_dim
+
+    @property
+    def rotated_elements(self) -> int:
+        """Elements of a token's queries and of its key that are roped."""
+        return (self.query_heads + 1) * self.rope_dim
 
     def matrices(self, hidden: int) -> int:
         """Parameters of its matrices."""
@@ -290,6 +300,11 @@ def conv_elements(mixer: Recurrent) -> int:
     return mixer.conv_channels * (mixer.conv_kernel - 1)
 
 
+def mixer_tag(mixer: Mixer) -> str:
+    """Its `kind` in a model file."""
+    return str(mixer.__struct_config__.tag)
+
+
 def mixer_name(mixer: Mixer) -> str:
     """What people call it, such as "sliding window of 1,024 tokens"."""
     if isinstance(mixer, Attention):
@@ -303,5 +318,4 @@ def mixer_name(mixer: Mixer) -> str:
         return f"{kind}, cache shared" if mixer.shares_kv else kind
     if isinstance(mixer, LatentAttention):
         return "sparse latent attention" if mixer.indexer else "latent attention"
-    tag = str(type(mixer).__struct_config__.tag)
-    return tag.replace("_", " ")
+    return mixer_tag(mixer).replace("_", " ")

@@ -213,6 +213,11 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
         return total
 
     @property
+    def head_part(self) -> Part:
+        """The part that holds the output head's matrix."""
+        return "embedding" if self.tied else "head"
+
+    @property
     def active_parameters(self) -> int:
         """Those that one token runs through: of tables and the embedding no more than rows, of experts the chosen."""
         active = self.hidden * self.vocab + self.vectors

@@ -118,13 +118,13 @@ def comparison_json(compared: Comparison) -> dict[str, Any]:
 
 
 def _memory_json(prediction: Prediction) -> dict[str, Any]:
-    plan, model = prediction.memory, prediction.case.model
-    placed = prediction.case.layout.placement(prediction.case)
+    plan = prediction.memory
+    placed = plan.token_bytes
     return {
         "cache_vram_bytes": round(_cache_bytes(plan, plan.devices())),
         "cache_host_bytes": round(_cache_bytes(plan, plan.host())),
-        "vram_bytes_per_token": placed.vram_bytes * model.attention_layers,
-        "host_bytes_per_token": placed.host_bytes * model.attention_layers,
+        "vram_bytes_per_token": placed.vram_bytes,
+        "host_bytes_per_token": placed.host_bytes,
         "page_tokens": plan.page_tokens,
         "vram_left_bytes": round(plan.vram_left_bytes()),
         "limited_by": plan.limit().name,

@@ -13,7 +13,7 @@ from twin.engines import engine_names, load_engine
 from twin.formats import KVFormat, Plane, format_names, is_exl3, kv_format
 from twin.layouts import layout_names, load_layout
 from twin.models import ModelSpec, load_model, model_names
-from twin.operations.counts import layer_active_parameters, layer_parameters, parameters
+from twin.models.mixers import mixer_name
 from twin.render.text import table
 from twin.units import GB, format_rate
 
@@ -77,15 +77,12 @@ def _model(name: str | None, *, as_json: bool) -> str:
 
 
 def _facts(model: ModelSpec) -> dict[str, str]:
-    counts = parameters(model)
-    ends = counts.head + counts.embedding
-    total = ends + sum(layer_parameters(model, kind) for kind in model.layer_kinds)
-    active = counts.head + sum(layer_active_parameters(model, kind) for kind in model.layer_kinds)
-    attention = model.attention
+    total, active = sum(model.parameters.values()), model.active_parameters
+    mixers = [f"{count} x {mixer_name(mixer)}" for mixer, count in model.mixers.items()]
     return {
         "parameters": f"{total / GB:.1f}e9, {active / GB:.2f}e9 active",
         "layers": f"{model.layers}, of which {model.attention_layers} keep a KV cache",
-        "attention": f"{attention.query_heads} query heads, {attention.kv_heads} KV heads x {attention.head_dim}",
+        "mixers": ", ".join(mixers),
         "weights": f"{model.weights.format} at {model.weights.bits:g} bits",
         "native context": f"{model.native_ctx_tokens:,} tokens",
         "source": model.source,
