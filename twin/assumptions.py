@@ -46,7 +46,7 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
     applies = {
         "A4": "experts" in case.model.parameters,
         "A6": machine.gpu_count > 1,
-        "A7": case.model.indexer is not None,
+        "A7": case.model.selects_blocks,
         "A10": case.model.ngram is not None,
         "A11": case.question.batch > 1,
         "A14": case.borrows,

@@ -58,7 +58,8 @@ class Case(Struct, frozen=True, kw_only=True):
         """One raw or pooled indexer key in one attention layer."""
         if self.indexer is None:
             return 0
-        element = self.rules.sparse.index_element_bytes
+        sparse = self.rules.sparse_kernels
+        element = sparse.index_element_bytes if sparse else None
         return self.indexer.head_dim * (self.fmt.element_bytes if element is None else element)
 
     @property

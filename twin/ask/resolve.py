@@ -36,16 +36,16 @@ def resolve(question: Question) -> Case:
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
     if question.layout is None:  # the engine's first that the model can be asked for
         layouts = (load_layout(name) for name in rules.layouts)
-        layout = next(each for each in layouts if model.indexer or not each.needs_indexer)
+        layout = next(each for each in layouts if model.selects_blocks or not each.needs_indexer)
     else:
         layout = load_layout(question.layout)
     _check_options(question, layout, rules)
     if layout.name not in rules.layouts:
         raise Impossible(f"{rules.name} has no layout {layout.name!r}", hint=f"it has {', '.join(rules.layouts)}")
     fmt = _format_of(question, rules, model, layout)
-    if layout.needs_indexer and model.indexer is None:
+    if layout.needs_indexer and not model.selects_blocks:
         raise Impossible(f"{model.name} reads its whole cache at every step: {layout.name} needs sparse attention")
-    sparse = rules.sparse if model.indexer else None
+    sparse = rules.sparse if model.selects_blocks else None
     rated = kv_format(rules.formats[0]) if question.what_if and fmt.kind != "plain" else fmt
     backend, verify_backend = _backends_of(question, rules, rated)
     case = Case(
@@ -75,7 +75,7 @@ def _engine_of(model: ModelSpec) -> EngineRules:
     """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
     engines = [load_engine(name) for name in engine_names() if name != OWN]
     for rules in engines:
-        if model.weights.format in rules.weight_formats and (model.indexer is None or rules.sparse_kernels):
+        if model.weights.format in rules.weight_formats and (not model.selects_blocks or rules.sparse_kernels):
             return rules
     raise Impossible(f"no engine here loads {model.name} ({model.weights.format})", hint="name one with --engine")
 

@@ -16,7 +16,8 @@ class Vram(CacheLayout):
     def placement(self, case: Case) -> Placement:
         """K, V, the raw key, and a pooled key every `ratio` tokens."""
         ratio = case.indexer.ratio if case.indexer else 1
-        per_token = case.plane_bytes + case.index_key_bytes + case.index_key_bytes // ratio
+        pooled = case.index_key_bytes // ratio if ratio > 1 else 0
+        per_token = case.plane_bytes + case.index_key_bytes + pooled
         return Placement(vram_bytes=per_token, host_bytes=0)
 
     def working_bytes(self, case: Case) -> dict[str, int]:

@@ -273,6 +273,11 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
         """Of sparse attention, where the model has it."""
         return self.attention.indexer if self.attention else None
 
+    @property
+    def selects_blocks(self) -> bool:
+        """Whether blocks of keys and values of heads are selected, which an offloaded cache needs."""
+        return isinstance(self.attention, Attention) and self.attention.indexer is not None
+
     @cached_property
     def states(self) -> dict[Recurrent, int]:
         """How many layers keep a recurrent state of each kind."""

@@ -9,6 +9,7 @@ from functools import cache
 from msgspec.structs import replace
 
 from twin.ask.case import Case
+from twin.models.mixers import Attention
 from twin.operations.counts import HALF_BYTES, complete_blocks, padded_selection
 from twin.operations.occupancy import ACCUMULATOR_BYTES, STATISTICS, SplitKV, flash_grid
 from twin.operations.ops import Engine, Op, OpGraph, Step
@@ -217,7 +218,9 @@ def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, 
 
 def dequantises_history(case: Case) -> bool:
     """Whether a chunk's attention dequantises the history: an engine that does, and a model that reads all of it."""
-    return case.rules.own_kernels.kv_chunk_tokens > 0 and bool(case.backend) and case.indexer is None
+    if case.rules.own_kernels.kv_chunk_tokens == 0 or not case.backend:
+        return False
+    return isinstance(case.mixer, Attention) and case.indexer is None
 
 
 def operand_bytes(case: Case) -> int:

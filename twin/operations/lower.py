@@ -118,7 +118,7 @@ def _decode_ops(case: Case, step: Step, device: int, *, first: int) -> tuple[Op,
     """Attention of one decode step in one layer, a chain after op `first` - 1."""
     mixer = case.mixer
     if isinstance(mixer, LatentAttention):
-        return (latent.decode_attention(case, mixer, step, device, after=(first - 1,)),)
+        return latent.decode_ops(case, mixer, step, device, first=first)
     return case.layout.decode_ops(case, _seen(case.attention, step), device, first=first)
 
 

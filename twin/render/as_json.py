@@ -26,6 +26,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "max_ctx_tokens_90": {"low": longest(sigmas=-Z90), "high": longest(sigmas=Z90)},
         "shortage": prediction.memory.shortage(),
         "missing_rates": list(prediction.missing),
+        "not_predicted": prediction.not_predicted,
         "notes": list(prediction.notes),
         "engine": prediction.case.rules.name,
         "kernel": prediction.kernel or None,

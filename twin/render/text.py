@@ -92,7 +92,7 @@ def _speeds(prediction: Prediction) -> list[str]:
     if decode is not None and decode.link_bytes:
         after = f", {format_bytes(prefill.link_bytes)} for the prefill" if prefill else ""
         lines.append(row("host reads", f"{format_bytes(decode.link_bytes)} a step{after}"))
-    return lines + [row("not known", each) for each in prediction.missing]
+    return lines + [row(name, f"not predicted: {why}") for name, why in prediction.not_predicted.items()]
 
 
 def _wall(phase: Phase) -> str:
