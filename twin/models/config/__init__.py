@@ -1,1 +1,105 @@
 """Reading a Hugging Face config.json: which architecture it is, its shape, and how its weights are stored."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from hwprofiles.spelling import nearest
+from twin.errors import BadFile
+from twin.models.config.architectures import readers
+from twin.models.config.quantization import read_weights
+from twin.models.config.shape import Reader, Shape
+from twin.models.config.summary import summary_of
+from twin.models.config.without_effect import WITHOUT_EFFECT
+from twin.models.fields import Fields, Understood
+from twin.models.spec import SCHEMA, ModelSpec, Weights
+
+_LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Tables that hold the language model of a multimodal one."""
+
+
+def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
+    """The model called `name` that the config.json at `where` describes. Raises BadFile."""
+    outer = Fields(raw, where)
+    tables = [outer]
+    while (inner := _language(tables[-1])) is not None:
+        tables.append(inner)
+    architecture, reader = _reader(tables, where)
+    for table in tables:
+        table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type")
+    try:
+        shape = reader(tables[-1])
+        weights = read_weights(tables, shape)
+        spec = _validated(_spec(shape, weights, name))
+    except (msgspec.ValidationError, ValueError) as wrong:
+        raise wrong if isinstance(wrong, BadFile) else BadFile(f"{where}: {architecture}: {wrong}") from None
+    return Understood(spec=spec, origins={"architecture": architecture} | outer.origins(), ignored=outer.ignored())
+
+
+def _language(outer: Fields) -> Fields | None:
+    """The table of the language model in a multimodal one's; whether the head is tied is said outside."""
+    inner = next((inner for key in _LANGUAGE if (inner := outer.table(key)) is not None), None)
+    if inner is not None and "tie_word_embeddings" in outer:
+        inner.raw = inner.raw | {"tie_word_embeddings": outer.raw["tie_word_embeddings"]}
+        outer.without_effect("tie_word_embeddings")
+    return inner
+
+
+def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
+    """The name that is known, and its reader: of the innermost table first. Raises BadFile."""
+    known = readers()
+    names = [name for table in reversed(tables) for name in _names(table)]
+    if not names:
+        raise BadFile(f"{where}: architectures and model_type are missing", hint=_HINT)
+    for name in names:
+        if name in known:
+            return name, known[name]
+    near = nearest(names[-1], known)
+    raise BadFile(
+        f"{where}: architecture {names[-1]!r} is not known",
+        hint=(f"the nearest known one is {near}; " if near else "") + _HINT,
+    )
+
+
+_HINT = (
+    "any model can be described by hand (schema twin.model/2): "
+    "`twin models NAME --save` writes the description of a known one to start from"
+)
+
+
+def _names(table: Fields) -> Iterator[str]:
+    """What one table calls itself: a class, or else a type; both where it is a part of a larger model."""
+    classes = table.texts("architectures", default=[])
+    yield from classes[:1]
+    if table.prefix or not classes:
+        kind = table.text("model_type", default="")
+        if kind:
+            yield kind
+
+
+def _spec(shape: Shape, weights: Weights, name: str) -> ModelSpec:
+    plain = ModelSpec(
+        schema=SCHEMA,
+        name=name,
+        summary="",
+        source=f"config.json of {name}",
+        hidden=shape.hidden,
+        vocab=shape.vocab,
+        layers=shape.layers,
+        kinds=shape.kinds,
+        order=shape.order,
+        residual_streams=shape.residual_streams,
+        native_ctx_tokens=shape.native_ctx_tokens,
+        tied=shape.tied,
+        vectors=shape.vectors,
+        tables=shape.tables,
+        towers=shape.towers,
+        weights=weights,
+    )
+    return msgspec.structs.replace(plain, summary=summary_of(plain))
+
+
+def _validated(spec: ModelSpec) -> ModelSpec:
+    """The same, with every number inside the ranges of the schema. Raises ValidationError."""
+    return msgspec.convert(msgspec.to_builtins(spec), ModelSpec)

@@ -1,0 +1,203 @@
+"""What configurations of decoders have in common: sizes, heads, windows, positions, and layers put together."""
+
+from collections.abc import Iterable
+
+from twin.models.config.shape import Shape, in_runs
+from twin.models.fields import Fields
+from twin.models.mixers import Attention, Mixer
+from twin.models.spec import FeedForward, Layer
+
+LAYERS = 4096
+HEADS = 4096
+WIDTH = 2**20
+EXPERTS = 65536
+VOCABULARY = 2**24
+
+ROPE_KINDS = frozenset(
+    {"default", "linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "longrope", "su", "llama3", "mrope", "xdrope"}
+    | {"interleaved_mrope", "proportional", "ntk-aware", "ntk_mixed", "none"}
+)
+"""Ways to scale rotary positions that change angles and nothing else."""
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+def hidden_of(fields: Fields, *keys: str) -> int:
+    """Width of the hidden state."""
+    return fields.integer(*(keys or ("hidden_size", "n_embd", "d_model")), high=WIDTH)
+
+
+def layers_of(fields: Fields, *keys: str) -> int:
+    """Number of layers."""
+    return fields.integer(*(keys or ("num_hidden_layers", "n_layer", "num_layers")), high=LAYERS)
+
+
+def width_of(fields: Fields, *keys: str, default: int | None = None) -> int:
+    """A width of vectors, such as that of a feed-forward."""
+    return fields.integer(*(keys or ("intermediate_size",)), default=default, high=WIDTH)
+
+
+def check_rope(fields: Fields) -> None:
+    """Refuses by its name a way to scale rotary positions that is not known. Raises BadFile."""
+    for key in ("rope_scaling", "rope_parameters"):
+        table = fields.table(key)
+        if table is None:
+            continue
+        # by kind of layer in newer files
+        for inner in [table, *(each for name in table.raw if (each := _inner(table, name)) is not None)]:
+            kind = inner.text("rope_type", "type", default="default")
+            if kind not in ROPE_KINDS:
+                raise inner.wrong("rope_type" if "rope_type" in inner else "type", f"is {kind!r}, which is not known")
+            inner.without_effect(*inner.raw)
+
+
+def _inner(table: Fields, name: str) -> Fields | None:
+    return table.table(name) if isinstance(table.raw[name], dict) else None
+
+
+def heads_of(
+    fields: Fields,
+    hidden: int,
+    *,
+    heads: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    kv_heads: tuple[str, ...] = ("num_key_value_heads",),
+    head_dim: tuple[str, ...] = ("head_dim",),
+    head_dim_default: int | None = None,
+) -> Attention:
+    """Full attention of so many heads without biases. Raises BadFile where heads, KV heads and widths disagree."""
+    query = fields.integer(*heads, high=HEADS)
+    kv = fields.integer(*kv_heads, default=query, high=HEADS) if kv_heads else query
+    if query % kv:
+        raise fields.contradiction("query heads are no multiple of KV heads", *_present(fields, heads, kv_heads))
+    if any(key in fields for key in head_dim):
+        width = fields.integer(*head_dim, high=WIDTH)
+    elif head_dim_default is not None:
+        width = head_dim_default
+    elif hidden % query:
+        keys = _present(fields, ("hidden_size", "n_embd", "d_model"), heads)
+        raise fields.contradiction("the width is no multiple of the heads, and head_dim is missing", *keys)
+    else:
+        width = hidden // query
+    return Attention(query_heads=query, kv_heads=kv, head_dim=width)
+
+
+def _present(fields: Fields, *alternatives: tuple[str, ...]) -> list[str]:
+    """Of each list of alternative keys the one that is there."""
+    return [next((key for key in keys if key in fields), keys[0]) for keys in alternatives]
+
+
+def qkv_bias(attention: Attention) -> int:
+    """Elements of biases of queries, keys and values."""
+    return attention.query_heads * attention.head_dim + attention.kv_elements
+
+
+def layer_types(
+    fields: Fields, layers: int, default: Iterable[str], *, known: Iterable[str] = (FULL, SLIDING)
+) -> list[str]:
+    """Kind of each layer's mixer, as the file names them or by default. Raises BadFile of a number that disagrees."""
+    types = fields.texts("layer_types", default=[])
+    if not types:
+        return list(default)[:layers]
+    if len(types) != layers:
+        raise fields.wrong("layer_types", f"names {len(types):,} layers, but num_hidden_layers is {layers:,}")
+    unknown = next((each for each in types if each not in set(known)), None)
+    if unknown is not None:
+        raise fields.wrong("layer_types", f"has {unknown!r}, which is not known here")
+    return types
+
+
+def expert_count(fields: Fields, *keys: str, default: int | None = None) -> int:
+    """Number of routed experts."""
+    return fields.integer(*(keys or ("num_experts", "num_local_experts")), default=default, high=EXPERTS)
+
+
+def active_of(fields: Fields, experts: int, expert_key: str, *keys: str, default: int | None = None) -> int:
+    """Experts that a token is sent to. Raises BadFile where there are not so many."""
+    names = keys or ("num_experts_per_tok",)
+    active = fields.integer(*names, default=default, high=EXPERTS)
+    if active > experts:
+        raise fields.contradiction(
+            "a token is sent to more experts than there are", *_present(fields, names), expert_key
+        )
+    return active
+
+
+def vocabulary_of(fields: Fields, *keys: str) -> int:
+    """Rows of the token embedding."""
+    return fields.integer(*(keys or ("vocab_size",)), high=VOCABULARY)
+
+
+CTX = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
+
+
+def shape_of(
+    fields: Fields,
+    layers: list[Layer],
+    *,
+    hidden: int,
+    vectors: int,
+    tied: bool,
+    tables: int = 0,
+    ctx: int | None = None,
+    vocab: int | None = None,
+    towers: dict[str, int] | None = None,
+) -> Shape:
+    """A model of these layers from the first to the last; `vectors` are the elements of norms outside of them.
+
+    tied: whether the head is the embedding where the file does not say so.
+    """
+    check_rope(fields)
+    kinds, order = stacked(layers)
+    return Shape(
+        hidden=hidden,
+        vocab=vocabulary_of(fields) if vocab is None else vocab,
+        layers=len(layers),
+        kinds=kinds,
+        order=order,
+        native_ctx_tokens=fields.integer(*CTX) if ctx is None else ctx,
+        tied=fields.flag("tie_word_embeddings", default=tied),
+        vectors=vectors,
+        tables=tables,
+        towers=towers or {},
+    )
+
+
+def stacked(layers: list[Layer]) -> tuple[dict[str, Layer], tuple[tuple[str, int], ...]]:
+    """Kinds of layers with names such as "full" or "sliding_moe", and their order."""
+    both = len({_has_experts(layer.feed_forward) for layer in layers if layer.feed_forward}) > 1
+    names: dict[Layer, str] = {}
+    for layer in layers:
+        if layer not in names:
+            name = base = _name(layer, both=both)
+            taken = set(names.values())
+            number = 2
+            while name in taken:
+                name, number = f"{base}_{number}", number + 1
+            names[layer] = name
+    return {name: layer for layer, name in names.items()}, in_runs([names[layer] for layer in layers])
+
+
+def _name(layer: Layer, *, both: bool) -> str:
+    mixers = "_and_".join(_short(mixer) for mixer in layer.mixers)
+    feed = ""
+    if layer.feed_forward is not None and (both or not mixers):
+        feed = "moe" if _has_experts(layer.feed_forward) else "dense"
+    return "_".join(part for part in (mixers, feed) if part) or "empty"
+
+
+def _has_experts(feed: FeedForward | None) -> bool:
+    return feed is not None and feed.experts > 1
+
+
+def _short(mixer: Mixer) -> str:
+    if not isinstance(mixer, Attention):
+        tag = str(type(mixer).__struct_config__.tag)
+        return "latent" if tag == "latent_attention" else tag
+    kind = "full"
+    if mixer.window:
+        kind = "sliding"
+    elif mixer.local_chunk:
+        kind = "chunked"
+    elif mixer.indexer:
+        kind = "sparse"
+    return f"{kind}_shared" if mixer.shares_kv else kind
