@@ -27,7 +27,8 @@ def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
         tables.append(inner)
     architecture, reader = _reader(tables, where)
     for table in tables:
-        table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type")
+        nulls = (key for key, value in table.raw.items() if value is None)
+        table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type", *nulls)
     try:
         shape = reader(tables[-1])
         weights = read_weights(tables, shape)

@@ -79,6 +79,7 @@ def decoder(style: Style) -> Reader:
     def read(fields: Fields) -> Shape:
         hidden, layers = hidden_of(fields), layers_of(fields, *style.layer_keys)
         attention = attention_of(fields, hidden, style)
+        fields.without_effect(*CTX)  # one of several spellings is read below
         ctx = fields.integer(*CTX)
         norms = (style.norms + (style.more_norms if said(fields, style.more_norms_if) else 0)) * hidden
         # a window that holds the whole context is none

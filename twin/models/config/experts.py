@@ -53,6 +53,7 @@ def mlp_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
 
 def mixture_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
     """The experts of one layer, with what always runs beside them."""
+    fields.without_effect(*routing.active, *routing.experts)  # one of several spellings is read below
     experts = expert_count(fields, *routing.experts)
     width = width_of(fields, *routing.width)
     shared = 0

@@ -25,7 +25,7 @@ _ERNIE_BIAS = ("use_bias", False)
 
 
 def _ernie_dense(fields: Fields, layers: int) -> list[bool]:
-    """Experts in every `moe_layer_interval`-th layer from one to another; numbers are lists where vision has experts."""
+    """Experts in every `moe_layer_interval`-th layer, from one to another."""
     begin = fields.integer("moe_layer_start_index", default=1, low=0)
     end = fields.integer("moe_layer_end_index", default=-1, low=-1)
     step = fields.integer("moe_layer_interval", default=1)
@@ -53,6 +53,21 @@ def dbrx(fields: Fields) -> Shape:
     ffn.without_effect(*ffn.raw)
     layer = Layer(mixers=(attention,), feed_forward=feed, vectors=2 * hidden)
     return shape_of(fields, [layer] * layers, hidden=hidden, vectors=hidden, tied=False)
+
+
+_MINIMAX_M2 = decoder(
+    Style(qk_norms=wide_norms, qk_norms_if=("use_qk_norm", True), head_dim=128, feeds=routed(_MIXTRAL))
+)
+
+
+def minimax_m2(fields: Fields) -> Shape:
+    """MiniMax M2: full attention alone, though its file can name linear layers, too."""
+    if set(fields.integers("attn_type_list", default=[])) - {1}:
+        raise fields.wrong("attn_type_list", "names linear attention, which is not known of this architecture")
+    if fields.text("qk_norm_type", default="per_layer") != "per_layer":
+        raise fields.wrong("qk_norm_type", f"is {fields.raw['qk_norm_type']!r}; only 'per_layer' is known")
+    fields.without_effect("sliding_window", "use_routing_bias")
+    return _MINIMAX_M2(fields)
 
 
 STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
@@ -139,10 +154,6 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
     ),
     (
-        Style(qk_norms=wide_norms, qk_norms_if=("use_qk_norm", True), head_dim=128, feeds=routed(_MIXTRAL)),
-        ("MiniMaxM2ForCausalLM", "minimax_m2"),
-    ),
-    (
         Style(qkv_bias=ATTENTION_BIAS, qk_norms=head_norms, qk_norms_if=("use_qk_norm", False), feeds=routed(_GLM)),
         ("Glm4MoeForCausalLM", "glm4_moe", "SarvamMoEForCausalLM", "sarvam_moe"),
     ),
@@ -221,4 +232,4 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
 )
 
 READERS: dict[str, Reader] = {name: reader for style, names in STYLES for reader in (decoder(style),) for name in names}
-READERS |= {"DbrxForCausalLM": dbrx, "dbrx": dbrx}
+READERS |= {"DbrxForCausalLM": dbrx, "dbrx": dbrx, "MiniMaxM2ForCausalLM": minimax_m2, "minimax_m2": minimax_m2}

@@ -25,7 +25,7 @@ def same(default: int = 0) -> Windows:
 
 
 def typed(period: int, *, full: int = -1, default: int = 0) -> Windows:
-    """By `layer_types`; without, the `full`-th of every `period` layers sees all, the others the window, if there is one.
+    """By `layer_types`, or else the `full`-th of every `period` layers sees all and the others a window, if any.
 
     `sliding_window_pattern` is another period; a period of 1 means full attention, one of 0 windows in all layers.
     """
