@@ -5,6 +5,7 @@ several tokens is that of DeepSeek V3's checkpoint.
 """
 
 from twin.models.config.blocks import (
+    FULL,
     HEADS,
     WIDTH,
     active_of,
@@ -51,32 +52,51 @@ def kimi_linear(fields: Fields) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     linear = fields.table("linear_attn_config")
     if linear is None:
-        raise fields.wrong("linear_attn_config", "is missing")
-    delta = kimi_delta(linear)
-    full = latent_attention(fields, hidden)
-    attending = _kimi_attending(fields, linear, layers)
-    mixers: list[Mixer] = [full if layer in attending else delta for layer in range(layers)]
+        delta = _kimi_delta(fields, "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        kinds = layer_kinds(fields, layers, _KIMI_KINDS, "layer_types")
+    else:
+        delta = _kimi_delta(linear, "num_heads", "head_dim", "short_conv_kernel_size")
+        kinds = _kimi_kinds(linear, layers)
+        if "layer_types" in fields and layer_kinds(fields, layers, _KIMI_KINDS, "layer_types") != kinds:
+            raise fields.contradiction("they place attention differently", "layer_types", "linear_attn_config")
+    mixers: dict[str, Mixer] = {FULL: latent_attention(fields, hidden), LINEAR: delta}
     feeds = mixed_feeds(fields, layers, corrected=True)
-    stack = [_layer(mixer, feed, hidden) for mixer, feed in zip(mixers, feeds, strict=True)]
+    stack = [_layer(mixers[kind], feed, hidden) for kind, feed in zip(kinds, feeds, strict=True)]
     ctx = fields.integer("model_max_length", "max_position_embeddings")
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False, ctx=ctx)
 
 
-def kimi_delta(fields: Fields) -> KimiDelta:
+LINEAR = "linear_attention"
+_KIMI_KINDS = {FULL: FULL, LINEAR: LINEAR}
+
+
+def _kimi_delta(fields: Fields, heads_key: str, width_key: str, kernel_key: str) -> KimiDelta:
     """Kimi Delta Attention with a bias a channel for its decays, a decay a head, and a norm of a head's output."""
-    heads = fields.integer("num_heads", high=HEADS)
-    head_dim = fields.integer("head_dim", high=WIDTH)
-    kernel = fields.integer("short_conv_kernel_size", low=2, high=64)
-    return KimiDelta(heads=heads, head_dim=head_dim, conv_kernel=kernel, vectors=heads * head_dim + heads + head_dim)
+    heads, head_dim = fields.integer(heads_key, high=HEADS), fields.integer(width_key, high=WIDTH)
+    kernel = fields.integer(kernel_key, low=2, high=64)
+    vectors = heads * head_dim + heads + head_dim
+    return KimiDelta(heads=heads, head_dim=head_dim, conv_kernel=kernel, vectors=vectors)
 
 
-def _kimi_attending(fields: Fields, linear: Fields, layers: int) -> set[int]:
-    """Layers with latent attention, from 0; the file counts from 1, and lists those of both kinds."""
-    full = linear.integers("full_attn_layers", low=1, high=layers)
-    delta = linear.integers("kda_layers", low=1, high=layers)
+def _kimi_kinds(linear: Fields, layers: int) -> list[str]:
+    """Kinds of all layers from lists of those of either kind, which count from 1."""
+    full = linear.integers("full_attn_layers", low=1)
+    delta = linear.integers("kda_layers", low=1)
     if sorted(full + delta) != list(range(1, layers + 1)):
         raise linear.contradiction(f"they do not name each of {layers} layers once", "full_attn_layers", "kda_layers")
-    return {layer - 1 for layer in full}
+    return [FULL if layer + 1 in full else LINEAR for layer in range(layers)]
+
+
+def layer_kinds(fields: Fields, layers: int, known: dict[str, str], *keys: str) -> list[str]:
+    """Kinds of layers as listed under the first of the keys that is there, in our words."""
+    key = next((key for key in keys if key in fields), keys[0])
+    listed = fields.texts(key)
+    if len(listed) != layers:
+        raise fields.contradiction(f"it names {len(listed)} layers", key, "num_hidden_layers")
+    unknown = next((kind for kind in listed if kind not in known), None)
+    if unknown is not None:
+        raise fields.wrong(key, f"has {unknown!r}, which is not known here")
+    return [known[kind] for kind in listed]
 
 
 def latent_attention(fields: Fields, hidden: int, indexer: Indexer | None = None) -> LatentAttention:
@@ -188,7 +208,7 @@ def routed(fields: Fields, *, corrected: bool) -> FeedForward:
     key = next(key for key in _EXPERTS if key in fields)
     active = active_of(fields, count, key, "num_experts_per_tok", "num_experts_per_token")
     intermediate = width_of(fields, "moe_intermediate_size")
-    shared = fields.integer("n_shared_experts", "num_shared_experts", default=0, low=0, high=1024)
+    shared = _shared(fields)
     fields.without_effect("ep_size", "moe_router_activation_func", "moe_renormalize", "use_grouped_topk")
     return FeedForward(
         intermediate=intermediate,
@@ -197,6 +217,14 @@ def routed(fields: Fields, *, corrected: bool) -> FeedForward:
         shared_intermediate=shared * intermediate,
         vectors=count if corrected else 0,
     )
+
+
+def _shared(fields: Fields) -> int:
+    """Experts that always run: null says none, and a key that is missing says nothing."""
+    names = ("n_shared_experts", "num_shared_experts")
+    null = [key for key in names if key in fields.raw and key not in fields]
+    fields.without_effect(*null)
+    return 0 if null else fields.integer(*names, low=0, high=1024)
 
 
 READERS: dict[str, Reader] = {

@@ -21,7 +21,7 @@ class Counted(Struct):
 
 def counted(family: str) -> list[Counted]:
     """Rows of one family."""
-    table = json.loads((Path(__file__).parent / "counted" / f"{family}.json").read_text())["models"]
+    table = json.loads((Path(__file__).parent / "rows" / f"{family}.json").read_text())["models"]
     return [Counted(name, row["config"], row["parameters"], row["towers"]) for name, row in table.items()]
 
 

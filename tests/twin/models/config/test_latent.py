@@ -6,6 +6,8 @@ from tests.twin.models.config.counted import Counted, counted, one, spec, total
 from twin.errors import BadFile
 from twin.models.mixers import KimiDelta, LatentAttention, conv_elements
 
+WORDS = ["linear_attention", "linear_attention", "linear_attention", "full_attention", "linear_attention"]
+
 
 @pytest.mark.parametrize("row", counted("latent"), ids=lambda row: row.name)
 def test_parameters_are_those_of_the_class(row: Counted) -> None:
@@ -40,11 +42,25 @@ def test_a_delta_layer_keeps_a_state_a_head_and_the_tail_of_three_convolutions()
     assert (count, mixer.state_elements, conv_elements(mixer)) == (4, 6 * 10 * 10, 3 * 6 * 10 * 3)
 
 
+def test_kimi_linear_lists_its_layers_by_number_or_by_kind() -> None:
+    numbers = one("latent", "kimilinear")
+    sizes = {"linear_num_heads": 6, "linear_head_dim": 10, "linear_conv_kernel_dim": 4}
+    words = one("latent", "kimilinear", linear_attn_config=None, layer_types=WORDS, **sizes)
+    assert spec(words).kinds == spec(numbers).kinds
+    assert spec(words).layer_kinds == spec(numbers).layer_kinds
+
+
+def test_no_shared_expert_where_the_file_says_null() -> None:
+    config = one("latent", "dsv3") | {"n_shared_experts": None}
+    assert total(one("latent", "dsv3")) - total(config) == 3 * 3 * 64 * 24
+
+
 def test_a_head_for_one_more_token_is_a_layer_and_what_joins_it_to_the_embedding() -> None:
     one_more, none = spec(one("latent", "dsv3")), spec(one("latent", "dsv3", num_nextn_predict_layers=0))
     layer = one_more.kinds[one_more.layer_kinds[-1]]
     assert one_more.towers == {"mtp": sum(layer.parameters(64).values()) + 2 * 64 * 64 + 3 * 64}
-    assert none.towers == {} and none.parameters == one_more.parameters
+    assert none.towers == {}
+    assert none.parameters == one_more.parameters
 
 
 def test_experts_in_every_second_layer_and_none_at_all() -> None:
@@ -64,7 +80,9 @@ def test_experts_in_every_second_layer_and_none_at_all() -> None:
         ("glm52", {"index_topk_pattern": "FS"}, "index_topk_pattern 'FS' and num_hidden_layers 5 contradict"),
         ("glm52", {"index_topk_pattern": "SSSSS"}, "index_topk_pattern: .* begins with full"),
         ("kimilinear", {"num_hidden_layers": 6}, "full_attn_layers .* and linear_attn_config.kda_layers .* contradict"),
-        ("kimilinear", {"linear_attn_config": None}, "linear_attn_config: is missing"),
+        ("kimilinear", {"linear_attn_config": None}, "linear_num_heads is missing"),
+        ("kimilinear", {"layer_types": ["full_attention"] * 5}, "layer_types .* and linear_attn_config .* contradict"),
+        ("dsv3", {"n_shared_experts": None}, "n_shared_experts or num_shared_experts is missing"),
     ],
 )
 def test_what_contradicts_is_refused_by_name(name: str, changes: dict[str, object], said: str) -> None:
