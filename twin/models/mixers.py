@@ -29,6 +29,7 @@ class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     budget: Tokens
     ratio: Few
     weighted: bool = False
+    shared: bool = False  # attends to what an earlier layer's indexer chose, and has no keys and scores of its own
 
     def __post_init__(self) -> None:
         if self.budget % self.ratio:
@@ -46,6 +47,8 @@ class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def matrices(self, hidden: int, query_rank: int = 0) -> int:
         """Parameters: queries (from the compressed query where there is one), one key, and the heads' weights."""
+        if self.shared:
+            return 0
         queries = (query_rank or hidden) * self.query_heads * self.head_dim
         return queries + hidden * self.head_dim + (hidden * self.query_heads if self.weighted else 0)
 

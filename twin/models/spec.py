@@ -46,6 +46,7 @@ class FeedForward(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     experts: Experts = 1
     active: Experts = 1
     shared_intermediate: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    expert_hidden: Annotated[int, Meta(ge=0, le=2**20)] = 0  # width that experts work on; 0: the model's
     gated: bool = True
     vectors: Count = 0  # elements of biases and norms outside experts
     expert_vectors: Count = 0  # elements of biases of one expert
@@ -54,11 +55,14 @@ class FeedForward(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     def __post_init__(self) -> None:
         if self.active > self.experts:
             raise ValueError(f"active {self.active} is more than experts {self.experts}")
+        if self.expert_hidden and self.experts == 1:
+            raise ValueError("expert_hidden is of experts, and there are none")
 
     def parameters(self, hidden: int, experts: float) -> "Parameters":
         """By part, of so many of the experts, the router and what always runs."""
-        per_channel = (3 if self.gated else 2) * hidden
-        one, always = per_channel * self.intermediate, per_channel * self.shared_intermediate + self.other_matrices
+        matrices = 3 if self.gated else 2
+        one = matrices * (self.expert_hidden or hidden) * self.intermediate
+        always = matrices * hidden * self.shared_intermediate + self.other_matrices
         if self.experts == 1:
             return {"feed_forward": one + always, "vectors": self.vectors + self.expert_vectors}
         vectors = self.vectors + self.expert_vectors * experts

@@ -1,0 +1,248 @@
+"""Decoders with multi-head latent attention: DeepSeek V2 and V3, and their kin.
+
+Sources: the modeling files of transformers 5.24, by the names of the classes; the layout of the heads that predict
+several tokens is that of DeepSeek V3's checkpoint.
+"""
+
+from twin.models.config.blocks import (
+    FULL,
+    HEADS,
+    WIDTH,
+    active_of,
+    expert_count,
+    hidden_of,
+    layers_of,
+    shape_of,
+    width_of,
+)
+from twin.models.config.shape import Reader, Shape
+from twin.models.fields import Fields
+from twin.models.mixers import Indexer, KimiDelta, LatentAttention, Mixer
+from twin.models.spec import FeedForward, Layer
+
+_MLP_KINDS = ("dense", "sparse")
+_INDEXER_KINDS = ("full", "shared")
+
+
+def deepseek_v2(fields: Fields) -> Shape:
+    """DeepSeek V2 and V2-Lite: a router without corrections."""
+    return _latent_model(fields, corrected=False)
+
+
+def deepseek_v3(fields: Fields) -> Shape:
+    """DeepSeek V3, R1 and V3.1, Kimi K2, GLM-4.7-Flash: the router corrects its scores by a bias an expert."""
+    return _latent_model(fields, corrected=True)
+
+
+def deepseek_v32(fields: Fields) -> Shape:
+    """DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that are attended to."""
+    return _latent_model(fields, corrected=True, indexed=True)
+
+
+def minicpm3(fields: Fields) -> Shape:
+    """MiniCPM3: latent attention and dense feed-forwards; the head is the embedding."""
+    hidden, layers = hidden_of(fields), layers_of(fields)
+    feed = FeedForward(intermediate=width_of(fields))
+    layer = Layer(mixers=(latent_attention(fields, hidden),), feed_forward=feed, vectors=2 * hidden)
+    return shape_of(fields, [layer] * layers, hidden=hidden, vectors=hidden, tied=True)
+
+
+def kimi_linear(fields: Fields) -> Shape:
+    """Kimi Linear: Kimi Delta Attention, and latent attention without positions in a few layers."""
+    hidden, layers = hidden_of(fields), layers_of(fields)
+    linear = fields.table("linear_attn_config")
+    if linear is None:
+        delta = _kimi_delta(fields, "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        kinds = layer_kinds(fields, layers, _KIMI_KINDS, "layer_types")
+    else:
+        delta = _kimi_delta(linear, "num_heads", "head_dim", "short_conv_kernel_size")
+        kinds = _kimi_kinds(linear, layers)
+        if "layer_types" in fields and layer_kinds(fields, layers, _KIMI_KINDS, "layer_types") != kinds:
+            raise fields.contradiction("they place attention differently", "layer_types", "linear_attn_config")
+    mixers: dict[str, Mixer] = {FULL: latent_attention(fields, hidden), LINEAR: delta}
+    feeds = mixed_feeds(fields, layers, corrected=True)
+    stack = [_layer(mixers[kind], feed, hidden) for kind, feed in zip(kinds, feeds, strict=True)]
+    ctx = fields.integer("model_max_length", "max_position_embeddings")
+    return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False, ctx=ctx)
+
+
+LINEAR = "linear_attention"
+_KIMI_KINDS = {FULL: FULL, LINEAR: LINEAR}
+
+
+def _kimi_delta(fields: Fields, heads_key: str, width_key: str, kernel_key: str) -> KimiDelta:
+    """Kimi Delta Attention with a bias a channel for its decays, a decay a head, and a norm of a head's output."""
+    heads, head_dim = fields.integer(heads_key, high=HEADS), fields.integer(width_key, high=WIDTH)
+    kernel = fields.integer(kernel_key, low=2, high=64)
+    vectors = heads * head_dim + heads + head_dim
+    return KimiDelta(heads=heads, head_dim=head_dim, conv_kernel=kernel, vectors=vectors)
+
+
+def _kimi_kinds(linear: Fields, layers: int) -> list[str]:
+    """Kinds of all layers from lists of those of either kind, which count from 1."""
+    full = linear.integers("full_attn_layers", low=1)
+    delta = linear.integers("kda_layers", low=1)
+    if sorted(full + delta) != list(range(1, layers + 1)):
+        raise linear.contradiction(f"they do not name each of {layers} layers once", "full_attn_layers", "kda_layers")
+    return [FULL if layer + 1 in full else LINEAR for layer in range(layers)]
+
+
+def layer_kinds(fields: Fields, layers: int, known: dict[str, str], *keys: str) -> list[str]:
+    """Kinds of layers as listed under the first of the keys that is there, in our words."""
+    key = next((key for key in keys if key in fields), keys[0])
+    listed = fields.texts(key)
+    if len(listed) != layers:
+        raise fields.contradiction(f"it names {len(listed)} layers", key, "num_hidden_layers")
+    unknown = next((kind for kind in listed if kind not in known), None)
+    if unknown is not None:
+        raise fields.wrong(key, f"has {unknown!r}, which is not known here")
+    return [known[kind] for kind in listed]
+
+
+def latent_attention(fields: Fields, hidden: int, indexer: Indexer | None = None) -> LatentAttention:
+    """Latent attention with norms of the compressed vectors, and biases where attention_bias says so."""
+    fields.without_effect("q_lora_rank")  # null where queries are not compressed
+    query_rank = fields.integer("q_lora_rank", default=0, low=0, high=WIDTH)
+    kv_rank = fields.integer("kv_lora_rank", high=WIDTH)
+    rope, nope = (fields.integer(f"qk_{part}_head_dim", high=WIDTH) for part in ("rope", "nope"))
+    if fields.integer("qk_head_dim", default=rope + nope) != rope + nope:
+        raise fields.contradiction("a key is its two parts", "qk_head_dim", "qk_rope_head_dim", "qk_nope_head_dim")
+    # of no effect: every head has keys and values of its own, expanded from the compressed vector
+    fields.without_effect("num_key_value_heads", "head_dim", "rope_interleave", "indexer_rope_interleave")
+    biases = query_rank + kv_rank + rope + hidden if fields.flag("attention_bias", default=False) else 0
+    norms = query_rank + kv_rank + (2 * indexer.head_dim if indexer and not indexer.shared else 0)
+    return LatentAttention(
+        query_heads=fields.integer("num_attention_heads", high=HEADS),
+        kv_rank=kv_rank,
+        rope_dim=rope,
+        nope_dim=nope,
+        value_dim=fields.integer("v_head_dim", high=WIDTH),
+        query_rank=query_rank,
+        indexer=indexer,
+        vectors=norms + biases,
+    )
+
+
+def _latent_model(fields: Fields, *, corrected: bool, indexed: bool = False) -> Shape:
+    hidden, layers = hidden_of(fields), layers_of(fields)
+    feeds = mixed_feeds(fields, layers, corrected=corrected)
+    mixers = [latent_attention(fields, hidden, each) for each in _indexers(fields, layers, indexed=indexed)]
+    stack = [_layer(mixer, feed, hidden) for mixer, feed in zip(mixers, feeds, strict=True)]
+    towers = _next_tokens(fields, hidden, _layer(mixers[0], feeds[-1], hidden))
+    return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False, towers=towers)
+
+
+def _layer(mixer: Mixer, feed: FeedForward, hidden: int) -> Layer:
+    return Layer(mixers=(mixer,), feed_forward=feed, vectors=2 * hidden)
+
+
+def _next_tokens(fields: Fields, hidden: int, layer: Layer) -> dict[str, int]:
+    """Heads for further tokens: a layer, what joins it to the embedding, and three norms; embeddings are shared."""
+    count = fields.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, low=0, high=64)
+    one = int(sum(layer.parameters(hidden).values())) + 2 * hidden**2 + 3 * hidden
+    return {"mtp": count * one} if count else {}
+
+
+def _indexers(fields: Fields, layers: int, *, indexed: bool) -> list[Indexer | None]:
+    """One for each layer; GLM's later layers may attend to what an earlier layer chose."""
+    if not indexed:
+        return [None] * layers
+    full, shared = (
+        Indexer(
+            query_heads=fields.integer("index_n_heads", high=HEADS),
+            head_dim=fields.integer("index_head_dim", high=WIDTH),
+            budget=fields.integer("index_topk"),
+            ratio=1,
+            weighted=True,
+            shared=shared,
+        )
+        for shared in (False, True)
+    )
+    return [shared if kind == "shared" else full for kind in _indexer_kinds(fields, layers)]
+
+
+def _indexer_kinds(fields: Fields, layers: int) -> list[str]:
+    for key in ("indexer_types", "index_topk_pattern"):
+        if key not in fields:
+            continue
+        listed = fields.texts(key) if isinstance(fields.raw[key], list) else list(fields.text(key))
+        kinds = [{"F": "full", "S": "shared"}.get(each, each) for each in listed]
+        if len(kinds) != layers:
+            raise fields.contradiction(f"it names {len(kinds)} layers", key, "num_hidden_layers")
+        if kinds[0] != "full" or not set(kinds) <= set(_INDEXER_KINDS):
+            raise fields.wrong(key, "may hold full and shared alone, and begins with full")
+        return kinds
+    period = fields.integer("index_topk_freq", default=1, high=layers)
+    offset = fields.integer("index_skip_topk_offset", default=2, low=1)
+    return ["full" if max(layer - offset + 1, 0) % period == 0 else "shared" for layer in range(layers)]
+
+
+def mixed_feeds(fields: Fields, layers: int, *, corrected: bool) -> list[FeedForward]:
+    """Dense feed-forwards in the first layers and experts in the others; `corrected`: a bias an expert in the router.
+
+    DeepSeek's own code has experts in every `moe_layer_freq`-th of the others; a list of kinds says it layer by layer.
+    """
+    dense = FeedForward(intermediate=width_of(fields))
+    if not any(key in fields for key in _EXPERTS):
+        return [dense] * layers
+    kinds = fields.texts("mlp_layer_types", default=[])
+    if not kinds:
+        first = fields.integer("first_k_dense_replace", low=0)
+        period = fields.integer("moe_layer_freq", default=1)
+        kinds = [_MLP_KINDS[layer >= first and layer % period == 0] for layer in range(layers)]
+    if len(kinds) != layers:
+        raise fields.contradiction(f"it names {len(kinds)} layers", "mlp_layer_types", "num_hidden_layers")
+    unknown = next((kind for kind in kinds if kind not in _MLP_KINDS), None)
+    if unknown is not None:
+        raise fields.wrong("mlp_layer_types", f"has {unknown!r}, which is not known")
+    sparse = routed(fields, corrected=corrected)
+    return [sparse if kind == "sparse" else dense for kind in kinds]
+
+
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+
+
+def routed(fields: Fields, *, corrected: bool) -> FeedForward:
+    """Experts of `moe_intermediate_size`, and shared ones of the same size that always run."""
+    count = expert_count(fields, *_EXPERTS)
+    key = next(key for key in _EXPERTS if key in fields)
+    active = active_of(fields, count, key, "num_experts_per_tok", "num_experts_per_token")
+    intermediate = width_of(fields, "moe_intermediate_size")
+    shared = _shared(fields)
+    fields.without_effect("ep_size", "moe_router_activation_func", "moe_renormalize", "use_grouped_topk")
+    return FeedForward(
+        intermediate=intermediate,
+        experts=count,
+        active=active,
+        shared_intermediate=shared * intermediate,
+        vectors=count if corrected else 0,
+    )
+
+
+def _shared(fields: Fields) -> int:
+    """Experts that always run: null says none, and a key that is missing says nothing."""
+    names = ("n_shared_experts", "num_shared_experts")
+    null = [key for key in names if key in fields.raw and key not in fields]
+    fields.without_effect(*null)
+    return 0 if null else fields.integer(*names, low=0, high=1024)
+
+
+READERS: dict[str, Reader] = {
+    "DeepseekV2ForCausalLM": deepseek_v2,
+    "deepseek_v2": deepseek_v2,
+    "Mistral4ForCausalLM": deepseek_v2,
+    "mistral4": deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
+    "deepseek_v3": deepseek_v3,
+    "kimi_k2": deepseek_v3,
+    "Glm4MoeLiteForCausalLM": deepseek_v3,
+    "glm4_moe_lite": deepseek_v3,
+    "DeepseekV32ForCausalLM": deepseek_v32,
+    "deepseek_v32": deepseek_v32,
+    "GlmMoeDsaForCausalLM": deepseek_v32,
+    "glm_moe_dsa": deepseek_v32,
+    "MiniCPM3ForCausalLM": minicpm3,
+    "minicpm3": minicpm3,
+    "KimiLinearForCausalLM": kimi_linear,
+    "kimi_linear": kimi_linear,
+}
