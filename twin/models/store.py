@@ -58,8 +58,7 @@ def understand(what: str) -> Understood:
     if what.endswith(".gguf"):
         return _gguf(path)
     if is_path(what):
-        with recognised(path, MODEL, instead=_INSTEAD):
-            return _in_file(path)
+        return _in_file(path)
     raise UnknownName("model", what, model_names())
 
 
@@ -74,10 +73,11 @@ def _plain(spec: ModelSpec, where: str) -> Understood:
 
 
 def _in_file(path: Path) -> Understood:
-    raw = read_json(path)
-    if isinstance(raw, dict) and "schema" not in raw and "extends" not in raw and raw.keys() & _OF_CONFIG:
-        return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
-    return _plain(_described(raw, path), str(path))
+    with recognised(path, MODEL, instead=_INSTEAD):
+        raw = read_json(path)
+        if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
+            return _plain(_described(raw, path), str(path))
+    return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
 
 
 _OF_CONFIG = {"architectures", "model_type"}
