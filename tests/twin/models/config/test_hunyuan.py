@@ -25,18 +25,30 @@ def test_layers_that_share_keys_and_values_have_neither_matrices_nor_a_cache_for
 
 def test_a13b_has_about_80_billion_parameters_of_which_13_run() -> None:
     a13b = {
-        "architectures": ["HunYuanMoEV1ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128_167,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
-        "moe_intermediate_size": [3072] * 32, "num_experts": 64, "moe_topk": [8] * 32, "num_shared_expert": [1] * 32,
-        "use_mixed_mlp_moe": True, "use_qk_norm": True, "tie_word_embeddings": True, "max_position_embeddings": 32_768,
-    }  # fmt: skip
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "vocab_size": 128_167,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": [3072] * 32,
+        "num_experts": 64,
+        "moe_topk": [8] * 32,
+        "num_shared_expert": [1] * 32,
+        "use_mixed_mlp_moe": True,
+        "use_qk_norm": True,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32_768,
+    }
     spec = spec_of(a13b)
     assert sum(spec.parameters.values()) == 80_393_183_232
     assert spec.active_parameters / 1e9 == pytest.approx(13, abs=0.6)
 
 
 def test_a_list_of_another_length_than_the_layers_is_refused() -> None:
-    with pytest.raises(BadFile, match="moe_topk: has 2 entries, but num_hidden_layers is 5"):
+    with pytest.raises(BadFile, match=r"moe_topk: has 2 entries, but num_hidden_layers is 5"):
         spec_of(row("HunYuanMoEV1ForCausalLM"), moe_topk=[1, 1])
-    with pytest.raises(BadFile, match="moe_topk .* and num_experts .* contradict"):
+    with pytest.raises(BadFile, match=r"moe_topk .* and num_experts .* contradict"):
         spec_of(row("HunYuanMoEV1ForCausalLM"), moe_topk=[1, 1, 9, 1, 1])

@@ -40,10 +40,15 @@ def test_gpt_oss_alternates_windows_and_keeps_a_sink_a_head() -> None:
 
 def test_dbrx_has_the_published_number_of_parameters() -> None:
     dbrx = {
-        "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32_768,
-        "vocab_size": 100_352, "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
+        "architectures": ["DbrxForCausalLM"],
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "max_seq_len": 32_768,
+        "vocab_size": 100_352,
+        "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4},
-    }  # fmt: skip
+    }
     assert sum(spec_of(dbrx).parameters.values()) == 131_596_523_520
 
 
@@ -51,14 +56,26 @@ def test_dbrx_has_the_published_number_of_parameters() -> None:
     ("architecture", "changes", "message"),
     [
         ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 and num_local_experts 4 contradict"),
-        ("Glm4MoeForCausalLM", {"first_k_dense_replace": 9}, "first_k_dense_replace 9 and num_hidden_layers 5 contradict"),
-        ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types: names 1 layers, but num_hidden_layers is 5"),
+        (
+            "Glm4MoeForCausalLM",
+            {"first_k_dense_replace": 9},
+            "first_k_dense_replace 9 and num_hidden_layers 5 contradict",
+        ),
+        (
+            "ExaoneMoeForCausalLM",
+            {"mlp_layer_types": ["dense"]},
+            "mlp_layer_types: names 1 layers, but num_hidden_layers is 5",
+        ),
         ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["thin"] * 5}, "has 'thin', neither dense nor sparse"),
         ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, "names linear attention"),
         ("MixtralForCausalLM", {"num_local_experts": 10**6}, "num_local_experts: is 1000000, outside the range"),
-        ("DbrxForCausalLM", {"ffn_config": {"moe_num_experts": 2, "moe_top_k": 3, "ffn_hidden_size": 8}}, "ffn_config.moe_top_k 3 and"),
+        (
+            "DbrxForCausalLM",
+            {"ffn_config": {"moe_num_experts": 2, "moe_top_k": 3, "ffn_hidden_size": 8}},
+            "ffn_config.moe_top_k 3 and",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_contradicts_itself_is_refused_by_its_keys(
     architecture: str, changes: dict[str, Any], message: str
 ) -> None:
