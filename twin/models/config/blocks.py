@@ -15,7 +15,7 @@ VOCABULARY = 2**24
 
 ROPE_KINDS = frozenset(
     {"default", "linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "longrope", "su", "llama3", "mrope", "xdrope"}
-    | {"interleaved_mrope", "proportional", "ntk-aware", "ntk_mixed", "none"}
+    | {"interleaved_mrope", "proportional", "ntk-aware", "ntk_mixed", "gptj", "none"}
 )
 """Ways to scale rotary positions that change angles and nothing else."""
 
