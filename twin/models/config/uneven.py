@@ -50,7 +50,12 @@ def mimo_v2(fields: Fields) -> Shape:
     if fields.flag("attention_bias", default=False):
         raise fields.wrong("attention_bias", "is true, which is not known of this architecture")
     fields.without_effect("attention_value_scale", "swa_rope_theta", "attention_chunk_size", "sliding_window")
-    routing = Routing(experts=("n_routed_experts",), shared_number=("n_shared_experts",), dense=by_type(_by_frequency))
+    routing = Routing(
+        experts=("n_routed_experts",),
+        shared_number=("n_shared_experts",),
+        router_bias=True,
+        dense=by_type(_by_frequency),
+    )
     feeds = routed(routing)(fields, hidden, layers)
     mixers = [sliding if each == SLIDING else full for each in types]
     return _stacked(fields, hidden, mixers, feeds)
@@ -95,10 +100,11 @@ def step3p7(fields: Fields) -> Shape:
         experts=("n_routed_experts", "moe_num_experts", "num_experts"),
         active=("num_experts_per_tok", "moe_top_k"),
         shared_width=("share_expert_dim",),
+        router_bias=("use_moe_router_bias", True),
         dense=_step_dense,
     )
     fields.without_effect("n_shared_experts", "swiglu_limits", "swiglu_limits_shared", "moe_router_scaling_factor")
-    fields.without_effect("use_moe_router_bias", "num_nextn_predict_layers")
+    fields.without_effect("num_nextn_predict_layers")
     return _stacked(fields, hidden, mixers, routed(routing)(fields, hidden, layers))
 
 
@@ -155,7 +161,7 @@ def laguna(fields: Fields) -> Shape:
         )
     routing = Routing(
         shared_width=("shared_expert_intermediate_size",),
-        router_vectors=1,
+        router_bias=True,
         dense=by_type(lambda _, number: [layer == 0 for layer in range(number)]),
     )
     return _stacked(fields, hidden, mixers, routed(routing)(fields, hidden, layers))

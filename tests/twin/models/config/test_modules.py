@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.twin.models.config.sums import ROWS, name_of
+from twin.errors import BadFile
 from twin.models.config.architectures import readers
 from twin.models.config.modules import Module, Patterns, modules_of
 from twin.models.config.shape import Shape
@@ -61,6 +62,13 @@ def test_a_pattern_means_modules_below_what_it_names_and_no_others(pattern: str,
     patterns = Patterns([pattern], Fields({}, "config.json"), "ignore")
     assert (module(meant) in patterns) == (meant != "never")
     assert module(spared) not in patterns
+
+
+def test_a_list_of_absurdly_many_expressions_is_refused() -> None:
+    names, globs = [f"layers.{n}.mlp" for n in range(5000)], [f"layers.{n}.*.mlp" for n in range(257)]
+    Patterns(names, Fields({}, "config.json"), "ignore")
+    with pytest.raises(BadFile, match="ignore: has more than 256 expressions"):
+        Patterns(globs, Fields({}, "config.json"), "ignore")
 
 
 def test_one_of_several_names_of_a_module_is_enough() -> None:
