@@ -1,4 +1,4 @@
-"""What the table of a language model inside a multimodal one leaves out: there, only what differs from its class is kept.
+"""What a multimodal file leaves out of its language model: it says only what differs from the class.
 
 Source: the configuration classes of transformers by their `model_type`. A file of its own always holds these keys.
 """

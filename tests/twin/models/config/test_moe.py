@@ -53,10 +53,10 @@ def test_dbrx_has_the_published_number_of_parameters() -> None:
 
 
 def test_checkpoints_have_their_published_number_of_elements_with_biases_of_routers() -> None:
-    """dots.llm1, Ling mini 2.0 (no class in transformers), GLM-4.5 Air (with both ends once more for its last layer)."""
+    """dots.llm1, Ling mini 2.0 (no class in transformers), GLM-4.5 Air (its last layer has both ends, too)."""
     dots = {
-        "architectures": ["Dots1ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 62,
-        "intermediate_size": 10_944, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 152_064, "first_k_dense_replace": 1,
+        "architectures": ["Dots1ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 62, "vocab_size": 152_064,
+        "intermediate_size": 10_944, "num_attention_heads": 32, "num_key_value_heads": 32, "first_k_dense_replace": 1,
         "moe_intermediate_size": 1408, "n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6,
         "max_position_embeddings": 32_768,
     }  # fmt: skip
