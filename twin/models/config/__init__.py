@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hwprofiles.spelling import nearest
 from twin.errors import BadFile
@@ -11,6 +12,7 @@ from twin.models.config.architectures import readers
 from twin.models.config.quantization import read_weights
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.summary import summary_of
+from twin.models.config.towers import towers_of
 from twin.models.config.without_effect import WITHOUT_EFFECT
 from twin.models.fields import Fields, Understood
 from twin.models.spec import SCHEMA, ModelSpec, Weights
@@ -27,9 +29,11 @@ def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
         tables.append(inner)
     architecture, reader = _reader(tables, where)
     for table in tables:
-        table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type")
+        nulls = (key for key, value in table.raw.items() if value is None)
+        table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type", *nulls)
     try:
         shape = reader(tables[-1])
+        shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))
         weights = read_weights(tables, shape)
         spec = _validated(_spec(shape, weights, name))
     except (msgspec.ValidationError, ValueError) as wrong:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from twin.models.config.shape import Shape, in_runs
 from twin.models.fields import Fields
 from twin.models.mixers import Attention, Mixer
@@ -64,6 +62,7 @@ def heads_of(
     heads: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     kv_heads: tuple[str, ...] = ("num_key_value_heads",),
     head_dim: tuple[str, ...] = ("head_dim",),
+    head_dim_default: int | None = None,
 ) -> Attention:
     """Full attention of so many heads without biases. Raises BadFile where heads, KV heads and widths disagree."""
     query = fields.integer(*heads, high=HEADS)
@@ -72,6 +71,8 @@ def heads_of(
         raise fields.contradiction("query heads are no multiple of KV heads", *_present(fields, heads, kv_heads))
     if any(key in fields for key in head_dim):
         width = fields.integer(*head_dim, high=WIDTH)
+    elif head_dim_default is not None:
+        width = head_dim_default
     elif hidden % query:
         keys = _present(fields, ("hidden_size", "n_embd", "d_model"), heads)
         raise fields.contradiction("the width is no multiple of the heads, and head_dim is missing", *keys)
@@ -90,16 +91,6 @@ def qkv_bias(attention: Attention) -> int:
     return attention.query_heads * attention.head_dim + attention.kv_elements
 
 
-def qk_norms(attention: Attention) -> int:
-    """Elements of one norm of a query head and one of a key head."""
-    return 2 * attention.head_dim
-
-
-def with_vectors(attention: Attention, vectors: int) -> Attention:
-    """The same with so many elements of norms and biases."""
-    return replace(attention, vectors=vectors)
-
-
 def layer_types(
     fields: Fields, layers: int, default: Iterable[str], *, known: Iterable[str] = (FULL, SLIDING)
 ) -> list[str]:
@@ -113,16 +104,6 @@ def layer_types(
     if unknown is not None:
         raise fields.wrong("layer_types", f"has {unknown!r}, which is not known here")
     return types
-
-
-def every(layers: int, period: int) -> list[str]:
-    """Sliding windows, and full attention in every `period`-th layer; no window at all where period is 0."""
-    return [SLIDING if period and (layer + 1) % period else FULL for layer in range(layers)]
-
-
-def windowed(attention: Attention, types: Iterable[str], window: int) -> list[Attention]:
-    """One attention a layer: with the window where the layer's type is sliding."""
-    return [replace(attention, window=window) if each == SLIDING else attention for each in types]
 
 
 def expert_count(fields: Fields, *keys: str, default: int | None = None) -> int:

@@ -10,20 +10,19 @@ from twin.models.config.blocks import (
     SLIDING,
     WIDTH,
     active_of,
-    every,
     expert_count,
     heads_of,
     hidden_of,
     layer_types,
     layers_of,
-    qk_norms,
     qkv_bias,
     shape_of,
     vocabulary_of,
     width_of,
-    with_vectors,
 )
+from twin.models.config.decoder import head_norms
 from twin.models.config.shape import Reader, Shape
+from twin.models.config.windows import of_types
 from twin.models.fields import Fields
 from twin.models.mixers import Attention
 from twin.models.spec import FeedForward, Layer
@@ -53,14 +52,15 @@ def gemma2(fields: Fields) -> Shape:
 def gemma3(fields: Fields) -> Shape:
     """Gemma 3: five layers with a window to one without, norms of queries and keys."""
     fields.raw = _GEMMA3_UNSAID | {key: value for key, value in fields.raw.items() if key in fields or value is None}
-    return _windowed(fields, period=fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=6), normed=True)
+    period = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return _windowed(fields, period=period, normed=True)
 
 
 def _windowed(fields: Fields, *, period: int, normed: bool = False) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     plain = _biased(fields, hidden)
     if normed:
-        plain = with_vectors(plain, plain.vectors + qk_norms(plain))
+        plain = replace(plain, vectors=plain.vectors + head_norms(plain))
     spaced = every(layers, period)
     types = layer_types(fields, layers, spaced)
     if "sliding_window_pattern" in fields and types != spaced:
@@ -72,9 +72,13 @@ def _windowed(fields: Fields, *, period: int, normed: bool = False) -> Shape:
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=True)
 
 
+def every(layers: int, period: int) -> list[str]:
+    """Windows, and full attention in every `period`-th layer."""
+    return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
+
+
 def _with_windows(fields: Fields, attention: Attention, types: list[str]) -> list[Attention]:
-    window = fields.integer("sliding_window") if SLIDING in types else 0
-    return [replace(attention, window=window) if kind == SLIDING else attention for kind in types]
+    return [replace(attention, window=window) for window in of_types(fields, types)]
 
 
 def _biased(fields: Fields, hidden: int) -> Attention:
@@ -84,7 +88,7 @@ def _biased(fields: Fields, hidden: int) -> Attention:
     fields.without_effect("use_bidirectional_attention")
     attention = heads_of(fields, hidden)
     biases = qkv_bias(attention) + hidden if fields.flag("attention_bias", default=False) else 0
-    return with_vectors(attention, biases)
+    return replace(attention, vectors=biases)
 
 
 def _feed(fields: Fields) -> FeedForward:
@@ -144,7 +148,7 @@ def _widths(fields: Fields, layers: int) -> list[int]:
 
 
 def _normed(attention: Attention) -> Attention:
-    return with_vectors(attention, attention.vectors + qk_norms(attention))
+    return replace(attention, vectors=attention.vectors + head_norms(attention))
 
 
 def _sharing(fields: Fields, types: list[str], mixers: list[Attention]) -> list[Attention]:
@@ -155,7 +159,7 @@ def _sharing(fields: Fields, types: list[str], mixers: list[Attention]) -> list[
         raise fields.contradiction(
             "a layer that shares has none of its kind to share with", "num_kv_shared_layers", "num_hidden_layers"
         )
-    if shared and any(mixer.vectors != qk_norms(mixer) for mixer in mixers):
+    if shared and any(mixer.vectors != head_norms(mixer) for mixer in mixers):
         raise fields.wrong("attention_bias", "is true where layers share keys and values, which no known model has")
     return mixers[:own] + [
         replace(mixer, shares_kv=True, values_from_keys=False, vectors=mixer.head_dim) for mixer in mixers[own:]
@@ -196,8 +200,7 @@ def _gemma4_mixers(fields: Fields, hidden: int, types: list[str]) -> list[Attent
             "query heads are no multiple of KV heads", "num_attention_heads", "num_global_key_value_heads"
         )
     far = replace(near, head_dim=width, kv_heads=heads, values_from_keys=alike)
-    window = fields.integer("sliding_window", default=512)
-    return [_normed(replace(near, window=window) if kind == SLIDING else far) for kind in types]
+    return [_normed(replace(near, window=window) if window else far) for window in of_types(fields, types)]
 
 
 def _gemma4_feed(fields: Fields, hidden: int, own: int, *, wider: bool) -> FeedForward:

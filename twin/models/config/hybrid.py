@@ -15,13 +15,12 @@ from twin.models.config.blocks import (
     heads_of,
     hidden_of,
     layers_of,
-    qk_norms,
     qkv_bias,
     shape_of,
     vocabulary_of,
     width_of,
-    with_vectors,
 )
+from twin.models.config.decoder import head_norms
 from twin.models.config.latent import LINEAR, latent_attention, layer_kinds, mixed_feeds
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
@@ -83,7 +82,7 @@ def gated_attention(fields: Fields, hidden: int) -> Attention:
     plain = replace(heads_of(fields, hidden), output_gate=True)
     gates = plain.query_heads * plain.head_dim
     biases = qkv_bias(plain) + gates + hidden if fields.flag("attention_bias", default=False) else 0
-    return with_vectors(plain, qk_norms(plain) + biases)
+    return replace(plain, vectors=head_norms(plain) + biases)
 
 
 def gated_delta_net(fields: Fields) -> GatedDeltaNet:
@@ -189,7 +188,7 @@ def _lfm2(fields: Fields, feeds: list[FeedForward]) -> Shape:
         if fields.integer(key, default=hidden) != hidden:
             raise fields.wrong(key, f"differs from hidden_size {hidden}: not predicted")
     mixers: dict[str, Mixer] = {
-        FULL: with_vectors(attention, qk_norms(attention)),
+        FULL: replace(attention, vectors=head_norms(attention)),
         CONVOLUTION: ShortConvolution(
             channels=hidden,
             conv_kernel=fields.integer("conv_L_cache", low=2, high=64),

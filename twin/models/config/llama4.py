@@ -17,7 +17,6 @@ from twin.models.config.blocks import (
     qkv_bias,
     shape_of,
     width_of,
-    with_vectors,
 )
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
@@ -30,7 +29,10 @@ def llama4(fields: Fields) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     fields.without_effect("use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
     routes = _routing(fields, layers)
-    routed, dense = _routed(fields) if routes else None, FeedForward(intermediate=width_of(fields, "intermediate_size_mlp"))
+    routed, dense = (
+        _routed(fields) if routes else None,
+        FeedForward(intermediate=width_of(fields, "intermediate_size_mlp")),
+    )
     stack = [
         Layer(
             mixers=(mixer,),
@@ -65,7 +67,7 @@ def _mixers(fields: Fields, hidden: int, layers: int) -> list[Attention]:
     """Chunks where positions are rotary, all tokens where there are none."""
     plain = heads_of(fields, hidden)
     biases = qkv_bias(plain) + hidden if fields.flag("attention_bias", default=False) else 0
-    plain = with_vectors(plain, biases)
+    plain = replace(plain, vectors=biases)
     chunk = fields.integer("attention_chunk_size", default=0, low=0)
     rotary = _rotary(fields, layers)
     by_default = [CHUNKED if rotated and chunk else FULL for rotated in rotary]

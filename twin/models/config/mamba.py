@@ -4,6 +4,8 @@ Sources: the modeling files of transformers 5.24, by the names of the classes; t
 token is that of its checkpoint.
 """
 
+from msgspec.structs import replace
+
 from twin.models.config.blocks import (
     CTX,
     HEADS,
@@ -17,7 +19,6 @@ from twin.models.config.blocks import (
     qkv_bias,
     shape_of,
     width_of,
-    with_vectors,
 )
 from twin.models.config.latent import layer_kinds
 from twin.models.config.shape import Reader, Shape
@@ -260,7 +261,7 @@ def attention_of(fields: Fields, hidden: int) -> Attention:
     """Attention whose four matrices have biases where attention_bias says so."""
     attention = heads_of(fields, hidden)
     biased = fields.flag("attention_bias", default=False)
-    return with_vectors(attention, qkv_bias(attention) + hidden if biased else 0)
+    return replace(attention, vectors=qkv_bias(attention) + hidden if biased else 0)
 
 
 def gated_feed(fields: Fields, hidden: int) -> FeedForward:

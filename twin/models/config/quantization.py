@@ -1,19 +1,117 @@
-"""How a checkpoint stores its weights, by part: `quantization_config`, or else the data type of all of it."""
+"""How a checkpoint stores its weights, by part: `quantization_config`, or else the data type of all of it.
 
+Bits of an element include its scales and zeros. Norms, biases, routers and embeddings stay in the data type, and so
+does the head unless the file says that it was quantised, too.
+"""
+
+from collections.abc import Callable
+
+from twin.models.config.methods import METHODS, Plan
+from twin.models.config.modules import modules_of
+from twin.models.config.schemes import SCHEMES
 from twin.models.config.shape import Shape
 from twin.models.fields import Fields
-from twin.models.spec import Weights
+from twin.models.spec import Part, Stored, Weights
+
+_BF16 = Stored(format="bf16", bits=16)
 
 # A checkpoint in float16 has the bytes and the rates of one in bfloat16, and engines load both alike: one name.
-PLAIN = {"bfloat16": ("bf16", 16), "float16": ("bf16", 16), "half": ("bf16", 16), "float32": ("fp32", 32)}
+_PLAIN = {
+    "bfloat16": _BF16,
+    "float16": _BF16,
+    "half": _BF16,
+    "auto": _BF16,
+    "float32": Stored(format="fp32", bits=32),
+    "float": Stored(format="fp32", bits=32),
+    "float8_e4m3fn": Stored(format="fp8", bits=8),
+}
+
+_METHODS = METHODS | SCHEMES
+
+_TABLES = ("quantization_config", "compression_config", "quantization")
 
 
 def read_weights(tables: list[Fields], shape: Shape) -> Weights:
     """Of the tables from the outermost to that of the language model. Raises BadFile."""
-    del shape
+    plain = _dtype(tables)
+    found = next((table for key in _TABLES for outer in reversed(tables) if (table := outer.table(key))), None)
+    for outer in tables:
+        outer.without_effect(*_TABLES)  # the others say the same once more
+    if found is None:
+        parts: dict[Part, Stored] = {} if plain.format == "bf16" else {"vectors": plain}
+        return Weights(format=plain.format, bits=plain.bits, parts=parts)
+    plan = _plan(found)
+    _heard(found)
+    return _by_part(shape, plan, plain if plain.bits >= _BF16.bits else _BF16)
+
+
+def _heard(table: Fields) -> None:
+    """What a method did not ask for says how activations are quantised, or how the checkpoint was made."""
+    table.without_effect(*(key for key in table.raw if key not in table.used))
+    for inner in table.nested:
+        _heard(inner)
+
+
+def _dtype(tables: list[Fields]) -> Stored:
+    """Of the language model's table, or of one around it; without any, 16 bits."""
     for table in reversed(tables):
-        dtype = table.text("dtype", "torch_dtype", default="")
-        if dtype:
-            name, bits = PLAIN[dtype.removeprefix("torch.")]
-            return Weights(format=name, bits=bits)
-    return Weights(format="bf16", bits=16)
+        names = [table.text(key).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in table]
+        if len(set(names)) > 1:
+            raise table.contradiction("two data types", "dtype", "torch_dtype")
+        if names:
+            if names[0] not in _PLAIN:
+                key = "dtype" if "dtype" in table else "torch_dtype"
+                raise table.wrong(key, f"is {names[0]!r}, which is not known; known are {', '.join(_PLAIN)}")
+            return _PLAIN[names[0]]
+    return _BF16
+
+
+def _plan(table: Fields) -> Plan:
+    """What the method makes of the table. Raises BadFile of a method that is not known, by its name."""
+    method = table.text("quant_method", default="")
+    if not method:  # two say it otherwise
+        if "quant_algo" in table or "quantization" in table:
+            method = "modelopt"
+        elif "bits" in table and "group_size" in table:
+            method = "mlx"
+        elif "load_in_4bit" in table or "load_in_8bit" in table:
+            method = "bitsandbytes"
+        else:
+            raise table.wrong("quant_method", "is missing")
+    reader: Callable[[Fields], Plan] | None = _METHODS.get(method)
+    if reader is None:
+        hint = "; a GGUF file is read itself" if method == "gguf" else ""
+        raise table.wrong("quant_method", f"{method!r} is not known; known are {', '.join(sorted(_METHODS))}{hint}")
+    return reader(table)
+
+
+def _by_part(shape: Shape, plan: Plan, plain: Stored) -> Weights:
+    """The mean of each part's matrices; its format is that of most of its elements."""
+    sizes: dict[Part, float] = {}
+    bits: dict[Part, float] = {}
+    formats: dict[Part, dict[str, float]] = {}
+    for module in modules_of(shape):
+        stored = plan.stored(module) or plain
+        sizes[module.part] = sizes.get(module.part, 0) + module.parameters
+        bits[module.part] = bits.get(module.part, 0) + module.parameters * stored.bits
+        of_part = formats.setdefault(module.part, {})
+        of_part[stored.format] = of_part.get(stored.format, 0) + module.parameters
+    parts: dict[Part, Stored] = {
+        part: Stored(format=max(formats[part], key=formats[part].__getitem__), bits=bits[part] / size)
+        for part, size in sizes.items()
+        if size
+    }
+    parts |= {"embedding": plan.embedding or plain, "router": plain}
+    if shape.tied:
+        parts["head"] = parts["embedding"]
+    if plain.format != "bf16":
+        parts["vectors"] = plain
+    # what engines are asked for is how most of the layers are stored
+    main = max(
+        (part for part in ("experts", "feed_forward", "attention") if part in parts), key=lambda part: sizes[part]
+    )
+    whole = parts[main]
+    kept = {part: stored for part, stored in parts.items() if stored != whole}
+    if not any(feed and feed.experts > 1 for feed in (layer.feed_forward for layer in shape.kinds.values())):
+        kept.pop("router", None)
+    return Weights(format=whole.format, bits=whole.bits, parts=kept)

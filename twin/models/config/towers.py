@@ -125,7 +125,21 @@ def _llama4(fields: Fields, outer: Fields, hidden: int) -> int:
     embedding = width + positions * width + _patch(fields) * width + 2 * _norm(width)
     inside, outside = _size(fields, "projector_input_dim"), _size(fields, "projector_output_dim")
     adapter = intermediate * inside + outside**2
-    return embedding + _depth(fields) * _block(width, intermediate) + adapter + _size(fields, "vision_output_dim") * hidden
+    return (
+        embedding + _depth(fields) * _block(width, intermediate) + adapter + _size(fields, "vision_output_dim") * hidden
+    )
+
+
+def _kimi(fields: Fields, outer: Fields, hidden: int) -> int:
+    """MoonViT as in Kimi K2.5: learned positions of a grid, joined by two matrices behind a norm."""
+    outer.without_effect("media_placeholder_token_id", "use_unified_vision_chunk", "video_placeholder", "ignore_index")
+    width, intermediate = _size(fields, "vt_hidden_size"), _size(fields, "vt_intermediate_size")
+    grid = _size(fields, "init_pos_emb_height") * _size(fields, "init_pos_emb_width")
+    rows, columns = (*fields.integers("merge_kernel_size", low=1, high=64), 1)[:2]
+    merged = width * rows * columns
+    embedding = _linear(_patch(fields), width) + grid * width
+    joined = _norm(_size(fields, "mm_hidden_size")) + _linear(merged, merged) + _linear(merged, hidden)
+    return embedding + _depth(fields, "vt_num_hidden_layers") * _block(width, intermediate) + _norm(width) + joined
 
 
 def _gemma4(fields: Fields, outer: Fields, hidden: int) -> int:
@@ -147,6 +161,7 @@ _TOWERS: dict[str, Tower] = {
     "gemma3": _siglip,
     "Gemma4ForConditionalGeneration": _gemma4,
     "gemma4": _gemma4,
+    "KimiK25ForConditionalGeneration": _kimi,
     "Llama4ForConditionalGeneration": _llama4,
     "llama4": _llama4,
     "Mistral3ForConditionalGeneration": _pixtral,

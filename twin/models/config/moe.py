@@ -1,0 +1,235 @@
+"""Decoders with mixtures of experts and ordinary attention.
+
+Sources: the modeling files of transformers 5.24 by the names of the classes, and of the checkpoints where it has none.
+A bias of the router that transformers keeps as a buffer is no parameter.
+"""
+
+from msgspec.structs import replace
+
+from twin.models.config import windows
+from twin.models.config.blocks import HEADS, heads_of, hidden_of, layers_of, shape_of, width_of
+from twin.models.config.decoder import ATTENTION_BIAS, Style, decoder, head_norms, wide_norms
+from twin.models.config.experts import Routing, by_type, first, qwen_dense, routed
+from twin.models.config.shape import Reader, Shape
+from twin.models.fields import Fields
+from twin.models.spec import FeedForward, Layer
+
+_BIASED = Style(qkv_bias=ATTENTION_BIAS, out_bias=ATTENTION_BIAS)
+_MIXTRAL = Routing(width=("intermediate_size",))
+_GLM = Routing(
+    experts=("n_routed_experts", "num_experts"),
+    shared_number=("n_shared_experts", "num_shared_experts"),
+    dense=first("first_k_dense_replace", default=1),
+)
+_ERNIE_BIAS = ("use_bias", False)
+
+
+def _ernie_dense(fields: Fields, layers: int) -> list[bool]:
+    """Experts in every `moe_layer_interval`-th layer, from one to another."""
+    begin = fields.integer("moe_layer_start_index", default=1, low=0)
+    end = fields.integer("moe_layer_end_index", default=-1, low=-1)
+    step = fields.integer("moe_layer_interval", default=1)
+    last = layers - 1 if end == -1 else end
+    return [(layer + 1) % step != 0 or not begin <= layer <= last for layer in range(layers)]
+
+
+def dbrx(fields: Fields) -> Shape:
+    """DBRX: sizes in two tables, LayerNorms without biases."""
+    hidden, layers = hidden_of(fields), layers_of(fields, "n_layers")
+    attn, ffn = fields.table("attn_config"), fields.table("ffn_config")
+    if attn is None or ffn is None:
+        raise fields.wrong("ffn_config" if attn else "attn_config", "is missing")
+    heads = heads_of(fields, hidden, heads=("n_heads",), kv_heads=())
+    kv = attn.integer("kv_n_heads", default=1, high=HEADS)
+    if heads.query_heads % kv:
+        raise attn.wrong("kv_n_heads", f"is {kv}, of which n_heads {heads.query_heads} is no multiple")
+    attention = type(heads)(query_heads=heads.query_heads, kv_heads=kv, head_dim=heads.head_dim)
+    experts = ffn.integer("moe_num_experts", high=65536)
+    active = ffn.integer("moe_top_k")
+    if active > experts:
+        raise ffn.contradiction("a token is sent to more experts than there are", "moe_top_k", "moe_num_experts")
+    feed = FeedForward(intermediate=width_of(ffn, "ffn_hidden_size"), experts=experts, active=active)
+    attn.without_effect(*attn.raw)
+    ffn.without_effect(*ffn.raw)
+    layer = Layer(mixers=(attention,), feed_forward=feed, vectors=2 * hidden)
+    return shape_of(fields, [layer] * layers, hidden=hidden, vectors=hidden, tied=False)
+
+
+_MINIMAX_M2 = decoder(
+    Style(qk_norms=wide_norms, qk_norms_if=("use_qk_norm", True), head_dim=128, feeds=routed(_MIXTRAL))
+)
+
+
+def minimax_m2(fields: Fields) -> Shape:
+    """MiniMax M2: full attention alone, though its file can name linear layers, too."""
+    if set(fields.integers("attn_type_list", default=[])) - {1}:
+        raise fields.wrong("attn_type_list", "names linear attention, which is not known of this architecture")
+    if fields.text("qk_norm_type", default="per_layer") != "per_layer":
+        raise fields.wrong("qk_norm_type", f"is {fields.raw['qk_norm_type']!r}; only 'per_layer' is known")
+    fields.without_effect("sliding_window", "use_routing_bias")
+    return _MINIMAX_M2(fields)
+
+
+STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
+    (Style(windows=windows.same(), feeds=routed(_MIXTRAL)), ("MixtralForCausalLM", "mixtral")),
+    (
+        Style(
+            qkv_bias=("qkv_bias", True),
+            windows=windows.qwen,
+            feeds=routed(
+                Routing(shared_width=("shared_expert_intermediate_size",), shared_gate=True, dense=qwen_dense)
+            ),
+        ),
+        ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    ),
+    (
+        replace(_BIASED, qk_norms=head_norms, windows=windows.qwen, feeds=routed(Routing(dense=qwen_dense))),
+        (
+            "Qwen3MoeForCausalLM",
+            "qwen3_moe",
+            "Qwen3VLMoeForConditionalGeneration",
+            "qwen3_vl_moe_text",
+            "qwen3_vl_moe",
+            "qwen3_omni_moe_text",
+        ),
+    ),
+    (
+        replace(
+            _BIASED,
+            norms=4,
+            last_norms=2,
+            head_bias=("lm_head_bias", False),
+            windows=windows.same(),
+            feeds=routed(_MIXTRAL),
+        ),
+        ("PhimoeForCausalLM", "PhiMoEForCausalLM", "phimoe"),
+    ),
+    (
+        Style(
+            qkv_bias=("attention_bias", True),
+            out_bias=("attention_bias", True),
+            sinks=True,
+            head_dim=64,
+            windows=windows.typed(2, default=128),
+            feeds=routed(
+                Routing(
+                    width=("intermediate_size",),
+                    active=("num_experts_per_tok", "experts_per_token"),
+                    router_vectors=1,
+                    expert_bias=True,
+                )
+            ),
+        ),
+        ("GptOssForCausalLM", "gpt_oss"),
+    ),
+    (replace(_BIASED, feeds=routed(_MIXTRAL)), ("GraniteMoeForCausalLM", "granitemoe")),
+    (
+        replace(
+            _BIASED,
+            feeds=routed(Routing(width=("intermediate_size",), shared_width=("shared_intermediate_size",))),
+        ),
+        ("GraniteMoeSharedForCausalLM", "granitemoeshared"),
+    ),
+    (
+        replace(_BIASED, qk_norms=wide_norms, feeds=routed(_MIXTRAL)),
+        ("OlmoeForCausalLM", "olmoe", "FlexOlmoForCausalLM", "flex_olmo"),
+    ),
+    (
+        Style(
+            qkv_bias=_ERNIE_BIAS,
+            out_bias=_ERNIE_BIAS,
+            head_bias=_ERNIE_BIAS,
+            tied=True,
+            feeds=routed(
+                Routing(
+                    experts=("moe_num_experts",),
+                    active=("moe_k",),
+                    shared_number=("moe_num_shared_experts",),
+                    router_vectors=1,
+                    bias=_ERNIE_BIAS,
+                    dense=_ernie_dense,
+                )
+            ),
+        ),
+        ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
+    ),
+    (
+        Style(qkv_bias=ATTENTION_BIAS, qk_norms=head_norms, qk_norms_if=("use_qk_norm", False), feeds=routed(_GLM)),
+        ("Glm4MoeForCausalLM", "glm4_moe", "SarvamMoEForCausalLM", "sarvam_moe"),
+    ),
+    (
+        Style(qkv_bias=("attention_bias", True), feeds=routed(_GLM)),
+        ("Glm4vMoeForConditionalGeneration", "glm4v_moe_text", "glm4v_moe"),
+    ),
+    (
+        replace(
+            _BIASED,
+            qk_norms=head_norms,
+            feeds=routed(
+                Routing(
+                    experts=("n_routed_experts",),
+                    shared_number=("n_shared_experts",),
+                    dense=first("first_k_dense_replace", default=0),
+                )
+            ),
+            # sliding only from layer max_window_layers on, which is their number
+            windows=windows.from_layer("max_window_layers"),
+        ),
+        ("Dots1ForCausalLM", "dots1"),
+    ),
+    (
+        Style(
+            qk_norms=head_norms,
+            windows=windows.typed(4, default=4096),
+            feeds=routed(
+                Routing(
+                    shared_number=("num_shared_experts",),
+                    dense=by_type(first("first_k_dense_replace", default=1)),
+                )
+            ),
+        ),
+        ("ExaoneMoeForCausalLM", "exaone_moe"),
+    ),
+    (
+        Style(
+            qkv_bias=ATTENTION_BIAS,
+            head_dim=128,
+            feeds=routed(Routing(experts=("n_routed_experts",), shared_number=("n_shared_experts",))),
+        ),
+        ("SolarOpenForCausalLM", "solar_open"),
+    ),
+    (
+        replace(
+            _BIASED,
+            qk_norms=head_norms,
+            head_dim=128,
+            feeds=routed(
+                Routing(
+                    shared_number=("num_shared_experts",),
+                    dense=by_type(first("first_k_dense_replace", default=1)),
+                    bias=("mlp_bias", False),
+                )
+            ),
+        ),
+        ("HYV3ForCausalLM", "hy_v3"),
+    ),
+    (
+        # its own code: one product for queries, keys and values, norms of heads where the key says so
+        Style(
+            qkv_bias=("use_qkv_bias", False),
+            out_bias=("use_bias", False),
+            qk_norms=head_norms,
+            qk_norms_if=("use_qk_norm", False),
+            feeds=routed(
+                Routing(
+                    shared_number=("num_shared_experts",),
+                    dense=first("first_k_dense_replace", default=0),
+                )
+            ),
+        ),
+        ("BailingMoeForCausalLM", "bailing_moe", "BailingMoeV2ForCausalLM", "bailing_moe_v2"),
+    ),
+)
+
+READERS: dict[str, Reader] = {name: reader for style, names in STYLES for reader in (decoder(style),) for name in names}
+READERS |= {"DbrxForCausalLM": dbrx, "dbrx": dbrx, "MiniMaxM2ForCausalLM": minimax_m2, "minimax_m2": minimax_m2}
