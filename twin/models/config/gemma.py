@@ -46,12 +46,15 @@ def gemma(fields: Fields) -> Shape:
 
 def gemma2(fields: Fields) -> Shape:
     """Gemma 2: every second layer, from the first on, has a window."""
+    if "sliding_window_size" in fields and fields.integer("sliding_window_size") != fields.integer("sliding_window"):
+        raise fields.contradiction("both are the window", "sliding_window_size", "sliding_window")
     return _windowed(fields, period=2)
 
 
 def gemma3(fields: Fields) -> Shape:
     """Gemma 3: five layers with a window to one without, norms of queries and keys."""
     fields.raw = _GEMMA3_UNSAID | {key: value for key, value in fields.raw.items() if key in fields or value is None}
+    fields.without_effect("_sliding_window_pattern")
     period = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     return _windowed(fields, period=period, normed=True)
 

@@ -41,6 +41,9 @@ _KINDS = {FULL: FULL, LINEAR: LINEAR}
 def qwen3_next(fields: Fields) -> Shape:
     """Qwen3-Next and Qwen3.5: Gated DeltaNet, and gated attention in every fourth layer; dense or with experts."""
     hidden, layers = hidden_of(fields), layers_of(fields)
+    if fields.flag("use_sliding_window", default=False):
+        raise fields.wrong("use_sliding_window", "is true, which no known model of this kind has")
+    fields.without_effect("output_gate_type")
     mixers: dict[str, Mixer] = {FULL: gated_attention(fields, hidden), LINEAR: gated_delta_net(fields)}
     kinds = _qwen_kinds(fields, layers)
     feeds = _qwen_feeds(fields, hidden, layers)
@@ -109,6 +112,7 @@ def _qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
     """Experts beside a gated one that always runs, in every so many layers; or dense."""
     experts = fields.integer("num_experts", default=0, low=0, high=65536)
     if not experts:
+        fields.without_effect("mlp_only_layers", "decoder_sparse_step")
         return [FeedForward(intermediate=width_of(fields))] * layers
     routed = FeedForward(
         intermediate=width_of(fields, "moe_intermediate_size"),
@@ -127,11 +131,16 @@ def _qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
     return [plain if layer in dense else routed for layer in range(layers)]
 
 
+_SCALED = ("full_attention", "linear_attention", "mlp")
+
+
 def minimax_01(fields: Fields) -> Shape:
     """MiniMax-Text-01 and M1: lightning attention with a norm of its output, and full attention in some layers."""
     hidden, layers = hidden_of(fields), layers_of(fields)
     if fields.integer("shared_intermediate_size", default=0, low=0):
         raise fields.wrong("shared_intermediate_size", "is not 0, and how it is mixed in is not known")
+    fields.without_effect(*(f"layernorm_{part}_{factor}" for part in _SCALED for factor in ("alpha", "beta")))
+    fields.without_effect("postnorm", "shared_moe_mode", "block_size")
     full = heads_of(fields, hidden)
     width = full.query_heads * full.head_dim
     mixers: dict[str, Mixer] = {

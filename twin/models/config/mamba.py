@@ -79,6 +79,7 @@ def jamba(fields: Fields) -> Shape:
     dense = FeedForward(intermediate=width_of(fields))
     experts = expert_count(fields, "num_experts")
     sparse = dense
+    fields.without_effect("num_experts_per_tok")
     if experts > 1:
         active = active_of(fields, experts, "num_experts")
         sparse = FeedForward(intermediate=dense.intermediate, experts=experts, active=active)
@@ -109,7 +110,9 @@ def granite_hybrid(fields: Fields) -> Shape:
     shared = width_of(fields, "shared_intermediate_size")
     feed = FeedForward(intermediate=shared)
     experts = fields.integer("num_local_experts", default=0, low=0, high=65536)
-    if experts:
+    if not experts:
+        fields.without_effect("intermediate_size", "num_experts_per_tok")
+    else:
         active = active_of(fields, experts, "num_local_experts")
         feed = FeedForward(intermediate=width_of(fields), experts=experts, active=active, shared_intermediate=shared)
     return _alternating(fields, hidden, kinds, feed, tied=False)
@@ -140,6 +143,9 @@ def nemotron_h(fields: Fields) -> Shape:
     fields.without_effect(*_WITHOUT_EFFECT)
     hidden = hidden_of(fields)
     kinds = _nemotron_kinds(fields)
+    fields.without_effect(
+        "intermediate_size", "moe_intermediate_size", "num_experts_per_tok"
+    )  # unless a layer has them
     made = {kind: _nemotron_layer(fields, hidden, kind) for kind in dict.fromkeys(kinds)}
     return shape_of(
         fields,
