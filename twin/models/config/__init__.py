@@ -1,6 +1,7 @@
 """Reading a Hugging Face config.json: which architecture it is, its shape, and how its weights are stored."""
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from twin.models.config.summary import summary_of
 from twin.models.config.towers import towers_of
 from twin.models.config.without_effect import WITHOUT_EFFECT
 from twin.models.fields import Fields, Understood
-from twin.models.spec import SCHEMA, ModelSpec, Weights
+from twin.models.spec import SCHEMA, ModelSpec, NgramTable, Weights
 
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 """Tables that hold the language model of a multimodal one."""
@@ -100,8 +101,22 @@ def _spec(shape: Shape, weights: Weights, name: str) -> ModelSpec:
         tables=shape.tables,
         towers=shape.towers,
         weights=weights,
+        ngram=_ngram(shape, weights),
     )
     return msgspec.structs.replace(plain, summary=summary_of(plain))
+
+
+def _ngram(shape: Shape, weights: Weights) -> NgramTable | None:
+    """The table of n-grams as embeddings are stored, every row in whole bytes."""
+    if shape.ngram is None:
+        return None
+    row_bytes = ceil(shape.ngram.row_elements * weights.stored("embedding").bits / 8)
+    return NgramTable(
+        table_bytes=row_bytes * shape.ngram.parameters // shape.ngram.row_elements,
+        row_bytes=row_bytes,
+        rows_per_token=shape.ngram.rows_per_token,
+        before_layer=shape.ngram.before_layer,
+    )
 
 
 def _validated(spec: ModelSpec) -> ModelSpec:

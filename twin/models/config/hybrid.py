@@ -45,8 +45,8 @@ def qwen3_next(fields: Fields) -> Shape:
         raise fields.wrong("use_sliding_window", "is true, which no known model of this kind has")
     fields.without_effect("output_gate_type")
     mixers: dict[str, Mixer] = {FULL: gated_attention(fields, hidden), LINEAR: gated_delta_net(fields)}
-    kinds = _qwen_kinds(fields, layers)
-    feeds = _qwen_feeds(fields, hidden, layers)
+    kinds = qwen_kinds(fields, layers)
+    feeds = qwen_feeds(fields, hidden, layers)
     stack = [
         Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden)
         for kind, feed in zip(kinds, feeds, strict=True)
@@ -66,7 +66,7 @@ def _qwen_mtp(fields: Fields, hidden: int, layer: Layer) -> dict[str, int]:
     return {"mtp": count * int(sum(layer.parameters(hidden).values())) + 2 * hidden**2 + 3 * hidden + embedding}
 
 
-def _qwen_kinds(fields: Fields, layers: int) -> list[str]:
+def qwen_kinds(fields: Fields, layers: int) -> list[str]:
     """By a list, or full attention in every so many layers; both have to agree."""
     period = fields.integer("full_attention_interval", default=4, high=4096)
     spaced = [LINEAR if (layer + 1) % period else FULL for layer in range(layers)]
@@ -108,7 +108,7 @@ def gated_delta_net(fields: Fields) -> GatedDeltaNet:
     )
 
 
-def _qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
+def qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
     """Experts beside a gated one that always runs, in every so many layers; or dense."""
     experts = fields.integer("num_experts", default=0, low=0, high=65536)
     if not experts:
