@@ -154,7 +154,13 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
     ),
     (
-        Style(qkv_bias=ATTENTION_BIAS, qk_norms=head_norms, qk_norms_if=("use_qk_norm", False), feeds=routed(_GLM)),
+        Style(
+            qkv_bias=ATTENTION_BIAS,
+            qk_norms=head_norms,
+            qk_norms_if=("use_qk_norm", False),
+            feeds=routed(_GLM),
+            predicts=True,
+        ),
         ("Glm4MoeForCausalLM", "glm4_moe", "SarvamMoEForCausalLM", "sarvam_moe"),
     ),
     (
@@ -228,6 +234,62 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             ),
         ),
         ("BailingMoeForCausalLM", "bailing_moe", "BailingMoeV2ForCausalLM", "bailing_moe_v2"),
+    ),
+    (
+        replace(
+            _BIASED,
+            qk_norms=head_norms,
+            norms=4,
+            head_dim=128,
+            output_gate=True,
+            windows=windows.typed(4, default=1024, key="global_attn_every_n_layers"),
+            feeds=routed(
+                Routing(
+                    shared_number=("num_shared_experts",),
+                    router_vectors=1,
+                    dense=first("num_dense_layers", default=1),
+                )
+            ),
+        ),
+        ("AfmoeForCausalLM", "afmoe"),
+    ),
+    (
+        # one norm before attention and experts side by side; an MLP has a width of its own
+        replace(
+            _BIASED,
+            norms=1,
+            tied=True,
+            head_dim=128,
+            windows=windows.typed(4, default=4096),
+            feeds=routed(
+                Routing(
+                    width=("intermediate_size",),
+                    dense_width=("prefix_dense_intermediate_size",),
+                    shared_number=("num_shared_experts",),
+                    dense=by_type(first("first_k_dense_replace", default=0)),
+                )
+            ),
+        ),
+        ("Cohere2MoeForCausalLM", "cohere2_moe"),
+    ),
+    (
+        replace(
+            _BIASED,
+            qk_norms=head_norms,
+            head_dim=128,
+            windows=windows.typed(1, default=1024),
+            feeds=routed(Routing(dense=by_type(first("first_k_dense_replace", default=0)))),
+        ),
+        ("MellumForCausalLM", "mellum"),
+    ),
+    (
+        replace(
+            _BIASED,
+            sinks=True,
+            windows=windows.typed(4, full=0, default=128),
+            feeds=routed(Routing(width=("intermediate_size",), shared_width=("shared_intermediate_size",))),
+        ),
+        ("GraniteMoeSWAForCausalLM", "granitemoe_swa"),
     ),
 )
 
