@@ -14,8 +14,9 @@ from twin.ask.resolve import resolve
 from twin.engines import EngineRules, load_engine
 from twin.engines.rules import SparseRules
 from twin.models import ModelSpec
+from twin.models.mixers import Attention, GatedDeltaNet, Indexer
 from twin.models.spec import SCHEMA as MODEL_SCHEMA
-from twin.models.spec import Attention, FeedForward, Indexer, NgramTable, Recurrent, Weights
+from twin.models.spec import FeedForward, Layer, NgramTable, Weights
 from twin.operations.ops import Step
 
 LAWS = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -100,7 +101,17 @@ def machine(
 
 
 def model(*, layers: int = 4, every: int = 2, sparse: bool = True, ngram: bool = False) -> ModelSpec:
-    """Hidden 8, 4 query and 2 kv heads of 8; sparse: 16 tokens in blocks of 4, so dense up to 19 tokens."""
+    """Hidden 8, 4 query and 2 kv heads of 8; sparse: 16 tokens in blocks of 4, so dense up to 19 tokens.
+
+    Attention closes every group of `every` layers, the others are recurrent.
+    """
+    indexer = Indexer(query_heads=2, head_dim=4, budget=16, ratio=4) if sparse else None
+    attention = Attention(query_heads=4, kv_heads=2, head_dim=8, indexer=indexer)
+    recurrent = GatedDeltaNet(key_heads=1, value_heads=2, head_dim=4, conv_kernel=4)
+    feed_forward = FeedForward(intermediate=16)
+    kinds = {"attention": Layer(mixers=(attention,), feed_forward=feed_forward)}
+    if every > 1:
+        kinds["recurrent"] = Layer(mixers=(recurrent,), feed_forward=feed_forward)
     return ModelSpec(
         schema=MODEL_SCHEMA,
         name="toy",
@@ -109,13 +120,10 @@ def model(*, layers: int = 4, every: int = 2, sparse: bool = True, ngram: bool =
         hidden=8,
         vocab=32,
         layers=layers,
-        residual_streams=1,
+        kinds=kinds,
+        order=(("recurrent", every - 1), ("attention", 1)) if every > 1 else (("attention", 1),),
         native_ctx_tokens=1024,
-        attention=Attention(every=every, query_heads=4, kv_heads=2, head_dim=8, output_gate=False),
-        feed_forward=FeedForward(experts=1, active=1, intermediate=16, shared_intermediate=0),
-        weights=Weights(format="bf16", bits=16, embedding_on_host=False, embedding_bits=16),
-        indexer=Indexer(query_heads=2, head_dim=4, budget=16, ratio=4) if sparse else None,
-        recurrent=Recurrent(key_heads=1, value_heads=2, head_dim=4, conv_kernel=4) if every > 1 else None,
+        weights=Weights(format="bf16", bits=16),
         ngram=NgramTable(table_bytes=2**20, row_bytes=100, rows_per_token=2, before_layer=1) if ngram else None,
     )
 
@@ -123,13 +131,19 @@ def model(*, layers: int = 4, every: int = 2, sparse: bool = True, ngram: bool =
 def case(
     ctx_tokens: int = 64, *, spec: ModelSpec | None = None, rules: dict[str, Any] | None = None, **asked: Any
 ) -> Case:
-    """A question about the toy model (or `spec`), under exllamav3's rules with pages of 8 and chunks of 16 tokens."""
+    """A question about the toy model (or `spec`), under exllamav3's rules with pages of 8 and chunks of 16 tokens.
+
+    The embedding lies on the device.
+    """
     toy = {"page_tokens": 8, "chunk_tokens": 16, "staging_bytes": 1024, "workspace": rate(2**20, "B")}
+    toy["embedding_on_host"] = False
+    spec = spec or model()
     whole = resolve(Question(ctx_tokens=ctx_tokens, **asked))
     small = with_rules(load_engine("exllamav3"), **(toy | (rules or {})))
     return replace(
         whole,
-        model=spec or model(),
+        model=spec,
+        mixer=spec.attention,
         rules=small,
         chunk_tokens=asked.get("chunk_tokens", small.chunk_tokens),
         staging_bytes=asked.get("staging_bytes", small.sparse.staging_bytes),

@@ -44,14 +44,14 @@ _ALWAYS = ("A1", "A2", "A3", "A5")
 def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[str, ...]) -> tuple[str, ...]:
     """Keys of the assumptions that matter to this case, then a line for each rate used outside its calibrated range."""
     applies = {
-        "A4": case.model.feed_forward.experts > 1,
+        "A4": "experts" in case.model.parameters,
         "A6": machine.gpu_count > 1,
-        "A7": case.model.indexer is not None,
+        "A7": case.model.selects_blocks,
         "A10": case.model.ngram is not None,
         "A11": case.question.batch > 1,
         "A14": case.borrows,
         "A15": case.speculation is not None and case.speculation.tokens >= case.speculation.drafter.block_tokens > 1,
-        "A16": case.cached_tokens > 0 and case.model.recurrent is not None,
+        "A16": case.cached_tokens > 0 and bool(case.model.states),
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))

@@ -57,10 +57,13 @@ class KVFormat(Struct, frozen=True, kw_only=True):
         """Bytes of an element that is kept beside K and V, such as an indexer key: those planes are never quantised."""
         return self.key.bits // 8 if self.kind == "plain" else 2
 
-    def plane_bytes(self, *, kv_heads: int, head_dim: int) -> int:
-        """Bytes of K and V together, for one token in one layer, scales included; rounded up to whole bytes."""
+    def plane_bytes(self, *, kv_heads: int, head_dim: int, value_dim: int | None = None) -> int:
+        """Bytes of K and V together, for one token in one layer, scales included; rounded up to whole bytes.
+
+        Values are as wide as keys unless `value_dim` says otherwise.
+        """
         tile = self.tile_tokens
-        both = self._tiles(self.key, head_dim) + self._tiles(self.value, head_dim)
+        both = self._tiles(self.key, head_dim) + self._tiles(self.value, value_dim or head_dim)
         if self.slot_alignment > 1:
             both = -(-both // (tile * self.slot_alignment)) * self.slot_alignment * tile
         return -(-both * kv_heads // tile)

@@ -62,7 +62,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     prefill: Phase | None
     ttft_s: Quantity | None  # prefill and the first decode step
     break_even: float | None  # tokens from which on a verify step pays; None where nothing is drafted
-    missing: tuple[str, ...]  # rates that the machine's profile lacks, so that a phase is not predicted
+    not_predicted: dict[str, str]  # why a phase is not: the rates that the machine's profile lacks
     assumptions: tuple[str, ...]  # keys in twin.assumptions, and what was extrapolated
     sources: dict[str, Provenance]  # the rates used, by name
 
@@ -70,6 +70,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
     def fits(self) -> bool:
         """Whether the question fits the machine."""
         return self.memory.fits
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What the machine's profile lacks, each reason once."""
+        return tuple(dict.fromkeys(self.not_predicted.values()))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -89,19 +94,18 @@ class Prediction(Struct, frozen=True, kw_only=True):
         return next((rate for name, rate in self.sources.items() if self.kernel == name.partition("#")[0]), None)
 
 
-def predict(question: Question, profile: HardwareProfile | None = None, *, partial: bool = False) -> Prediction:
+def predict(question: Question, profile: HardwareProfile | None = None) -> Prediction:
     """Answer `question`, on `profile` if given and on the machine that it names otherwise.
 
-    Raises UnknownName, BadValue, Impossible, MissingRate or BadFile; not fitting is an answer, not an error. A rate
-    that one phase lacks leaves that phase out; where both lack one, MissingRate is raised unless `partial`.
+    Raises UnknownName, BadValue, Impossible or BadFile. Not fitting is an answer, not an error, and so is a rate that
+    the machine lacks: the phase that needs it is left out, and `not_predicted` says why.
     """
     case = resolve(question)
     machine = machine_of(case, profile)
     plan = plan_memory(case, machine)
     roofs = Roofs(machine)
-    decode, prefill, missing = _breakdowns(case, roofs) if plan.fits else (None, None, ())
-    if missing and decode is None and prefill is None and not partial:
-        raise missing[0]
+    not_predicted: dict[str, str] = {}
+    decode, prefill = _breakdowns(case, roofs, not_predicted) if plan.fits else (None, None)
     ttft = _first_token(case, roofs, decode, prefill) if prefill else None
     used = sorted({rate for breakdown in (decode, prefill) if breakdown for rate in breakdown.sensitivity()})
     break_even = None
@@ -116,23 +120,22 @@ def predict(question: Question, profile: HardwareProfile | None = None, *, parti
         prefill=_phase(prefill, roofs, tokens=prompt) if prefill else None,
         ttft_s=_seconds(ttft, roofs) if ttft else None,
         break_even=break_even,
-        missing=tuple(wrong.message for wrong in missing),
+        not_predicted=not_predicted,
         assumptions=assumptions_of(case, machine, extrapolated=tuple(sorted(roofs.extrapolated))),
         sources={name: roofs.rates[name] for name in used},
     )
 
 
-def _breakdowns(case: Case, roofs: Roofs) -> tuple[Breakdown | None, Breakdown | None, tuple[MissingRate, ...]]:
-    """Decode step and prefill, each unless the machine lacks a rate of it."""
+def _breakdowns(case: Case, roofs: Roofs, not_predicted: dict[str, str]) -> tuple[Breakdown | None, Breakdown | None]:
+    """Decode step and prefill, each unless the machine lacks a rate of it, which `not_predicted` is told."""
     found: list[Breakdown | None] = []
-    missing: list[MissingRate] = []
-    for phase in (decode_breakdown, prefill_breakdown):
+    for name, phase in (("decode", decode_breakdown), ("prefill", prefill_breakdown)):
         try:
             found.append(phase(case, roofs))
         except MissingRate as wrong:
             found.append(None)
-            missing.append(wrong)
-    return found[0], found[1], tuple(missing)
+            not_predicted[name] = wrong.message
+    return found[0], found[1]
 
 
 def decode_breakdown(case: Case, roofs: Roofs) -> Breakdown:

@@ -9,6 +9,7 @@ from calibrate.operations.operation import Point
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
+from twin.models.spec import FeedForward, Layer
 from twin.operations.format_ops import Heads, append_op, decode_op, format_case, prefill_ops
 from twin.operations.lower import decode_program, head_program, prefetch_program, prefill_program
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
@@ -68,10 +69,9 @@ def dequantise_format(point: Point, _dtype: str) -> Program:
 def _sparse_case(layout: str, kv_dtype: str, offload: tuple[tuple[str, Any], ...], budget: int) -> Case:
     asked = {"model": SPARSE_MODEL, "engine": "twin", "layout": layout, "kv_dtype": kv_dtype, **dict(offload)}
     case = resolve(Question(ctx_tokens=1, **asked))
-    indexer = case.model.indexer
-    if not budget or indexer is None:
+    if not budget or case.indexer is None:
         return case
-    return replace(case, model=replace(case.model, indexer=replace(indexer, budget=budget)))
+    return case.of(replace(case.attention, indexer=replace(case.indexer, budget=budget)))
 
 
 def sparse_case(point: Point, dtype: str) -> Case:
@@ -160,9 +160,10 @@ def _dense_case(shape: str) -> Case:
     if not shape:
         return case
     hidden, query_heads, kv_heads, head_dim, intermediate = numbers(shape)
-    attention = replace(case.model.attention, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim)
-    feed_forward = replace(case.model.feed_forward, intermediate=intermediate)
-    return replace(case, model=replace(case.model, hidden=hidden, attention=attention, feed_forward=feed_forward))
+    attention = replace(case.attention, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim)
+    layer = Layer(mixers=(attention,), feed_forward=FeedForward(intermediate=intermediate))
+    model = replace(case.model, hidden=hidden, kinds=dict.fromkeys(case.model.kinds, layer))
+    return replace(case, model=model, mixer=attention)
 
 
 def dense_layer(point: Point, _dtype: str, *, parts: tuple[str, ...] = ()) -> Program:
@@ -206,7 +207,7 @@ def disk_rows(point: Point, _dtype: str) -> Program:
 def page_image(point: Point, dtype: str, *, engine: Engine) -> Program:
     """One page of `layers` layers copied to its image in RAM, or back: over the link, or within host memory."""
     case = _sparse_case("vram", dtype, (), 0)
-    layers, ratio = int(point["layers"]), case.model.indexer.ratio if case.model.indexer else 1
+    layers, ratio = int(point["layers"]), case.indexer.ratio if case.indexer else 1
     planes = {"pooled": PAGE_TOKENS // ratio * case.index_key_bytes}
     offloaded = point["tier"] != "vram"
     kv_bytes = PAGE_TOKENS * (case.plane_bytes + case.index_key_bytes)

@@ -106,7 +106,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 def answer(question: Question, profile: HardwareProfile) -> Answer:
     """The twin's prediction of times."""
-    return Answer(prediction=predict(question, profile, partial=True))
+    return Answer(prediction=predict(question, profile))
 
 
 def count(value: float, *, also: Mapping[str, float] | None = None) -> Estimate:

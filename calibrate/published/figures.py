@@ -18,7 +18,7 @@ from twin.errors import BadValue, Impossible
 from twin.layouts.offload import naive_read_bytes
 from twin.memory.block_pool import Group, KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.operations.counts import complete_blocks, is_sparse, padded_selection, sparse_threshold
+from twin.operations.counts import complete_blocks, is_sparse, padded_selection
 from twin.operations.ops import Step
 from twin.prediction import Z90, Phase, Quantity, decode_breakdown_of
 from twin.serving.metrics import ServingResult
@@ -61,15 +61,25 @@ def _figure(unit: str, *, paired: bool = False) -> Callable[[Estimator], Estimat
 def _scanned_bytes(asked: Asked) -> int:
     """Bytes of the pooled keys of all complete blocks when the asked decode step runs, over all layers."""
     model = asked.case.model
-    return complete_blocks(model, asked.question.ctx_tokens + 1) * asked.case.index_key_bytes * model.attention_layers
+    return (
+        complete_blocks(asked.case.indexer, asked.question.ctx_tokens + 1)
+        * asked.case.index_key_bytes
+        * model.attention_layers
+    )
+
+
+def _threshold(asked: Asked) -> int:
+    """The longest context that is still read whole; 0 where all of it always is."""
+    indexer = asked.case.indexer
+    return indexer.threshold_tokens if indexer else 0
 
 
 def _vram_bytes_per_token(asked: Asked) -> int:
-    return asked.case.layout.placement(asked.case).vram_bytes * asked.case.model.attention_layers
+    return asked.memory.token_bytes.vram_bytes
 
 
 def _host_bytes_per_token(asked: Asked) -> int:
-    return asked.case.layout.placement(asked.case).host_bytes * asked.case.model.attention_layers
+    return asked.memory.token_bytes.host_bytes
 
 
 def _pool(asked: Asked) -> KVPool:
@@ -107,7 +117,7 @@ COUNTS: dict[str, tuple[str, Callable[[Asked], float]]] = {
     "kv_vram_bytes_per_token": ("KiB", lambda asked: _vram_bytes_per_token(asked) / KIB),
     "kv_host_bytes_per_token": ("KiB", lambda asked: _host_bytes_per_token(asked) / KIB),
     # the longest contexts that attention reads whole, and that need no rope scaling
-    "context_read_whole": ("tokens", lambda asked: sparse_threshold(asked.case.model)),
+    "context_read_whole": ("tokens", _threshold),
     "native_context": ("tokens", lambda asked: asked.case.model.native_ctx_tokens),
     # what a decode step reads of pooled keys in all layers, and from the host
     "pooled_scan_bytes": ("MiB", lambda asked: _scanned_bytes(asked) / MIB),
@@ -144,7 +154,7 @@ def naive_chunk_bytes(asked: Asked) -> Estimate:
     case, q_tokens = asked.case, asked.case.chunk_tokens
     chunk = Step(kv_tokens=(asked.question.ctx_tokens // q_tokens - 1) * q_tokens, q_tokens=q_tokens)
     layers = case.model.attention_layers
-    padded = q_tokens * padded_selection(case.model, case.rules.sparse.selection_alignment) * case.plane_bytes
+    padded = q_tokens * padded_selection(case.indexer, case.rules.sparse.selection_alignment) * case.plane_bytes
     return count(naive_read_bytes(case, chunk) * layers / GIB, also={"padded_selections_bytes": padded * layers})
 
 
@@ -172,11 +182,11 @@ def staged_ratio(asked: Asked) -> Estimate:
     """
     case, rules, prompt_tokens = asked.case, asked.case.rules, asked.question.ctx_tokens
     chunks = [chunk_at(case, prompt_tokens, index) for index in range(chunk_count(case, prompt_tokens))]
-    staged = [chunk for chunk in chunks if is_sparse(case.model, chunk.end) and case.layout.buckets(case, chunk)]
+    staged = [chunk for chunk in chunks if is_sparse(case.indexer, chunk.end) and case.layout.buckets(case, chunk)]
     if not staged:
         raise BadValue(f"no chunk of a prompt of {prompt_tokens:,} tokens is staged under layout {case.layout.name!r}")
     q_tokens, pages = sum(chunk.q_tokens for chunk in staged), sum(rules.pages(chunk.end) for chunk in staged)
-    selected = padded_selection(case.model, rules.sparse.selection_alignment)
+    selected = padded_selection(case.indexer, rules.sparse.selection_alignment)
     copied = (pages + rules.pages(case.model.native_ctx_tokens)) * rules.page_tokens
     also = {"without_probe_ratio": q_tokens * selected / (pages * rules.page_tokens)}
     return count((q_tokens + case.chunk_tokens) * selected / copied, also=also)
@@ -343,7 +353,7 @@ def decode_drop(asked: Asked) -> Estimate:
         raise NoAnswer("a drop needs a question to set it against")
     slower, faster = asked.answer, answer(asked.against, asked.profile)
     also: dict[str, float] = {}
-    threshold = sparse_threshold(asked.case.model)
+    threshold = _threshold(asked)
     if asked.against.ctx_tokens < threshold <= asked.question.ctx_tokens:  # the question against still reads everything
         selecting = answer(replace(asked.against, ctx_tokens=threshold), asked.profile)
         also["drop_from_a_step_that_selects_percent"] = 100 * drop(slower, selecting).value

@@ -20,7 +20,7 @@ from hwprofiles.profile import Kernel
 from hwprofiles.rates import Curve, Rate
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
-from twin.operations.counts import layer_parameters, parameters, state_bytes, weight_bytes
+from twin.operations.counts import state_bytes
 from twin.units import GIB
 
 BLOG, VLLM = "3x-rtx3090", "rtx3090"
@@ -165,9 +165,9 @@ def fit_workspace() -> float:
     """Bytes of workspace per device that make 64.35 GiB of loaded VRAM (row blog.vram_model)."""
     case = resolve(Question(ctx_tokens=1, layout="vram"))
     model = case.model
-    count = sum(layer_parameters(model, kind) for kind in model.layer_kinds) + parameters(model).head
-    state = model.recurrent_layers * state_bytes(model, case.rules.state_element_bytes)
-    return (64.35 * GIB - weight_bytes(model, count) - state) / load_profile(BLOG).gpu_count
+    weights = sum(size for part, size in model.weight_bytes.items() if part != "embedding")
+    state = sum(state_bytes(mixer, case.rules.state_element_bytes) * count for mixer, count in model.states.items())
+    return (64.35 * GIB - weights - state) / load_profile(BLOG).gpu_count
 
 
 def main(machines: Sequence[str]) -> None:

@@ -43,6 +43,7 @@ import numpy.typing as npt
 from calibrate.quality.tensors_file import LEAST_TOKENS, Floats, Layer, read_layers
 from twin.errors import BadFile, BadValue
 from twin.models import ModelSpec
+from twin.models.mixers import Attention
 
 SINKS = 4
 """First tokens that are left out of means and deviations."""
@@ -179,9 +180,16 @@ class Source:
     """Whose heads they are, or are like."""
 
 
+def heads_of(spec: ModelSpec) -> Attention:
+    """The attention whose heads are cached; BadValue where the model caches none."""
+    if not isinstance(spec.attention, Attention):
+        raise BadValue(f"{spec.name} caches no keys and values of heads")
+    return spec.attention
+
+
 def made_up(spec: ModelSpec, tokens: int, seed: int) -> Source:
     """All kinds, in the shape of a model; BadValue for numbers of tokens out of range."""
-    shape = spec.attention
+    shape = heads_of(spec)
     if not LEAST_TOKENS <= tokens <= MOST_TOKENS:
         raise BadValue(f"--tokens: {tokens:,} is outside the range of {LEAST_TOKENS} to {MOST_TOKENS:,} tokens")
     count = min(MADE_UP_HEADS, shape.kv_heads)
@@ -195,10 +203,10 @@ def dumped(path: Path, spec: ModelSpec | None, tokens: int | None, seed: int | N
     """The layers of a file; BadFile for what is wrong with it, or where `spec` has other heads."""
     layers = read_layers(path, tokens=tokens)
     kv_heads, head_dim = layers[0].keys.shape[1:]
-    if spec is not None and (spec.attention.kv_heads, spec.attention.head_dim) != (kv_heads, head_dim):
+    if spec is not None and ((own := heads_of(spec)).kv_heads, own.head_dim) != (kv_heads, head_dim):
         raise BadFile(
             f"{path}: tensor {layers[0].keys.name!r} has {kv_heads} heads of {head_dim}, {spec.name} has "
-            f"{spec.attention.kv_heads} of {spec.attention.head_dim}"
+            f"{own.kv_heads} of {own.head_dim}"
         )
     for layer in layers:
         held = layer.keys.shape[0]

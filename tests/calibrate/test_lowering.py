@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from calibrate.operations import lowering
 from calibrate.operations.operation import Point
 from calibrate.operations.table import BY_NAME, Case
-from twin.models.spec import Attention, FeedForward
+from twin.models.mixers import Attention
+from twin.models.spec import FeedForward
 from twin.operations.lower import decode_program, prefill_program
 from twin.operations.ops import Carried, Engine, Op, Program, Step
 
@@ -199,8 +200,9 @@ def test_its_kernels_move_what_is_counted(shape: str) -> None:
 def test_the_default_shape_is_the_model_s_and_another_type_has_its_own_kernels_and_bytes() -> None:
     model = lowering._dense_case("").model
     assert model.hidden == 4_096
-    assert model.attention == Attention(every=1, query_heads=32, kv_heads=8, head_dim=128, output_gate=False)
-    assert model.feed_forward == FeedForward(experts=1, active=1, intermediate=14_336, shared_intermediate=0)
+    (layer,) = model.kinds.values()
+    assert layer.mixers == (Attention(query_heads=32, kv_heads=8, head_dim=128),)
+    assert layer.feed_forward == FeedForward(intermediate=14_336)
     half, single = (program("linear", {"dtype": dtype, "tokens": 3})[0].ops[0] for dtype in ("bf16", "fp32"))
     assert (half.kernel, single.kernel) == ("linear/library/bf16", "linear/library/fp32")
     assert (single.vram_bytes, single.flops) == (2 * half.vram_bytes, half.flops)

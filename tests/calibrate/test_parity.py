@@ -14,8 +14,9 @@ from twin.ask.resolve import resolve
 from twin.engines import load_engine
 from twin.engines.twin import INLINE, QUANTISED
 from twin.layouts import layout_names, load_layout
+from twin.models.mixers import Attention
 from twin.operations import occupancy
-from twin.operations.counts import complete_blocks, is_sparse, selected_tokens, sparse_threshold
+from twin.operations.counts import complete_blocks, is_sparse, selected_tokens
 from twin.operations.ops import Op, Program
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
@@ -98,6 +99,7 @@ def test_an_interleaved_block_is_the_run_that_is_counted(fmt: str) -> None:
 def test_the_kernels_have_the_shape_of_the_model() -> None:
     model = case_of("vram", "fp16", 1).model
     attention, indexer = model.attention, model.indexer
+    assert isinstance(attention, Attention)
     assert indexer is not None
     assert (SHAPE.query_heads, SHAPE.kv_heads, SHAPE.head_dim) == (
         attention.query_heads,
@@ -106,8 +108,8 @@ def test_the_kernels_have_the_shape_of_the_model() -> None:
     )
     assert (SHAPE.index_heads, SHAPE.index_dim) == (indexer.query_heads, indexer.head_dim)
     assert (SHAPE.budget, SHAPE.ratio, SHAPE.topk) == (indexer.budget, indexer.ratio, indexer.block_topk)
-    assert SHAPE.layers * attention.every == model.layers
-    assert SHAPE.dense_limit == sparse_threshold(model)
+    assert SHAPE.layers == model.attention_layers
+    assert SHAPE.dense_limit == indexer.threshold_tokens
 
 
 def test_the_kernels_have_the_pages_of_the_rulebook() -> None:
@@ -175,7 +177,7 @@ def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
         read = torch.zeros(end, dtype=torch.bool)
         read[(blocks[:, None] * SHAPE.ratio + torch.arange(SHAPE.ratio)).flatten()] = True
         read[end - end % SHAPE.ratio :] = True
-        assert int(read.sum()) == selected_tokens(model, end)
+        assert int(read.sum()) == selected_tokens(model.indexer, end)
         for plane in (cache.keys[0], cache.values[0]):
             plane[~read] = float("nan")
         step.run()
@@ -192,13 +194,13 @@ def test_a_decode_step_reads_the_tokens_that_are_counted(end: int) -> None:
 @pytest.mark.parametrize("end", [2_052, 4_097])
 def test_a_decode_step_s_bytes_are_those_of_its_program(fmt: str, end: int) -> None:
     model = case_of("vram", fmt, end).model
-    assert is_sparse(model, end)
+    assert is_sparse(model.indexer, end)
     program = program_of("decode_step", fmt, tier="vram", ctx_tokens=end, layers=1)
     with cache_of(fmt, tokens=end) as cache:
         assert ops(program)["pooled_scan"].vram_bytes == DecodeSelect(cache, ctx_tokens=end).moved_bytes
-        assert SHAPE.blocks(end) == complete_blocks(model, end)
+        assert SHAPE.blocks(end) == complete_blocks(model.indexer, end)
         token_bytes = cache.keys[0][0].nbytes + cache.values[0][0].nbytes
-        assert ops(program)["kv_gather"].vram_bytes == selected_tokens(model, end) * token_bytes
+        assert ops(program)["kv_gather"].vram_bytes == selected_tokens(model.indexer, end) * token_bytes
 
 
 def test_a_context_below_the_budget_is_no_step_of_the_kernels() -> None:

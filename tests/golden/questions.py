@@ -18,7 +18,6 @@ from twin.engines import EngineRules, engine_names, load_engine
 from twin.formats import format_names, is_exl3, kv_format
 from twin.models import ModelSpec, load_model, model_names
 from twin.models.speculation import ACCEPTANCE
-from twin.operations.counts import layer_parameters, parameters
 from twin.units import parse_tokens
 
 Words = tuple[str, ...]
@@ -98,8 +97,7 @@ def places() -> list[Place]:
 def at_home(place: Place) -> bool:
     """Whether the machine has rates for the model's weights under that engine, and memory enough for them."""
     spec, machine = place.spec, load_profile(place.machine)
-    counts = parameters(spec)
-    total = counts.head + counts.embedding + sum(layer_parameters(spec, kind) for kind in spec.layer_kinds)
+    total = sum(spec.parameters.values())
     rated = place.rules.kernel("linear", spec.weights.format) in machine.kernels
     holds = total * spec.weights.bits / 8 < machine.gpu.vram.value * machine.gpu_count
     return rated and holds and (place.rules.block_pool is None or machine.gpu_count == 1)

@@ -3,6 +3,7 @@
 from hwprofiles import HardwareProfile
 from tests.laws.drawn import PAGE
 from twin.models import ModelSpec, load_model
+from twin.models.mixers import Attention, GatedDeltaNet
 from twin.prediction import Prediction
 
 MODEL = load_model("qwen3.8-flash-next")
@@ -13,9 +14,11 @@ BUDGET = 2048
 
 def active_parameters(model: ModelSpec) -> int:
     """Parameters that one token runs through, the output head aside: norms and biases left out."""
-    attention, moe, recurrent = model.attention, model.feed_forward, model.recurrent
-    indexer = model.indexer
-    assert recurrent is not None
+    moe, attention, indexer = model.kinds["attention"].feed_forward, model.attention, model.indexer
+    (recurrent,) = model.states
+    assert moe is not None
+    assert isinstance(attention, Attention)
+    assert isinstance(recurrent, GatedDeltaNet)
     assert indexer is not None
     wide = attention.query_heads * attention.head_dim
     kv = 2 * attention.kv_heads * attention.head_dim
@@ -29,7 +32,7 @@ def active_parameters(model: ModelSpec) -> int:
 
 HEAD = MODEL.hidden * MODEL.vocab
 ACTIVE = active_parameters(MODEL)
-PLANES = 12 * 2 * MODEL.attention.kv_heads * MODEL.attention.head_dim * FP16_BYTES
+PLANES = 12 * 2 * 2 * 256 * FP16_BYTES
 """K and V of one token in all layers."""
 KEPT_ON_HOST = PLANES + 12 * 128 * FP16_BYTES
 """K, V and raw indexer key of one token in all layers."""
@@ -63,7 +66,7 @@ def prefill_floor_s(prediction: Prediction) -> float:
     tokens = question.ctx_tokens - 1  # the last one belongs to the first decode step
     chunks = -(-tokens // case.chunk_tokens)
     pairs = (min(tokens, BUDGET) ** 2 / 2) + max(0, tokens - BUDGET) * BUDGET
-    attention = 12 * 4 * MODEL.attention.query_heads * MODEL.attention.head_dim * pairs
+    attention = 12 * 4 * 24 * 256 * pairs
     products_s = (2 * ACTIVE * tokens + attention) * question.batch / peaks.flops
     weights_s = ACTIVE * MODEL.weights.bits / 8 * chunks / peaks.vram
     if question.layout != "offload":

@@ -15,6 +15,7 @@ from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA
 from twin.ask.question import Question
 from twin.engines import load_engine
 from twin.models import ModelSpec
+from twin.models.mixers import Attention, GatedDeltaNet
 from twin.models.speculation import Speculation
 from twin.prediction import Prediction
 from twin.units import TIB
@@ -111,20 +112,23 @@ class Shape:
     """Parameters by part and cache bytes of a dense model, recurrent in some layers or none."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        attention, recurrent, hidden = spec.attention, spec.recurrent, spec.hidden
+        attention, feed_forward, hidden = spec.attention, spec.kinds["attention"].feed_forward, spec.hidden
+        assert isinstance(attention, Attention)
+        assert feed_forward is not None
         wide, kv = attention.query_heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        self.feed = spec.layers * 3 * hidden * spec.feed_forward.intermediate
+        self.feed = spec.layers * 3 * hidden * feed_forward.intermediate
         self.mixers = spec.attention_layers * hidden * (wide * (2 + attention.output_gate) + 2 * kv)
         self.state = 0
-        if recurrent is not None:
+        for recurrent, layers in spec.states.items():
+            assert isinstance(recurrent, GatedDeltaNet)
             inner, keys = recurrent.value_heads * recurrent.head_dim, recurrent.key_heads * recurrent.head_dim
-            self.mixers += spec.recurrent_layers * hidden * (2 * keys + 3 * inner)
-            self.state = spec.recurrent_layers * inner * recurrent.head_dim
+            self.mixers += layers * hidden * (2 * keys + 3 * inner)
+            self.state = layers * inner * recurrent.head_dim
         self.head = hidden * spec.vocab
         self.elements = 2 * spec.attention_layers * kv
         self.pair_flops = 4 * spec.attention_layers * wide
         self.layer_bytes = (self.mixers + self.feed) * spec.weights.bits / 8
-        self.head_bytes = self.head * (spec.weights.head_bits or spec.weights.bits) / 8
+        self.head_bytes = self.head * spec.part_bits["head"] / 8
 
 
 def _products_s(prediction: Prediction, *, tokens: float, logits: float, pairs: float) -> float:

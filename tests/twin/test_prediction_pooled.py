@@ -12,7 +12,6 @@ from tests.laws.asked import phases
 from tests.laws.drawn import with_memory
 from tests.twin.memory.pool_worlds import BLOCK, SEQUENTIAL, dense, pool_machine
 from twin.ask.question import Question
-from twin.errors import MissingRate
 from twin.prediction import Prediction, predict, tokens_per_step
 from twin.units import TIB
 
@@ -138,15 +137,14 @@ def test_a_rate_that_one_phase_lacks_leaves_only_that_phase_out() -> None:
 
 
 @pytest.mark.parametrize("prefixes", [("attend_decode/", "attend_dense/"), ("linear/",)])
-def test_where_both_phases_lack_a_rate_the_first_is_named(prefixes: tuple[str, ...]) -> None:
+def test_where_both_phases_lack_a_rate_memory_is_answered(prefixes: tuple[str, ...]) -> None:
     question, poor = Question(ctx_tokens=5000, **POOLED), without(RTX3090, *prefixes)
-    with pytest.raises(MissingRate, match=f"machine rtx3090 has no rate for {prefixes[0]}") as refused:
-        predict(question, poor)
-    assert "it has" in refused.value.hint
-    partial = predict(question, poor, partial=True)
+    partial = predict(question, poor)
+    assert partial.not_predicted["decode"].startswith(f"machine rtx3090 has no rate for {prefixes[0]}")
+    assert partial.not_predicted["prefill"].startswith(f"machine rtx3090 has no rate for {prefixes[-1]}")
     assert (partial.decode, partial.prefill, partial.ttft_s, partial.break_even) == (None, None, None, None)
     assert partial.memory.memories == predict(question, RTX3090).memory.memories
-    assert (len(partial.missing), partial.sources) == (2, {})
+    assert (set(partial.not_predicted), partial.sources) == ({"decode", "prefill"}, {})
     too_long = predict(replace(question, ctx_tokens=10**9), poor)  # nothing is missed where nothing fits
     assert (too_long.fits, too_long.missing) == (False, ())
 

@@ -64,7 +64,7 @@ def compare_all(question: Question, *, over: str | None = None, formats: Sequenc
     refused: dict[str, Impossible] = {}
     for name in names:
         try:
-            predictions.append(predict(replace(question, **{field: name}), partial=True))
+            predictions.append(predict(replace(question, **{field: name})))
         except Impossible as wrong:
             refused[name] = wrong
     if not predictions:

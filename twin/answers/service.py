@@ -107,8 +107,8 @@ class CaseCosts(StepCosts):
     """Seconds of the steps of one case on one machine, from the same ops and rates as a single prediction.
 
     A step is the weights' products over all its tokens, the recurrent states, the decodes' attention and each prefill
-    chunk's own. Decodes' attention reads every cached token once, so a step's time is affine in the tokens cached. A
-    drafter's window is taken as full, whatever the context, as it is in memory. Parts of a step are looked up once.
+    chunk's own. Decodes' attention reads every cached token once, so a step's time is affine in the tokens cached.
+    Windows are taken as full, whatever the context, as a drafter's is in memory. Parts of a step are looked up once.
     """
 
     def __init__(self, case: Case, roofs: Roofs) -> None:
@@ -144,7 +144,8 @@ class CaseCosts(StepCosts):
 
     def _decode(self, sequences: int) -> tuple[float, float]:
         if sequences not in self._decodes:
-            near = self.case.speculation.drafter.window if self.case.speculation else 0
+            windows = [mixer.reach for mixer in self.case.model.caches]
+            near = max(*windows, self.case.speculation.drafter.window if self.case.speculation else 0)
             far = FAR_IN_THREAD_BLOCKS if self.case.rules.own_kernels.decode_plans else FAR
             near_s, far_s = (
                 decode_breakdown_of(self.case, self.roofs, past, sequences).seconds for past in (near, near + far)

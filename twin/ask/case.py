@@ -1,14 +1,16 @@
 """A Case is a question with names resolved and defaults filled in. Knows nothing of hardware."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from twin.ask.question import Copies, Ngram, Prefill, Question, Tier
 from twin.engines import EngineRules
+from twin.errors import Impossible
 from twin.formats import KVFormat
 from twin.layouts import CacheLayout
 from twin.models import ModelSpec
+from twin.models.mixers import Attending, Attention, Indexer, LatentAttention
 from twin.models.speculation import Speculation
-from twin.operations.counts import index_key_bytes
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -29,22 +31,46 @@ class Case(Struct, frozen=True, kw_only=True):
     ngram: Ngram
     huge_pages: bool
     state_element_bytes: int
+    mixer: Attending | None
+    """Attention that cache sizes, kernels and ops are asked of: the model's that sees furthest, or as `of` says."""
     speculation: Speculation | None
     cached_tokens: int = 0  # prompt tokens that the engine finds in its prefix cache and does not compute again
+
+    def of(self, mixer: Attending) -> "Case":
+        """The case as the layers see it that have this attention."""
+        return self if mixer == self.mixer else replace(self, mixer=mixer)
+
+    @property
+    def attention(self) -> Attention:
+        """Attention with keys and values a head; Impossible where the layers have none."""
+        if not isinstance(self.mixer, Attention):
+            kind = "latent attention" if self.mixer else "no attention"
+            raise Impossible(f"{self.model.name} has {kind}: there are no keys and values of heads to read")
+        return self.mixer
+
+    @property
+    def indexer(self) -> Indexer | None:
+        """Of sparse attention, where the layers have it."""
+        return self.mixer.indexer if self.mixer else None
 
     @property
     def index_key_bytes(self) -> int:
         """One raw or pooled indexer key in one attention layer."""
-        if self.model.indexer is None:
+        if self.indexer is None:
             return 0
-        element = self.rules.sparse.index_element_bytes
-        return index_key_bytes(self.model, self.fmt.element_bytes if element is None else element)
+        sparse = self.rules.sparse_kernels
+        element = sparse.index_element_bytes if sparse else None
+        return self.indexer.key_bytes(self.fmt.element_bytes if element is None else element)
 
     @property
     def plane_bytes(self) -> int:
-        """K and V of one token in one attention layer."""
-        attention = self.model.attention
-        return self.fmt.plane_bytes(kv_heads=attention.kv_heads, head_dim=attention.head_dim)
+        """K and V of one token in one attention layer, or its compressed vector and shared key."""
+        mixer = self.mixer
+        if isinstance(mixer, LatentAttention):
+            return mixer.kv_elements * self.fmt.key.bits // 8
+        if mixer is None:
+            return 0
+        return self.fmt.plane_bytes(kv_heads=mixer.kv_heads, head_dim=mixer.head_dim, value_dim=mixer.value_dim)
 
     @property
     def hw(self) -> str:

@@ -11,6 +11,8 @@ from twin.formats import KVFormat, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
 from twin.memory.block_pool import with_prefix_cache
 from twin.models import ModelSpec, load_model
+from twin.models.mixers import LatentAttention
+from twin.models.rewritten import in_weights
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import HALF_BYTES
 
@@ -32,19 +34,21 @@ def resolve(question: Question) -> Case:
     """Look every name up and check every number. Raises UnknownName, BadValue or Impossible."""
     check_numbers(question)
     model = load_model(question.model)
+    if question.weights is not None:
+        model = in_weights(model, question.weights)
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
     if question.layout is None:  # the engine's first that the model can be asked for
         layouts = (load_layout(name) for name in rules.layouts)
-        layout = next(each for each in layouts if model.indexer or not each.needs_indexer)
+        layout = next(each for each in layouts if model.selects_blocks or not each.needs_indexer)
     else:
         layout = load_layout(question.layout)
     _check_options(question, layout, rules)
     if layout.name not in rules.layouts:
         raise Impossible(f"{rules.name} has no layout {layout.name!r}", hint=f"it has {', '.join(rules.layouts)}")
     fmt = _format_of(question, rules, model, layout)
-    if layout.needs_indexer and model.indexer is None:
+    if layout.needs_indexer and not model.selects_blocks:
         raise Impossible(f"{model.name} reads its whole cache at every step: {layout.name} needs sparse attention")
-    sparse = rules.sparse if model.indexer else None
+    sparse = rules.sparse if model.selects_blocks else None
     rated = kv_format(rules.formats[0]) if question.what_if and fmt.kind != "plain" else fmt
     backend, verify_backend = _backends_of(question, rules, rated)
     case = Case(
@@ -63,6 +67,7 @@ def resolve(question: Question) -> Case:
         ngram=question.ngram or ("ram" if rules.ngram == "ram" else "disk"),
         huge_pages=(question.host_pages or "huge") == "huge",
         state_element_bytes=_STATE_BYTES.get(question.state_dtype, rules.state_element_bytes),
+        mixer=model.attention,
         speculation=_speculation(question, model, rules, fmt),
     )
     _check_case(case)
@@ -73,7 +78,7 @@ def _engine_of(model: ModelSpec) -> EngineRules:
     """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
     engines = [load_engine(name) for name in engine_names() if name != OWN]
     for rules in engines:
-        if model.weights.format in rules.weight_formats and (model.indexer is None or rules.sparse_kernels):
+        if model.weights.format in rules.weight_formats and (not model.selects_blocks or rules.sparse_kernels):
             return rules
     raise Impossible(f"no engine here loads {model.name} ({model.weights.format})", hint="name one with --engine")
 
@@ -85,10 +90,20 @@ def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout:
     if fmt.name not in kept and not question.what_if:
         hint = f"it keeps {listed(kept)}; --what-if counts its bytes anyway"
         raise Impossible(f"{rules.name} keeps no {fmt.name} cache under {layout.name}", hint=hint)
-    refused = fmt.check(head_dim=model.attention.head_dim)
-    if refused:
-        raise Impossible(refused)
+    _check_heads(fmt, model)
     return fmt
+
+
+def _check_heads(fmt: KVFormat, model: ModelSpec) -> None:
+    """Refuse a format in which some layer's heads cannot be kept."""
+    for mixer in model.caches:
+        if isinstance(mixer, LatentAttention):
+            if fmt.kind != "plain" and fmt.name != "fp8":
+                raise Impossible(f"{fmt.name} keeps keys and values of heads, {model.name} caches compressed vectors")
+            continue
+        for width in {mixer.head_dim, mixer.value_width}:
+            if refused := fmt.check(head_dim=width):
+                raise Impossible(refused)
 
 
 def _backends_of(question: Question, rules: EngineRules, fmt: KVFormat) -> tuple[str, str]:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 
 from twin.ask.case import Case
-from twin.operations.counts import sparse_threshold
 from twin.operations.ops import Step
 
 STRAIGHT = 2e-4  # largest relative distance of a line's middle from the truth at which the line is kept
@@ -50,9 +49,11 @@ def sample(case: Case, prompt_tokens: int, seconds: Callable[[int], float]) -> W
 def _stretches(case: Case, full: int) -> Iterator[tuple[int, int]]:
     """Full chunks from one change of structure to the next; between them only the number of buckets grows."""
     chunk = case.chunk_tokens
-    budget = case.model.indexer.budget if case.model.indexer else 0
+    budget = case.indexer.budget if case.indexer else 0
     first_full_budget = -(-budget // chunk) * chunk  # query tokens before it may see fewer tokens than the budget
-    breaks = sorted({sparse_threshold(case.model), first_full_budget, *case.layout.breaks(case)})
+    threshold = case.indexer.threshold_tokens if case.indexer else 0
+    reaches = {mixer.reach for mixer in case.model.caches}
+    breaks = sorted({threshold, first_full_budget, *reaches, *case.layout.breaks(case)})
     start = 0
     for stop in (*(min(position // chunk, full) for position in breaks), full):
         if stop > start:

@@ -21,6 +21,7 @@ RULES = EngineRules(
     unprefilled_tokens=1,
     hop_element_bytes=4,
     ngram="disk",
+    embedding_on_host=True,
     workspace=stated(
         2_013_853_901,
         0.03,

@@ -86,6 +86,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     ngram: str  # where the n-gram table is read from unless asked otherwise
     workspace: Rate  # bytes that hold neither weights, state nor cache: context, buffers, the largest transient
     compute_dtype: str  # operand type of the weights' matrix products
+    embedding_on_host: bool = False  # whether the token embedding is looked up in host memory
     state_element_bytes: int = 2
     hop_element_bytes: int = 2  # bytes of one element of the residual streams that cross from device to device
     row_tiles: dict[str, int] = {}  # tokens that a product with weights of a format is rounded up to, else 1

@@ -84,6 +84,7 @@ RULES = EngineRules(
     ),
     own_kernels=OwnKernelRules(decode_plans=DECODE_PLANS, kv_chunk_tokens=8192, interleaved_formats=INTERLEAVED),
     ngram="disk",
+    embedding_on_host=True,
     workspace=replace(
         stated(1_500_000_000, 0.3, "an allowance for a context, libraries and buffers of a chunk"), source="datasheet"
     ),

@@ -32,7 +32,7 @@ class Offload(CacheLayout):
 
     def placement(self, case: Case) -> Placement:
         """K, V and the raw key on the host; a pooled key every `ratio` tokens in VRAM."""
-        pooled = case.index_key_bytes // (case.model.indexer.ratio if case.model.indexer else 1)
+        pooled = case.index_key_bytes // (case.indexer.ratio if case.indexer else 1)
         planes = case.plane_bytes + case.index_key_bytes
         if case.pooled == "host":
             return Placement(vram_bytes=0, host_bytes=planes + pooled)
@@ -46,7 +46,7 @@ class Offload(CacheLayout):
 
     def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Write the new token to the host, select when the context is long, gather over the link."""
-        sparse = is_sparse(case.model, step.end)
+        sparse = is_sparse(case.indexer, step.end)
         selection = attention.decode_selection(case, step, device, first=first) if sparse else ()
         both = case.plane_bytes * (2 if case.is_interleaved else 1)  # K and V of an interleaved block are one run
         gather = Op(
@@ -54,8 +54,8 @@ class Offload(CacheLayout):
             device,
             engine=Engine.H2D,
             kernel=case.kernel("gather_host" if case.huge_pages else "gather_host_4k"),
-            link_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
-            run_bytes=block_run_bytes(case.model, both) if sparse else self._page_run_bytes(case),
+            link_bytes=selected_tokens(case.indexer, step.end) * case.plane_bytes * step.batch,
+            run_bytes=block_run_bytes(case.indexer, both) if sparse else self._page_run_bytes(case),
             grain=step.end,
             after=(first + len(selection) - 1,),
         )
@@ -70,7 +70,7 @@ class Offload(CacheLayout):
                 hint="--what-if counts their bytes at the rates of another format",
             )
         write = OpGraph(ops=(self._write_back(case, chunk, device, after=()),), times=times)
-        if not is_sparse(case.model, chunk.end):
+        if not is_sparse(case.indexer, chunk.end):
             history_bytes = chunk.kv_tokens * case.plane_bytes * chunk.batch
             return write, attention.dense_graph(case, chunk, device, times=times, link_bytes=history_bytes)
         selection = OpGraph(ops=attention.prefill_selection(case, chunk, device, first=0), times=times)
@@ -86,7 +86,7 @@ class Offload(CacheLayout):
 
     def _read_tokens(self, case: Case, q_tokens: int) -> int:
         """Selected tokens that so many query tokens may read, padding included."""
-        return q_tokens * padded_selection(case.model, case.rules.sparse.selection_alignment)
+        return q_tokens * padded_selection(case.indexer, case.rules.sparse.selection_alignment)
 
     def breaks(self, case: Case) -> Iterable[int]:
         """The last context of a single bucket, which needs no combining, and the last that the port's rule stages."""
@@ -137,7 +137,7 @@ class Offload(CacheLayout):
             engine=Engine.H2D,
             kernel=case.kernel("gather_rows_host"),
             link_bytes=naive_read_bytes(case, chunk),
-            run_bytes=block_run_bytes(case.model, case.plane_bytes),
+            run_bytes=block_run_bytes(case.indexer, case.plane_bytes),
             flops=attention.issued_flops(case, chunk.q_tokens * chunk.batch, 1),
             dtype=case.operand_dtype,
             grain=chunk.end,
@@ -151,7 +151,7 @@ class Offload(CacheLayout):
 
 def naive_read_bytes(case: Case, chunk: Step) -> int:
     """Bytes that the query tokens of a sparse chunk read, each its own selection (see counts.selected_tokens)."""
-    indexer = case.model.indexer
+    indexer = case.indexer
     if indexer is None:
         return 0
     short = max(0, min(chunk.end, indexer.budget) - chunk.kv_tokens)  # those that still see no more than the budget

@@ -15,8 +15,9 @@ class Vram(CacheLayout):
 
     def placement(self, case: Case) -> Placement:
         """K, V, the raw key, and a pooled key every `ratio` tokens."""
-        ratio = case.model.indexer.ratio if case.model.indexer else 1
-        per_token = case.plane_bytes + case.index_key_bytes + case.index_key_bytes // ratio
+        ratio = case.indexer.ratio if case.indexer else 1
+        pooled = case.index_key_bytes // ratio if ratio > 1 else 0
+        per_token = case.plane_bytes + case.index_key_bytes + pooled
         return Placement(vram_bytes=per_token, host_bytes=0)
 
     def working_bytes(self, case: Case) -> dict[str, int]:
@@ -25,16 +26,16 @@ class Vram(CacheLayout):
 
     def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Append, select when the context is long, read what was selected; without an indexer read everything."""
-        if case.model.indexer is None and case.backend:
+        if case.indexer is None and case.backend:
             return (attention.decode_attention(case, step, device, after=(first - 1,)),)
-        sparse = is_sparse(case.model, step.end)
+        sparse = is_sparse(case.indexer, step.end)
         selection = attention.decode_selection(case, step, device, first=first) if sparse else ()
         read = Op(
             "kv_gather",
             device,
             kernel=case.kernel("gather_vram"),
-            vram_bytes=selected_tokens(case.model, step.end) * case.plane_bytes * step.batch,
-            run_bytes=block_run_bytes(case.model, case.plane_bytes) if sparse else 0,
+            vram_bytes=selected_tokens(case.indexer, step.end) * case.plane_bytes * step.batch,
+            run_bytes=block_run_bytes(case.indexer, case.plane_bytes) if sparse else 0,
             grain=step.end,
             after=(first + len(selection) - 1,),
         )
@@ -49,11 +50,11 @@ class Vram(CacheLayout):
         if attention.dequantises_history(case):
             ops = attention.dequantised_ops(case, chunk, device, first=1)
             return (OpGraph(ops=(attention.append(case, chunk, device), *ops), times=times),)
-        if not is_sparse(case.model, chunk.end):
+        if not is_sparse(case.indexer, chunk.end):
             return (attention.dense_graph(case, chunk, device, times=times, link_bytes=0),)
         selection = attention.prefill_selection(case, chunk, device, first=0)
         end = chunk.end
-        read = min(chunk.q_tokens * selected_tokens(case.model, end), end) * case.plane_bytes * chunk.batch
+        read = min(chunk.q_tokens * selected_tokens(case.indexer, end), end) * case.plane_bytes * chunk.batch
         attend = attention.sparse_attention(
             case, chunk, device, after=(1,), buckets=1, region_tokens=end, vram_bytes=read
         )

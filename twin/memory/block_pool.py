@@ -23,7 +23,7 @@ from hwprofiles.rates import Rate
 from twin.ask.case import Case
 from twin.engines.rules import BlockPoolRules
 from twin.errors import BadValue, Impossible
-from twin.operations.counts import HALF_BYTES, embedding_bytes, head_bytes, layer_parameters, weight_bytes
+from twin.operations.counts import HALF_BYTES
 from twin.operations.lower import draft_token_bytes, draft_weight_bytes
 
 KVARN_SLOTS_FREE = 8  # slots of the sidecar beyond two a sequence and one a tile of a step (`kvarn/config.py`)
@@ -291,7 +291,7 @@ def with_prefix_cache(case: Case) -> Case:
         return case
     block = block_plan(case).block_tokens
     found = min(question.cached_tokens, question.ctx_tokens - 1) // block * block
-    if case.model.recurrent is None:
+    if not case.model.states:
         return replace(case, cached_tokens=found)
     chunk = case.chunk_tokens if question.chunk_tokens else max(1, case.chunk_tokens // block) * block
     if case.speculation:
@@ -305,20 +305,25 @@ def _specs(case: Case) -> list[CacheSpec]:
     drafter = speculation.drafter if speculation else None
     follows = drafter.layers if drafter and not drafter.window else 0
     kernel_block = max(case.rules.page_tokens, case.fmt.tile_tokens)
-    specs = [
-        CacheSpec(
-            kind="attention",
-            layers=model.attention_layers + follows,
-            token_bytes=case.plane_bytes,
-            kernel_block=kernel_block,
-            takes_padding=case.fmt.tile_tokens == 1,  # a page of tiles leaves no gap
+    specs = []
+    for mixer, layers in model.caches.items():
+        own = case.of(mixer)
+        followers, follows = (follows, 0) if not mixer.reach else (0, follows)
+        specs.append(
+            CacheSpec(
+                kind="sliding" if mixer.reach else "attention",
+                layers=layers + followers,
+                token_bytes=own.plane_bytes,
+                window=mixer.reach,
+                kernel_block=kernel_block,
+                takes_padding=case.fmt.tile_tokens == 1,  # a page of tiles leaves no gap
+            )
         )
-    ]
-    if model.recurrent is not None:
-        drafted = speculation.tokens if speculation else 0
-        tail = model.recurrent.conv_channels * (model.recurrent.conv_kernel - 1 + drafted) * HALF_BYTES
-        state = model.recurrent.state_elements * case.state_element_bytes
-        specs.append(CacheSpec(kind="recurrent", layers=model.recurrent_layers, state_bytes=state + tail))
+    drafted = speculation.tokens if speculation else 0
+    for state, layers in model.states.items():
+        tail = state.conv_channels * (state.conv_kernel - 1 + drafted) * HALF_BYTES
+        size = state.state_elements * case.state_element_bytes + tail
+        specs.append(CacheSpec(kind="recurrent", layers=layers, state_bytes=size))
     if drafter and drafter.window:
         layers, window, token_bytes = drafter.layers, drafter.window, draft_token_bytes(case, drafter)
         sliding = CacheSpec(
@@ -365,10 +370,11 @@ def most_pool_bytes(case: Case, profile: HardwareProfile) -> int:
 def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
     """Bytes by part that lie on the device before any block."""
     model, question = case.model, case.question
-    weights = sum(layer_parameters(model, kind) for kind in model.layer_kinds)
+    sizes = model.weight_bytes
+    embedding = sizes.pop("embedding")
     parts = {
-        "weights": weight_bytes(model, weights) + head_bytes(model),
-        "embedding": float(embedding_bytes(model)),
+        "weights": sum(sizes.values()),
+        "embedding": embedding,
         "drafter": draft_weight_bytes(case.speculation),
         **{name: rate.value for name, rate in _taken(case, rules).items()},
     }
@@ -378,7 +384,8 @@ def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
         # tiles that wait for their last token, and every sequence's first
         slots = 2 * sequences + _ceil(rules.batched_tokens, case.fmt.tile_tokens) + KVARN_SLOTS_FREE
-        slot_bytes = case.fmt.tile_tokens * _half_token_bytes(case) * model.attention_layers
+        half = sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in model.caches.items()) * HALF_BYTES
+        slot_bytes = case.fmt.tile_tokens * half
         parts["unquantised tiles"] = float(slots * slot_bytes)
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))
     if case.backend in rules.dequantises_prefix:
@@ -406,4 +413,4 @@ def scratch_token_bytes(case: Case) -> float:
 
 def _half_token_bytes(case: Case) -> int:
     """K and V of one token and layer in 16 bits."""
-    return case.model.attention.kv_elements * HALF_BYTES
+    return case.mixer.kv_elements * HALF_BYTES if case.mixer else 0

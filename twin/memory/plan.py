@@ -9,8 +9,10 @@ from msgspec.structs import replace
 from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
 from twin.errors import Impossible
+from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
-from twin.operations.counts import embedding_bytes, head_bytes, layer_parameters, state_bytes, weight_bytes
+from twin.models.mixers import Attention, LatentAttention
+from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
 
@@ -123,6 +125,11 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return "; ".join(lines)
 
     @property
+    def token_bytes(self) -> Placement:
+        """Cache bytes of one token of a short context, in each memory tier."""
+        return placement_of(self.case, self.case.model.layer_kinds)
+
+    @property
     def unified(self) -> bool:
         """Whether device and host take from one memory."""
         return self.machine.gpu.shares_memory
@@ -228,48 +235,72 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     fixed = [
         _fixed_parts(case, own, first=device == 0, last=device == len(layers) - 1) for device, own in enumerate(layers)
     ]
-    spare = _balanced_workspace(case, profile, layers, fixed)
+    placed = [placement_of(case, own) for own in layers]
+    spare = _balanced_workspace(case, profile, [place.vram_bytes + place.host_bytes for place in placed], fixed)
     page = case.rules.page_tokens * case.question.batch
-    placed = case.layout.placement(case)
-    tables = page * placed.host_bytes * case.model.attention_layers * PAGE_TABLE_SHARE
+    tables = page * sum(place.host_bytes for place in placed) * PAGE_TABLE_SHARE
     spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
     return [
         Memory(
             name=f"gpu{device}",
             capacity_bytes=profile.gpu.vram.value,
             fixed=parts | {"workspace": workspace},
-            page_bytes={"kv cache": own.count("attention") * placed.vram_bytes * page, "page tables": tables},
+            page_bytes={"kv cache": place.vram_bytes * page, "page tables": tables},
             capacity_spread=spread,
         )
-        for device, (own, parts, workspace) in enumerate(zip(layers, fixed, spare, strict=True))
+        for device, (place, parts, workspace) in enumerate(zip(placed, fixed, spare, strict=True))
     ]
+
+
+def placement_of(case: Case, kinds: Sequence[str]) -> Placement:
+    """Cache bytes of one token in all these layers; what a window no longer sees is kept, as these engines keep it."""
+    mixers = (mixer for kind in kinds for mixer in case.model.kinds[kind].attending if mixer.keeps_cache)
+    placed = [(own := case.of(mixer)).layout.placement(own) for mixer in mixers]
+    return Placement(
+        vram_bytes=sum(place.vram_bytes for place in placed), host_bytes=sum(place.host_bytes for place in placed)
+    )
 
 
 def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -> dict[str, float]:
     """Weights, recurrent state and the layout's buffers on a device with layers of these kinds."""
-    model, batch = case.model, case.question.batch
-    count = sum(layer_parameters(model, kind) * kinds.count(kind) for kind in set(kinds))
-    state = kinds.count("recurrent") * state_bytes(model, case.state_element_bytes) * batch
-    weights = weight_bytes(model, count) + (head_bytes(model) if last else 0)
-    parts = {"weights": weights, "recurrent state": float(state)}
-    if not model.weights.embedding_on_host and kinds:
-        parts["embedding"] = float(embedding_bytes(model)) if first else 0.0
-    if "attention" in kinds:
+    model, rules = case.model, case.rules
+    layers = [(model.kinds[kind], kinds.count(kind)) for kind in dict.fromkeys(kinds)]
+    weights = sum(model.stored_bytes(layer.parameters(model.hidden)) * count for layer, count in layers)
+    on_host = rules.embedding_on_host
+    if last:
+        weights += head_bytes(case)
+    state = sum(
+        state_bytes(mixer, case.state_element_bytes) * count
+        for layer, count in layers
+        for mixer in layer.mixers
+        if not isinstance(mixer, Attention | LatentAttention)
+    )
+    parts = {"weights": weights, "recurrent state": float(state * case.question.batch)}
+    if not on_host and kinds:
+        parts["embedding"] = model.weight_bytes["embedding"] if first else 0.0
+    if any(layer.attending for layer, _ in layers):
         parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
     return {name: size for name, size in parts.items() if size}
 
 
+def head_bytes(case: Case) -> float:
+    """Bytes that the output head and the last norm take of their own: a tied head does where the embedding is not."""
+    model = case.model
+    shared = model.tied and not case.rules.embedding_on_host
+    head = 0 if shared else model.hidden * model.vocab
+    return model.stored_bytes({model.head_part: head, "vectors": model.vectors})
+
+
 def _balanced_workspace(
-    case: Case, profile: HardwareProfile, layers: Sequence[Sequence[str]], fixed: list[dict[str, float]]
+    case: Case, profile: HardwareProfile, caches: Sequence[float], fixed: list[dict[str, float]]
 ) -> list[float]:
     """Workspace of each device. Only the total is published; it is spread so that each cache layer has equal room.
 
     This is what an engine's user reaches by tuning the split by hand (assumption A6): room - workspace is the same per
-    cache layer wherever that needs no negative workspace. Devices without cache layers keep their own share.
+    cache byte of a token wherever that needs no negative workspace. Devices without a cache keep their own share.
     """
     share = case.rules.workspace.value
     room = [profile.gpu.vram.value - sum(parts.values()) for parts in fixed]
-    caches = [kinds.count("attention") for kinds in layers]
     spread = {device for device, count in enumerate(caches) if count}
     total = share * len(spread)
     while spread:
@@ -279,10 +310,10 @@ def _balanced_workspace(
             break
         spread -= below
     if not spread or level < 0:
-        return [share] * len(layers)
+        return [share] * len(caches)
     return [
         room[device] - level * caches[device] if device in spread else (0.0 if caches[device] else share)
-        for device in range(len(layers))
+        for device in range(len(caches))
     ]
 
 
@@ -290,11 +321,11 @@ def host_memory(case: Case, profile: HardwareProfile) -> Memory:
     """The host's memory: what is kept there of the model and of the cache."""
     model, batch = case.model, case.question.batch
     fixed = {"reserved": profile.host.reserved.value}
-    if model.weights.embedding_on_host:
-        fixed["embedding"] = float(embedding_bytes(model))
+    if case.rules.embedding_on_host:
+        fixed["embedding"] = model.weight_bytes["embedding"]
     if model.ngram is not None and case.ngram == "ram":
         fixed["n-gram table"] = float(model.ngram.table_bytes)
-    per_token = case.layout.placement(case).host_bytes * model.attention_layers
+    per_token = placement_of(case, model.layer_kinds).host_bytes
     return Memory(
         name="host",
         capacity_bytes=profile.host.memory.value,

@@ -45,6 +45,18 @@ class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Longest context that is still read whole. 4 is literal in exllamav3's `modules/qsa_indexer.py`."""
         return self.budget if self.ratio == 1 else 4 * self.block_topk + 3
 
+    def key_bytes(self, element_bytes: int) -> int:
+        """Bytes that are kept of a token, pooled keys of blocks left out.
+
+        Weighted heads score keys in 8 bits with a scale for every 128 elements (DeepSeek-V3.2's `inference/model.py`).
+        """
+        return self.head_dim + 4 * -(-self.head_dim // 128) if self.weighted else self.head_dim * element_bytes
+
+    def cached_bytes(self, element_bytes: int) -> int:
+        """The same with a token's share of pooled keys."""
+        key = self.key_bytes(element_bytes)
+        return key + (key // self.ratio if self.ratio > 1 else 0)
+
     def matrices(self, hidden: int, query_rank: int = 0) -> int:
         """Parameters: queries (from the compressed query where there is one), one key, and the heads' weights."""
         if self.shared:
@@ -97,6 +109,15 @@ class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
         """Whether it has a cache of its own."""
         return not self.shares_kv
 
+    def cached_bytes(self, element_bytes: int) -> int:
+        """Bytes of one token in a plain format, an indexer's keys included."""
+        return self.kv_elements * element_bytes + (self.indexer.cached_bytes(element_bytes) if self.indexer else 0)
+
+    @property
+    def rotated_elements(self) -> int:
+        """Elements of a token's queries and keys."""
+        return (self.query_heads + (0 if self.shares_kv else self.kv_heads)) * self.head_dim
+
     @property
     def group(self) -> int:
         """Query heads of a KV head."""
@@ -133,6 +154,15 @@ class LatentAttention(_Mixer, frozen=True, kw_only=True, tag="latent_attention")
     def kv_elements(self) -> int:
         """Cached elements of one token."""
         return self.kv_rank + self.rope_dim
+
+    def cached_bytes(self, element_bytes: int) -> int:
+        """Bytes of one token in a plain format, an indexer's keys included."""
+        return self.kv_elements * element_bytes + (self.indexer.cached_bytes(element_bytes) if self.indexer else 0)
+
+    @property
+    def rotated_elements(self) -> int:
+        """Elements of a token's queries and of its key that are roped."""
+        return (self.query_heads + 1) * self.rope_dim
 
     def matrices(self, hidden: int) -> int:
         """Parameters of its matrices."""
@@ -297,6 +327,11 @@ def conv_elements(mixer: Recurrent) -> int:
     return mixer.conv_channels * (mixer.conv_kernel - 1)
 
 
+def mixer_tag(mixer: Mixer) -> str:
+    """Its `kind` in a model file."""
+    return str(mixer.__struct_config__.tag)
+
+
 def mixer_name(mixer: Mixer) -> str:
     """What people call it, such as "sliding window of 1,024 tokens"."""
     if isinstance(mixer, Attention):
@@ -310,5 +345,4 @@ def mixer_name(mixer: Mixer) -> str:
         return f"{kind}, cache shared" if mixer.shares_kv else kind
     if isinstance(mixer, LatentAttention):
         return "sparse latent attention" if mixer.indexer else "latent attention"
-    tag = str(type(mixer).__struct_config__.tag)
-    return tag.replace("_", " ")
+    return mixer_tag(mixer).replace("_", " ")

@@ -217,6 +217,11 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
         return total
 
     @property
+    def head_part(self) -> Part:
+        """The part that holds the output head's matrix."""
+        return "embedding" if self.tied else "head"
+
+    @property
     def active_parameters(self) -> int:
         """Those that one token runs through: of tables and the embedding no more than rows, of experts the chosen."""
         active = self.hidden * self.vocab + self.vectors
@@ -271,6 +276,11 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     def indexer(self) -> Indexer | None:
         """Of sparse attention, where the model has it."""
         return self.attention.indexer if self.attention else None
+
+    @property
+    def selects_blocks(self) -> bool:
+        """Whether blocks of keys and values of heads are selected, which an offloaded cache needs."""
+        return isinstance(self.attention, Attention) and self.attention.indexer is not None
 
     @cached_property
     def states(self) -> dict[Recurrent, int]:

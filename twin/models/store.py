@@ -1,4 +1,4 @@
-"""Finding and reading models: a shipped name, or the path of a JSON file."""
+"""Finding and reading models: a shipped name, a file or folder of one's own, a name on a hub."""
 
 import re
 from functools import cache
@@ -9,20 +9,21 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from hwprofiles.files import extended, is_path, read_json
+from hwprofiles.files import Table, extended, is_path, read_json
+from hwprofiles.recognition import MODEL, recognised
 from hwprofiles.spelling import match, suggestions
 from twin.errors import BadFile, UnknownName
+from twin.models.fields import Understood
 from twin.models.spec import ModelSpec
 
 DATA = Path(__file__).parent / "data"
 ACCEPTANCE = DATA.parent / "acceptance"
 QUALITY = DATA.parent / "quality"
-
 SCHEMA_1 = "twin.model/1"  # of version 0.1.0
 
 Row = TypeVar("Row", bound=Struct)
 
-_INSTEAD = "--model reads a shipped name or JSON of schema twin.model/1: twin models NAME --json shows it"
+_INSTEAD = "--model reads a shipped name, a config.json or its folder, a GGUF, org/name, or JSON of schema twin.model/2"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -31,38 +32,98 @@ def model_names() -> list[str]:
     return sorted(path.stem for path in DATA.glob("*.json"))
 
 
-def load_model(name: str) -> ModelSpec:
-    """The model called `name` (case and separators aside) or read from a file. Raises UnknownName or BadFile."""
-    known = match(name, model_names())
-    if known is not None:
-        return _shipped(known)
-    # owner/model, and no folder of that owner is here
-    if _HUB_NAME.fullmatch(name) and not name.endswith(".json") and not Path(name).parent.is_dir():
-        near = suggestions(name.split("/")[1], model_names())
-        meant = f"did you mean {' or '.join(near)}? " if near else ""
-        raise BadFile(f"{name}: no such file, and names on a hub are not looked up", hint=f"{meant}{_INSTEAD}")
-    if is_path(name):
-        from hwprofiles.recognition import MODEL, recognised  # noqa: PLC0415 - a shipped model needs none
+def load_model(what: str) -> ModelSpec:
+    """The model that `what` means; raises as `understand` does."""
+    known = match(what, model_names())
+    return _shipped(known) if known is not None else understand(what).spec
 
-        with recognised(Path(name), MODEL, instead=_INSTEAD):
-            return _parse(Path(name))
-    raise UnknownName("model", name, model_names())
+
+def understand(what: str) -> Understood:
+    """The model called `what` (case and separators aside) or described by the file or folder there.
+
+    Raises UnknownName or BadFile. No code that lies beside a model is run, and no tensor is read.
+    """
+    known = match(what, model_names())
+    if known is not None:
+        return _plain(_shipped(known), known)
+    path = Path(what)
+    if _HUB_NAME.fullmatch(what) and not what.endswith((".json", ".gguf")) and not path.parent.is_dir():
+        from twin.models.hub import find  # noqa: PLC0415 - few questions are about names on a hub
+
+        near = suggestions(what.split("/")[1], model_names())
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        return _in_folder(find(what, hint=f"{meant}{_INSTEAD}"), name=path.name)
+    if path.is_dir():
+        return _in_folder(path, name=path.resolve().name)
+    if what.endswith(".gguf"):
+        return _gguf(path)
+    if is_path(what):
+        return _in_file(path)
+    raise UnknownName("model", what, model_names())
 
 
 @cache
 def _shipped(name: str) -> ModelSpec:
-    return _parse(DATA / f"{name}.json")
+    return _described(read_json(DATA / f"{name}.json"), DATA / f"{name}.json")
 
 
-def _parse(path: Path) -> ModelSpec:
+def _plain(spec: ModelSpec, where: str) -> Understood:
+    """A model in the project's own format, all of whose keys are known."""
+    return Understood(spec=spec, origins={"schema": f"{spec.schema} of {where}"}, ignored=())
+
+
+def _in_file(path: Path) -> Understood:
+    with recognised(path, MODEL, instead=_INSTEAD):
+        raw = read_json(path)
+        if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
+            return _plain(_described(raw, path), str(path))
+    return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
+
+
+_OF_CONFIG = {"architectures", "model_type"}
+
+
+def _in_folder(folder: Path, *, name: str) -> Understood:
+    """A folder with a config.json, a hub cache's folder of a model, or one with a single GGUF."""
+    from twin.models.hub import snapshot  # noqa: PLC0415
+
+    folder = snapshot(folder)
+    path = folder / "config.json"
+    if path.exists():
+        raw = read_json(path)
+        if not isinstance(raw, dict):
+            raise BadFile(f"{path}: not a JSON object")
+        return _config(raw, path, name=name.removeprefix("models--").split("--")[-1])
+    models = sorted(each for each in folder.glob("*.gguf") if not each.name.startswith("mmproj"))
+    firsts = [each for each in models if "-of-" not in each.name or "-00001-of-" in each.name]
+    if len(firsts) == 1:
+        return _gguf(firsts[0])
+    held = f"{len(firsts)} GGUF models: name one of them" if firsts else "neither config.json nor a GGUF"
+    raise BadFile(f"{folder}: a folder with {held}", hint=_INSTEAD)
+
+
+def _config(raw: Table, path: Path, *, name: str) -> Understood:
+    from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a shipped model needs none
+    from twin.models.config import read_config  # noqa: PLC0415
+
+    return with_checkpoint(read_config(raw, str(path), name=name), path.parent)
+
+
+def _gguf(path: Path) -> Understood:
+    from twin.models.gguf import read_gguf  # noqa: PLC0415 - as above
+
+    return read_gguf(path)
+
+
+def _described(raw: object, path: Path) -> ModelSpec:
     """A key of a file that extends a shipped model replaces the parent's whole: a table that is written is complete."""
-    raw = extended(read_json(path), path, ("model", model_names(), lambda name: read_json(DATA / f"{name}.json"), or_))
+    whole = extended(raw, path, ("model", model_names(), lambda name: read_json(DATA / f"{name}.json"), or_))
     try:
-        if isinstance(raw, dict) and raw.get("schema") == SCHEMA_1:
+        if isinstance(whole, dict) and whole.get("schema") == SCHEMA_1:
             from twin.models.version_1 import ModelV1  # noqa: PLC0415 - few files are so old
 
-            return msgspec.convert(raw, ModelV1).renewed()
-        return msgspec.convert(raw, ModelSpec)
+            return msgspec.convert(whole, ModelV1).renewed()
+        return msgspec.convert(whole, ModelSpec)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
 

@@ -15,6 +15,7 @@ from twin.models.spec import (
     Layers,
     ModelSpec,
     NgramTable,
+    Part,
     Stored,
     Vocabulary,
     Weights,
@@ -96,7 +97,7 @@ class ModelV1(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             mixer = GatedDeltaNet(**asdict(self.recurrent))
             kinds["recurrent"] = Layer(mixers=(mixer,), feed_forward=self.feed_forward)
             order = (("recurrent", every - 1), *order)
-        parts = {"embedding": Stored(format="bf16", bits=old.embedding_bits)}
+        parts: dict[Part, Stored] = {"embedding": Stored(format="bf16", bits=old.embedding_bits)}
         if old.head_bits is not None:
             parts["head"] = Stored(format=old.format, bits=old.head_bits)
         weights = Weights(format=old.format, bits=old.bits, parts=parts, mlp_operands=old.mlp_operands)

@@ -9,6 +9,7 @@ from functools import cache
 from msgspec.structs import replace
 
 from twin.ask.case import Case
+from twin.models.mixers import Attention
 from twin.operations.counts import HALF_BYTES, complete_blocks, padded_selection
 from twin.operations.occupancy import ACCUMULATOR_BYTES, STATISTICS, SplitKV, flash_grid
 from twin.operations.ops import Engine, Op, OpGraph, Step
@@ -26,7 +27,7 @@ def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, .
 
     A kernel whose plan is known pads query rows to those of its thread blocks, each of which dequantises the cache.
     """
-    attention = case.model.attention
+    attention = case.attention
     q_rows = step.q_tokens * attention.group
     kernel = case.attention_kernel("attend_decode", step.q_tokens)
     plans, backend, fmt = case.rules.own_kernels.decode_plans, kernel.split("/")[1], case.fmt.name
@@ -66,18 +67,18 @@ def decode_attention(case: Case, step: Step, device: int, *, after: tuple[int, .
 def append(case: Case, chunk: Step, device: int) -> Op:
     """Write a chunk's K and V: computed in 16 bits, stored (and quantised) in the format."""
     tokens = chunk.q_tokens * chunk.batch
-    moved = (case.model.attention.kv_elements * HALF_BYTES + case.plane_bytes) * tokens
+    moved = (case.attention.kv_elements * HALF_BYTES + case.plane_bytes) * tokens
     return Op("append", device, kernel=case.attention_kernel("append"), vram_bytes=moved, grain=tokens)
 
 
 def _causal_flops(case: Case, chunk: Step) -> float:
     """Two products for every pair of a new token and one that it sees."""
-    return 4 * case.model.attention.query_heads * case.model.attention.head_dim * chunk.pairs * chunk.batch
+    return 4 * case.attention.query_heads * case.attention.head_dim * chunk.pairs * chunk.batch
 
 
 def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes: float) -> OpGraph:
     """Causal attention of a chunk over everything before it."""
-    write = (append(case, chunk, device),) if case.backend and case.model.indexer is None else ()
+    write = (append(case, chunk, device),) if case.backend and case.indexer is None else ()
     attend = Op(
         "attention",
         device,
@@ -99,7 +100,7 @@ def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes:
 
 def decode_selection(case: Case, step: Step, device: int, *, first: int) -> tuple[Op, Op]:
     """Scan of all pooled keys and top-k for one new token of each sequence; a chain after op `first` - 1."""
-    blocks = complete_blocks(case.model, step.end) * step.batch
+    blocks = complete_blocks(case.indexer, step.end) * step.batch
     scan = _scoring(case, device, part="pooled_scan", operation="scan", blocks=blocks, scores=blocks, grain=step.end)
     return _selection(case, scan, score_bytes=2 * case.rules.sparse.score_bytes * blocks, first=first)
 
@@ -107,8 +108,8 @@ def decode_selection(case: Case, step: Step, device: int, *, first: int) -> tupl
 def prefill_selection(case: Case, chunk: Step, device: int, *, first: int) -> tuple[Op, Op]:
     """Scoring and top-k for all query tokens of a chunk, a slab of `score_rows` of them at a time."""
     slabs = -(-chunk.q_tokens // case.rules.sparse.score_rows) * chunk.batch
-    scores = chunk.batch * chunk.pairs / case.model.indexer.ratio / slabs if case.model.indexer else 0
-    blocks = complete_blocks(case.model, chunk.end)
+    scores = chunk.batch * chunk.pairs / case.indexer.ratio / slabs if case.indexer else 0
+    blocks = complete_blocks(case.indexer, chunk.end)
     score = _scoring(case, device, part="score", operation="score", blocks=blocks, scores=scores, grain=chunk.end)
     score_bytes = case.rules.sparse.score_bytes * scores
     score = replace(score, calls=slabs, vram_bytes=score.vram_bytes + score_bytes)
@@ -118,7 +119,7 @@ def prefill_selection(case: Case, chunk: Step, device: int, *, first: int) -> tu
 def _scoring(case: Case, device: int, *, part: str, operation: str, blocks: int, scores: float, grain: float) -> Op:
     """Each of `blocks` pooled keys read once, in VRAM or over the link; every score is a dot product of all heads."""
     on_host, key_bytes = case.pooled == "host", blocks * case.index_key_bytes
-    indexer = case.model.indexer
+    indexer = case.indexer
     return Op(
         part,
         device,
@@ -146,7 +147,7 @@ def _selection(case: Case, scoring: Op, *, score_bytes: float, first: int) -> tu
 
 def padded_heads(case: Case) -> int:
     """Query heads that the sparse kernel computes: each KV head's group is padded up to whole tiles."""
-    attention, tile = case.model.attention, case.rules.sparse.head_tile
+    attention, tile = case.attention, case.rules.sparse.head_tile
     return attention.kv_heads * -(-attention.group // tile) * tile
 
 
@@ -156,11 +157,11 @@ def issued_tokens(case: Case, buckets: int) -> float:
     An engine that masks issues its whole padded selection in every bucket. One that splits the selection issues what
     falls into the bucket, rounded up to whole tiles: a Poisson count of mean blocks / buckets.
     """
-    rules, indexer = case.rules, case.model.indexer
+    rules, indexer = case.rules, case.indexer
     if indexer is None:
         return 0.0
     if not rules.sparse.splits_selection:
-        return float(padded_selection(case.model, rules.sparse.selection_alignment))
+        return float(padded_selection(case.indexer, rules.sparse.selection_alignment))
     tile_blocks = max(1, rules.sparse.selection_alignment // indexer.ratio)
     return expected_rounded((indexer.block_topk + 1) / buckets, tile_blocks) * indexer.ratio
 
@@ -180,7 +181,7 @@ def expected_rounded(mean: float, tile: int) -> float:
 
 def issued_flops(case: Case, q_tokens: int, buckets: int) -> float:
     """Operations that one call of the sparse kernel issues: two products of each query token and issued token."""
-    return 4.0 * q_tokens * issued_tokens(case, buckets) * padded_heads(case) * case.model.attention.head_dim
+    return 4.0 * q_tokens * issued_tokens(case, buckets) * padded_heads(case) * case.attention.head_dim
 
 
 def sparse_attention(
@@ -188,13 +189,13 @@ def sparse_attention(
 ) -> Op:
     """One call of the sparse kernel for all query tokens over `region_tokens`; indices are read once per KV head."""
     tokens = chunk.q_tokens * chunk.batch
-    selection = padded_selection(case.model, case.rules.sparse.selection_alignment)
+    selection = padded_selection(case.indexer, case.rules.sparse.selection_alignment)
     return Op(
         "attention",
         device,
         kernel=case.kernel("attend_sparse"),
         flops=issued_flops(case, tokens, buckets),
-        vram_bytes=vram_bytes + tokens * selection * INDEX_BYTES * case.model.attention.kv_heads,
+        vram_bytes=vram_bytes + tokens * selection * INDEX_BYTES * case.attention.kv_heads,
         dtype=case.operand_dtype,
         grain=region_tokens,
         after=after,
@@ -203,7 +204,7 @@ def sparse_attention(
 
 def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, ...]) -> Op:
     """Combine one bucket's partial outputs with the running softmax: both are written and read."""
-    attention, kernel = case.model.attention, case.kernel("combine")
+    attention, kernel = case.attention, case.kernel("combine")
     partials = 0 if case.rules.sparse.splits_selection else padded_heads(case)  # such a kernel carries the sum itself
     elements = 2 * (partials + attention.query_heads) * attention.head_dim
     moved = chunk.q_tokens * elements * ACCUMULATOR_BYTES
@@ -217,7 +218,9 @@ def combine_partials(case: Case, chunk: Step, device: int, *, after: tuple[int, 
 
 def dequantises_history(case: Case) -> bool:
     """Whether a chunk's attention dequantises the history: an engine that does, and a model that reads all of it."""
-    return case.rules.own_kernels.kv_chunk_tokens > 0 and bool(case.backend) and case.model.indexer is None
+    if case.rules.own_kernels.kv_chunk_tokens == 0 or not case.backend:
+        return False
+    return isinstance(case.mixer, Attention) and case.indexer is None
 
 
 def operand_bytes(case: Case) -> int:
@@ -227,7 +230,7 @@ def operand_bytes(case: Case) -> int:
 
 def dequantised_token_bytes(case: Case) -> int:
     """K and V of one token in one layer, dequantised."""
-    return case.model.attention.kv_elements * operand_bytes(case)
+    return case.attention.kv_elements * operand_bytes(case)
 
 
 def attention_calls(case: Case, chunk: Step) -> int:
@@ -238,7 +241,7 @@ def attention_calls(case: Case, chunk: Step) -> int:
 
 def prefill_scratch_bytes(case: Case) -> int:
     """One kv chunk of K and V; a chunk's running sum and weights in fp32, and a kv chunk's result beside them."""
-    attention = case.model.attention
+    attention = case.attention
     kv_chunk = case.rules.own_kernels.kv_chunk_tokens * dequantised_token_bytes(case)
     row = attention.query_heads * (attention.head_dim * (ACCUMULATOR_BYTES + operand_bytes(case)) + ACCUMULATOR_BYTES)
     return kv_chunk + case.chunk_tokens * row
@@ -246,7 +249,7 @@ def prefill_scratch_bytes(case: Case) -> int:
 
 def combined_bytes(case: Case, chunk: Step) -> int:
     """Of one sequence: results of all kv chunks read, sums between them written and read; the first is none yet."""
-    size, attention = case.rules.own_kernels.kv_chunk_tokens, case.model.attention
+    size, attention = case.rules.own_kernels.kv_chunk_tokens, case.attention
     kv_tokens, q_tokens, end = int(chunk.kv_tokens), int(chunk.q_tokens), int(chunk.end)
     whole = kv_tokens // size + 1  # kv chunks that every query token sees a token of
     results = whole * q_tokens + sum(end - first for first in range(whole * size, end, size))
@@ -256,7 +259,7 @@ def combined_bytes(case: Case, chunk: Step) -> int:
 
 def dequantised_ops(case: Case, chunk: Step, device: int, *, first: int = 0) -> tuple[Op, ...]:
     """Dequantise, attend and combine over all kv chunks, their calls counted together; `first` is their index."""
-    attention, size = case.model.attention, case.rules.own_kernels.kv_chunk_tokens
+    attention, size = case.attention, case.rules.own_kernels.kv_chunk_tokens
     calls, attends = -(-int(chunk.end) // size) * chunk.batch, attention_calls(case, chunk) * chunk.batch
     tokens, token_bytes = chunk.end * chunk.batch, dequantised_token_bytes(case)
     kv_tokens = min(chunk.end, size)

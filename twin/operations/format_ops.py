@@ -29,8 +29,7 @@ def format_case(name: str, *, inline: bool = False, heads: Heads | None = None) 
     """A cache of the format, read by this project's kernels; `inline` where that is not the default arrangement."""
     backend = INLINE_BACKEND if inline else "twin"
     case = resolve(Question(ctx_tokens=1, model=MODEL, engine="twin", layout="vram", kv_dtype=name, backend=backend))
-    attention = replace(case.model.attention, **(heads._asdict() if heads else {}))
-    return replace(case, model=replace(case.model, attention=attention))
+    return case.of(replace(case.attention, **(heads._asdict() if heads else {})))
 
 
 def decode_op(case: Case, *, ctx_tokens: int, batch: int, query_tokens: int) -> Op:

@@ -4,19 +4,23 @@ Equal layers are one graph done several times, since every layer waits for the o
 `grouped=False` keeps the true order of layers, for traces and for checking that grouping changes nothing.
 """
 
+from collections.abc import Iterator
 from functools import cache
 
 from msgspec import Struct
 
 from twin.ask.case import Case
 from twin.formats import kv_format
-from twin.models.spec import Drafter
+from twin.models.mixers import Attending, Attention, GatedDeltaNet, LatentAttention, Recurrent, mixer_tag
+from twin.models.spec import Drafter, Layer, Part
 from twin.models.speculation import Speculation
-from twin.operations import counts
+from twin.operations import counts, latent
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
 
 LOGIT_BYTES = 4  # bytes of one logit (fp32)
+_PARTS: tuple[Part, ...] = ("attention", "router", "experts", "feed_forward")  # of a layer, those that are matrices
+
 DISK_PAGE_BYTES = 4096  # least that one random read takes from a disk
 
 
@@ -57,11 +61,13 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
     graphs = [] if needed_at else list(prefetch_program(case, step))
     tokens = step.q_tokens * step.batch
     for group in layer_groups(case.model.layer_kinds, device_count, alone=needed_at if grouped else case.model.layers):
-        ops = _weights(case, group, tokens)
-        if group.kind == "attention":
-            ops += case.layout.decode_ops(case, step, group.device, first=len(ops))
-        else:
-            ops += (_recurrence(case, step, group.device, after=len(ops) - 1),)
+        layer = case.model.kinds[group.kind]
+        ops = _weights(case, layer, group.device, tokens)
+        for mixer in layer.mixers:
+            if isinstance(mixer, Attention | LatentAttention):
+                ops += _decode_ops(case.of(mixer), step, group.device, first=len(ops))
+            else:
+                ops += (_recurrence(case, mixer, step, group.device, after=len(ops) - 1),)
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         graphs.append(OpGraph(ops=ops, times=group.count))
@@ -82,27 +88,58 @@ def backbone_program(
     graphs: list[OpGraph] = []
     last_token = Step(kv_tokens=0, q_tokens=1, batch=sequences)
     for group in layer_groups(case.model.layer_kinds, device_count, alone=0 if grouped else case.model.layers):
-        ops = _weights(case, group, tokens)
-        if group.kind == "recurrent":
-            ops += (_recurrence(case, last_token, group.device, after=len(ops) - 1),)
+        layer = case.model.kinds[group.kind]
+        ops = _weights(case, layer, group.device, tokens)
+        for mixer in layer.mixers:
+            if not isinstance(mixer, Attention | LatentAttention):
+                ops += (_recurrence(case, mixer, last_token, group.device, after=len(ops) - 1),)
         graphs.append(OpGraph(ops=ops, times=group.count))
-        if chunk is not None and group.kind == "attention":
-            graphs.extend(case.layout.prefill_graphs(case, chunk, group.device, times=group.count))
+        if chunk is not None:
+            graphs.extend(_prefill_graphs(case, chunk, group))
     return tuple(_with_hops(case, tokens, device_count, graphs, grouped=grouped))
 
 
 def prefill_attention_program(case: Case, chunk: Step, device_count: int) -> Program:
     """Attention of one prefill chunk in all layers that have it."""
-    groups = [each for each in layer_groups(case.model.layer_kinds, device_count) if each.kind == "attention"]
-    return tuple(
-        graph for group in groups for graph in case.layout.prefill_graphs(case, chunk, group.device, times=group.count)
-    )
+    groups = layer_groups(case.model.layer_kinds, device_count)
+    return tuple(graph for group in groups for graph in _prefill_graphs(case, chunk, group))
+
+
+def _seen(mixer: Attending, step: Step) -> Step:
+    """The step as that attention sees it."""
+    if isinstance(mixer, Attention) and mixer.window:
+        return step.within_window(mixer.window)
+    if isinstance(mixer, Attention) and mixer.local_chunk:
+        return step.within_chunk(mixer.local_chunk)
+    return step
+
+
+def _decode_ops(case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
+    """Attention of one decode step in one layer, a chain after op `first` - 1."""
+    mixer = case.mixer
+    if isinstance(mixer, LatentAttention):
+        return latent.decode_ops(case, mixer, step, device, first=first)
+    return case.layout.decode_ops(case, _seen(case.attention, step), device, first=first)
+
+
+def _prefill_graphs(case: Case, chunk: Step, group: LayerGroup) -> Iterator[OpGraph]:
+    """Attention of one prefill chunk in the layers of a group."""
+    for mixer in case.model.kinds[group.kind].attending:
+        own = case.of(mixer)
+        if isinstance(mixer, LatentAttention):
+            ops = latent.prefill_ops(own, mixer, chunk, group.device)
+            yield OpGraph(ops=ops, times=group.count)
+        else:
+            yield from own.layout.prefill_graphs(own, _seen(mixer, chunk), group.device, times=group.count)
 
 
 def head_program(case: Case, tokens: int, device_count: int) -> Program:
     """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate."""
     model, device = case.model, split_layers(case.model.layers, device_count)[-1]
-    ops: tuple[Op, ...] = (_linear(case, device, counts.head_bytes(model), counts.parameters(model).head, tokens),)
+    part, active = model.head_part, model.hidden * model.vocab
+    weight_format = model.weights.stored(part).format
+    read = model.stored_bytes({part: active})
+    ops: tuple[Op, ...] = (_linear(case, device, read, active, tokens, weight_format=weight_format),)
     if "sample/fp32" in case.rules.implementations:  # sampling over all logits has a rate of its own
         kernel, logits = case.rules.kernel("sample", "fp32"), tokens * model.vocab
         ops += (Op("sampling", device, kernel=kernel, vram_bytes=logits * LOGIT_BYTES, grain=tokens, after=(0,)),)
@@ -118,30 +155,40 @@ def prefetch_program(case: Case, chunk: Step) -> Program:
 # Ops of a layer, and between layers
 
 
-def _weights(case: Case, group: LayerGroup, tokens: int) -> tuple[Op, ...]:
+def _weights(case: Case, layer: Layer, device: int, tokens: int) -> tuple[Op, ...]:
     """All matrices of one layer: each read once per pass, 2 operations per active parameter and token.
 
-    A chain: one op, or two where the feed-forward multiplies in an operand type of its own; then the elementwise ops
+    A chain: an op for all parts that are stored alike and multiply in the same operand type; then the elementwise ops
     between the products, where the rate of the products leaves them out.
     """
-    model, operands = case.model, case.model.weights.mlp_operands
-    mixer, active = counts.mixer_parameters(model, group.kind), counts.feed_forward_active_parameters(model)
-    read = counts.feed_forward_read_parameters(model, tokens)
-    dense = model.feed_forward.experts == model.feed_forward.active
-    device = group.device
-    ops: tuple[Op, ...]
-    if operands and operands != case.rules.compute_dtype:
-        feed_bytes = counts.weight_bytes(model, read)
-        ops = (
-            _linear(case, device, counts.weight_bytes(model, mixer), mixer, tokens),
-            _linear(case, device, feed_bytes, active, tokens, dense=dense, operands=operands, after=(0,)),
+    model, feed_forward = case.model, layer.feed_forward
+    read = layer.parameters(model.hidden, counts.expected_experts(feed_forward, tokens) if feed_forward else None)
+    active = layer.parameters(model.hidden, feed_forward.active if feed_forward else None)
+    alike: dict[tuple[str, str], list[Part]] = {}
+    for part in (part for part in _PARTS if active.get(part)):
+        operands = model.weights.mlp_operands if part != "attention" else ""
+        kept = "" if operands == case.rules.compute_dtype else operands
+        alike.setdefault((model.weights.stored(part).format, kept), []).append(part)
+    ops: tuple[Op, ...] = ()
+    for (weight_format, operands), parts in alike.items():
+        chosen = "experts" in parts and feed_forward is not None and feed_forward.experts != feed_forward.active
+        ops += (
+            _linear(
+                case,
+                device,
+                model.stored_bytes({part: read[part] for part in parts}),
+                sum(active[part] for part in parts),
+                tokens,
+                weight_format=weight_format,
+                dense=not chosen,
+                operands=operands,
+                after=(len(ops) - 1,) if ops else (),
+            ),
         )
-    else:
-        ops = (_linear(case, device, counts.weight_bytes(model, mixer + read), mixer + active, tokens, dense=dense),)
     if f"elementwise/{model.weights.format}" not in case.rules.implementations:
         return ops  # norms, rotation and gating are in the rate of the products (A3)
     kernel = case.rules.kernel("elementwise", model.weights.format)
-    moved = counts.elementwise_elements(model, group.kind) * HALF_BYTES * tokens
+    moved = counts.elementwise_elements(layer, model.hidden) * HALF_BYTES * tokens
     return (*ops, Op("elementwise", device, kernel=kernel, vram_bytes=moved, grain=tokens, after=(len(ops) - 1,)))
 
 
@@ -152,6 +199,7 @@ def _linear(
     active: float,
     tokens: int,
     *,
+    weight_format: str,
     part: str = "weights",
     dense: bool = True,
     operands: str = "",
@@ -163,11 +211,11 @@ def _linear(
     whole tiles of the model's own products, a drafter's are taken as they are.
     """
     drafted = part == "draft"
-    tile = 1 if drafted else case.rules.row_tiles.get(case.model.weights.format, 1)
+    tile = 1 if drafted else case.rules.row_tiles.get(weight_format, 1)
     return Op(
         part,
         device,
-        kernel=case.rules.kernel("linear", case.model.weights.format),
+        kernel=case.rules.kernel("linear", weight_format),
         vram_bytes=read_bytes,
         flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.compute_dtype,
@@ -177,10 +225,11 @@ def _linear(
     )
 
 
-def _recurrence(case: Case, step: Step, device: int, *, after: int) -> Op:
+def _recurrence(case: Case, mixer: Recurrent, step: Step, device: int, *, after: int) -> Op:
     """Recurrent state of one layer: read once per sequence, written after each token that may turn out the last."""
-    kernel = case.rules.kernel("recurrent", "fp32" if case.state_element_bytes > HALF_BYTES else "fp16")
-    moved = (1 + step.q_tokens) * counts.state_bytes(case.model, case.state_element_bytes) * step.batch
+    operation = "recurrent" if isinstance(mixer, GatedDeltaNet) else mixer_tag(mixer)
+    kernel = case.rules.kernel(operation, "fp32" if case.state_element_bytes > HALF_BYTES else "fp16")
+    moved = (1 + step.q_tokens) * counts.state_bytes(mixer, case.state_element_bytes) * step.batch
     return Op("state", device, kernel=kernel, vram_bytes=moved, grain=step.batch, after=(after,))
 
 
@@ -248,8 +297,10 @@ def draft_program(case: Case, speculation: Speculation, step: Step, device: int)
     launches = tuple(
         Op("launches", device, kernel=kernel, after=(at - 1,) if at else ()) for at, kernel in enumerate(overheads)
     )
-    head = drafter.head_bytes * 8 / (model.weights.head_bits or model.weights.bits)
-    logits = _linear(case, device, drafter.head_bytes, head, q_tokens * step.batch, part="draft", after=(1,))
+    head, stored = drafter.head_bytes, model.weights.format
+    elements = head * 8 / model.part_bits[model.head_part]
+    tokens = q_tokens * step.batch
+    logits = _linear(case, device, head, elements, tokens, weight_format=stored, part="draft", after=(1,))
     ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits)
     return OpGraph(ops=launches), OpGraph(ops=ops, times=speculation.passes)
 
@@ -276,4 +327,5 @@ def _draft_ops(case: Case, drafter: Drafter, step: Step, device: int, *, decodin
         grain=1 if decoding else step.q_tokens,
         after=(0,),
     )
-    return _linear(case, device, drafter.weight_bytes, drafter.parameters, tokens, part="draft"), attention
+    size, parameters, stored = drafter.weight_bytes, drafter.parameters, case.model.weights.format
+    return _linear(case, device, size, parameters, tokens, weight_format=stored, part="draft"), attention

@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from twin.operations.occupancy import FlashGrid, SplitKV
 
@@ -14,6 +15,7 @@ class Step(Struct, frozen=True, kw_only=True):
     kv_tokens: int
     q_tokens: int
     batch: int = 1
+    seen_pairs: float | None = None  # pairs of one sequence where less than the whole past is seen
 
     @property
     def end(self) -> int:
@@ -23,7 +25,28 @@ class Step(Struct, frozen=True, kw_only=True):
     @property
     def pairs(self) -> float:
         """Pairs of a new token and a token that it sees under a causal mask, of one sequence."""
+        if self.seen_pairs is not None:
+            return self.seen_pairs
         return self.q_tokens * self.kv_tokens + self.q_tokens * (self.q_tokens + 1) / 2
+
+    def within_window(self, window: int) -> "Step":
+        """The step as attention sees it that looks `window` tokens back, the query's own included."""
+        kv_tokens = min(self.kv_tokens, window - 1)
+        growing = min(self.q_tokens, window - kv_tokens)  # query tokens before which there is less than a window
+        pairs = growing * kv_tokens + growing * (growing + 1) / 2 + (self.q_tokens - growing) * window
+        return replace(self, kv_tokens=kv_tokens, seen_pairs=pairs)
+
+    def within_chunk(self, chunk: int) -> "Step":
+        """The step as attention sees it that looks back to the last multiple of `chunk` tokens."""
+
+        def triangles(tokens: int) -> float:  # pairs of the first so many tokens, each with those of its chunk
+            whole, rest = divmod(tokens, chunk)
+            return whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
+
+        kv_tokens = self.kv_tokens % chunk
+        return replace(
+            self, kv_tokens=kv_tokens, seen_pairs=triangles(kv_tokens + self.q_tokens) - triangles(kv_tokens)
+        )
 
 
 class Engine(StrEnum):

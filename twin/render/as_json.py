@@ -26,6 +26,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "max_ctx_tokens_90": {"low": longest(sigmas=-Z90), "high": longest(sigmas=Z90)},
         "shortage": prediction.memory.shortage(),
         "missing_rates": list(prediction.missing),
+        "not_predicted": prediction.not_predicted,
         "notes": list(prediction.notes),
         "engine": prediction.case.rules.name,
         "kernel": prediction.kernel or None,
@@ -67,6 +68,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "pooled": case.pooled,
         "host_pages": of_layout("host_pages", "huge" if case.huge_pages else "4KiB"),
         "ngram": case.ngram if case.model.ngram is not None else None,
+        "weights": case.model.weights.format,
         "lanes": question.lanes,
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
@@ -118,13 +120,13 @@ def comparison_json(compared: Comparison) -> dict[str, Any]:
 
 
 def _memory_json(prediction: Prediction) -> dict[str, Any]:
-    plan, model = prediction.memory, prediction.case.model
-    placed = prediction.case.layout.placement(prediction.case)
+    plan = prediction.memory
+    placed = plan.token_bytes
     return {
         "cache_vram_bytes": round(_cache_bytes(plan, plan.devices())),
         "cache_host_bytes": round(_cache_bytes(plan, plan.host())),
-        "vram_bytes_per_token": placed.vram_bytes * model.attention_layers,
-        "host_bytes_per_token": placed.host_bytes * model.attention_layers,
+        "vram_bytes_per_token": placed.vram_bytes,
+        "host_bytes_per_token": placed.host_bytes,
         "page_tokens": plan.page_tokens,
         "vram_left_bytes": round(plan.vram_left_bytes()),
         "limited_by": plan.limit().name,

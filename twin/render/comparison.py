@@ -66,12 +66,12 @@ def _formats(compared: Comparison) -> str:
 
 
 def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tuple[str, ...]:
-    placed, layers = each.case.layout.placement(each.case), each.case.model.attention_layers
+    placed = each.memory.token_bytes
     pool = each.memory.kv_pool
     decode = each.decode
     return (
         each.case.fmt.name,
-        f"{(placed.vram_bytes + placed.host_bytes) * layers / KIB:.2f}",
+        f"{(placed.vram_bytes + placed.host_bytes) / KIB:.2f}",
         "yes" if each.fits else "no",
         f"{each.memory.max_ctx_tokens():,}",
         *([f"{pool.printed_tokens:,}" if pool else "-"] if pooled else []),

@@ -20,7 +20,7 @@ def headline(prediction: Prediction) -> str:
     case, plan = prediction.case, prediction.memory
     ctx = case.question.ctx_tokens
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
-    placed, layers = case.layout.placement(case), case.model.attention_layers
+    placed = plan.token_bytes
     longest = f"{plan.max_ctx_tokens():,} tokens ({ended_by(plan)} ends it)"
     lines = [
         f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
@@ -33,7 +33,7 @@ def headline(prediction: Prediction) -> str:
         lines.append(row("longest", longest if plan.max_ctx_tokens() else _no_page(plan)))
     lines += [row("note", each) for each in prediction.notes]
     lines += _speeds(prediction)
-    vram_kib, host_kib = placed.vram_bytes * layers / KIB, placed.host_bytes * layers / KIB
+    vram_kib, host_kib = placed.vram_bytes / KIB, placed.host_bytes / KIB
     lines += [
         row("KV cache", f"{vram_kib:.2f} KiB a token in VRAM, {host_kib:.2f} KiB on the host"),
         *_pooled(prediction),
@@ -92,7 +92,7 @@ def _speeds(prediction: Prediction) -> list[str]:
     if decode is not None and decode.link_bytes:
         after = f", {format_bytes(prefill.link_bytes)} for the prefill" if prefill else ""
         lines.append(row("host reads", f"{format_bytes(decode.link_bytes)} a step{after}"))
-    return lines + [row("not known", each) for each in prediction.missing]
+    return lines + [row(name, f"not predicted: {why}") for name, why in prediction.not_predicted.items()]
 
 
 def _wall(phase: Phase) -> str:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate.quality.tensors_file import LONGEST_HEADER, read_layers
+from calibrate.quality.tensors_file import read_layers
 from tests.calibrate.quality.dumped import header_of, packed, some, stored, whole, write
 from twin.errors import BadFile
+from twin.models.safetensors import LONGEST_HEADER
 
 K, V = some(seed=1), some(seed=2)
 RIGHT = {"k": ("F32", K), "v": ("F32", V)}
@@ -167,7 +168,7 @@ def test_the_place_counts_from_the_first_row_however_many_are_checked_at_once(
     ("make", "says"),
     [
         (lambda _: None, "cannot be read: No such file or directory"),
-        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
         (lambda path: path.symlink_to("/dev/null"), "is no file that can be mapped into memory"),
     ],
     ids=["nothing", "a folder", "a device"],

@@ -169,7 +169,7 @@ def test_a_sequence_holds_the_blocks_that_the_engine_plans_for_it_of_all_but_one
     for tokens in range(1, 20_000, 7):
         assert pool.blocks_for(tokens) == kv_pool.plan.blocks_per_request(tokens), tokens
         assert pool.blocks_for(tokens - 1) <= pool.blocks_for(tokens)
-    assert (pool.blocks_for(0) > 0) == (case.model.recurrent is not None)
+    assert (pool.blocks_for(0) > 0) == bool(case.model.states)
     assert pool.blocks == kv_pool.blocks - 1
     nothing = plan_pool(replace(case, question=replace(case.question, pool_bytes=1)), load_profile(case.hw))[0]
     assert CasePool(nothing).blocks == 0

@@ -25,7 +25,7 @@ def asked(ctx_tokens: int = 1000, **question: Any) -> Case:
 
 def written(folder: Path, spec: ModelSpec, *, weights: str = "bf16") -> str:
     path = folder / "toy.json"
-    kept = Weights(format=weights, bits=16, embedding_on_host=False, embedding_bits=16)
+    kept = Weights(format=weights, bits=16)
     path.write_bytes(msgspec.json.encode(replace(spec, weights=kept)))
     return str(path)
 
@@ -108,7 +108,9 @@ def test_a_what_if_opens_every_format_and_counts_its_bytes(name: str, layout: st
 @pytest.mark.parametrize("head_dim", [24, 40])
 def test_heads_that_do_not_fill_a_group_are_refused_even_by_a_what_if(tmp_path: Path, head_dim: int) -> None:
     spec = model(every=1, sparse=False)
-    path = written(tmp_path, replace(spec, attention=replace(spec.attention, head_dim=head_dim)))
+    (layer,) = spec.kinds.values()
+    heads = replace(layer.mixers[0], head_dim=head_dim)
+    path = written(tmp_path, replace(spec, kinds={"attention": replace(layer, mixers=(heads,))}))
     with pytest.raises(Impossible, match=f"q8_0 needs head sizes that are multiples of 32, not {head_dim}"):
         asked(model=path, kv_dtype="q8_0", what_if=True)
 

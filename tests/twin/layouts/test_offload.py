@@ -123,7 +123,7 @@ def test_naive_bytes_of_short_prompts(prompt: int) -> None:
     """Dense chunks read all that lies before them; tokens of sparse chunks read their own selection."""
     asked, expected = flash_next(prompt, prefill="naive"), 0
     for chunk in (chunk_at(asked, prompt, index) for index in range(chunk_count(asked, prompt))):
-        sparse = is_sparse(asked.model, chunk.end)
+        sparse = is_sparse(asked.indexer, chunk.end)
         expected += row_by_row(asked, chunk) if sparse else chunk.kv_tokens * asked.plane_bytes
     assert prefill_breakdown(asked, Roofs(machine())).link_bytes == pytest.approx(12 * expected, rel=1e-12)
 

@@ -14,7 +14,7 @@ from twin.engines import load_engine
 from twin.memory.block_pool import KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.models import ModelSpec
-from twin.models.spec import Drafter, Weights
+from twin.models.spec import Drafter, Stored, Weights
 from twin.models.speculation import Speculation
 
 SEQUENTIAL = Drafter(
@@ -53,7 +53,8 @@ BLOCK = Drafter(
     lookup_accepts=6.0,
 )
 
-W4A16 = Weights(format="w4a16", bits=4, embedding_on_host=False, embedding_bits=8, head_bits=8)
+ENDS = {"embedding": Stored(format="bf16", bits=8), "head": Stored(format="w4a16", bits=8)}
+W4A16 = Weights(format="w4a16", bits=4, parts=ENDS)
 
 FORMATS = ("bf16", "fp8", "int8_per_token_head")
 BACKENDS = ("flash_attention", "flashinfer", "triton", "split_kv", "kvarn")
@@ -79,7 +80,8 @@ def pooled(
     """A question about the toy model under vLLM's rules."""
     whole = resolve(Question(ctx_tokens=ctx_tokens, model="qwen3.8-27b", **asked))
     small = replace(load_engine("vllm"), **(rules or {}))
-    return replace(whole, model=spec or dense(), rules=small, speculation=speculation)
+    spec = spec or dense()
+    return replace(whole, model=spec, mixer=spec.attention, rules=small, speculation=speculation)
 
 
 def pool_machine(*, kernels: dict[str, Kernel] | None = None, **parts: Any) -> HardwareProfile:

@@ -26,7 +26,6 @@ from twin.memory.block_pool import (
     scratch_token_bytes,
 )
 from twin.memory.plan import plan_memory
-from twin.operations.counts import embedding_bytes, head_bytes, layer_parameters, weight_bytes
 from twin.units import GIB, MIB, format_bytes
 
 VRAM_BYTES = RTX3090.gpu.vram.value
@@ -288,15 +287,15 @@ def test_the_pools_of_a_batch_server_come_out_near_what_was_published() -> None:
 def test_a_pool_is_what_utilisation_leaves_of_the_device(backend: str) -> None:
     """0.93 of 23.56 GiB, less weights, embedding, transient, graphs and what FlashInfer keeps for itself."""
     case = asked(150_000, kv_dtype="fp8", backend=backend, utilisation=0.93)
-    in_layers = sum(layer_parameters(case.model, kind) for kind in case.model.layer_kinds)
+    sizes = case.model.weight_bytes
     plan = plan_memory(case, RTX3090)
     device, outside, _ = plan.memories
     assert device.capacity_bytes == pytest.approx(0.93 * VRAM_BYTES)
     assert outside.capacity_bytes == pytest.approx(0.07 * VRAM_BYTES)
     workspace = POOL.backend_workspace["flashinfer"].value if backend == "flashinfer" else 0.0
     before = {
-        "weights": weight_bytes(case.model, in_layers) + head_bytes(case.model),
-        "embedding": embedding_bytes(case.model),
+        "weights": sum(sizes.values()) - sizes["embedding"],
+        "embedding": sizes["embedding"],
         "activations": 1.09 * GIB,
         "graphs": 1,
         "backend workspace": workspace,

@@ -12,7 +12,7 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.memory.plan import PAGE_TABLE_SHARE, plan_memory
-from twin.operations.counts import embedding_bytes, layer_parameters, parameters, state_bytes
+from twin.operations.counts import state_bytes
 from twin.units import GIB, MAX_TOKENS, MIB, format_bytes
 
 BLOG, RTX3090 = load_profile("3x-rtx3090"), load_profile("rtx3090")
@@ -31,12 +31,13 @@ def test_parts_of_one_device_by_hand(ctx_tokens: int, pages: int, batch: int) ->
     plan = plan_memory(asked, machine())
     gpu, host = plan.memories
     spec = asked.model
-    every = sum(layer_parameters(spec, kind) for kind in spec.layer_kinds) + parameters(spec).head
+    (state,) = spec.states
+    embedding = spec.parameters["embedding"]
     assert plan.pages == pages
     assert gpu.parts(plan.pages) == {
-        "weights": every * 2,
-        "recurrent state": 2 * state_bytes(spec, 2) * batch,
-        "embedding": embedding_bytes(spec),
+        "weights": (sum(spec.parameters.values()) - embedding) * 2,
+        "recurrent state": 2 * state_bytes(state, 2) * batch,
+        "embedding": embedding * 2,
         "workspace": MIB,
         "kv cache": 2 * pages * 8 * (64 + 8 + 2) * batch,  # layers x tokens x (planes, raw key, 1/4 pooled key)
     }

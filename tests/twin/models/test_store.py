@@ -56,15 +56,15 @@ def laid_over(folder: Path, **own: Any) -> ModelSpec:
 
 
 def test_a_file_that_extends_a_model_is_that_model_but_for_its_own_keys_which_are_complete(tmp_path: Path) -> None:
-    weights = {"format": "bf16", "bits": 16, "embedding_on_host": False, "embedding_bits": 16}
+    weights = {"format": "bf16", "bits": 16}
     mine = laid_over(tmp_path, extends="qwen3.8-27b", name="mine", layers=32, weights=weights, drafters=[])
     parent = load_model("qwen3.8-27b")
     changed = {key for key in ModelSpec.__struct_fields__ if getattr(mine, key) != getattr(parent, key)}
     assert changed == {"name", "layers", "weights", "drafters"}
-    assert (mine.name, mine.layers, mine.weights.head_bits, mine.drafters) == ("mine", 32, None, ())
+    assert (mine.name, mine.layers, mine.weights.parts, mine.drafters) == ("mine", 32, {}, ())
     for wrong, says in (
         ({"weights": {"format": "bf16"}}, "missing required field `bits`"),
-        ({"layers": 63}, "63 layers"),
+        ({"layers": 3}, "order never comes to 'attention' within 3 layers"),
     ):
         with pytest.raises(BadFile, match=says) as refused:
             laid_over(tmp_path, extends="qwen3.8-27b", **wrong)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hwprofiles import load_profile
-from tests.twin.memory.pool_worlds import dense, pooled
+from tests.twin.memory.pool_worlds import pooled
 from tests.worlds import LAWS, case, flash_next, model, step, with_rules
 from twin.ask.case import Case
 from twin.ask.question import Question
@@ -78,9 +78,9 @@ def test_more_query_rows_than_a_thread_block_holds_dequantise_the_cache_again(q_
 
 @pytest.mark.parametrize(("kv_heads", "head_dim", "batch"), [(1, 8, 1), (4, 16, 2), (8, 128, 1)])
 def test_a_chunk_is_written_once_in_16_bits_and_once_in_its_format(kv_heads: int, head_dim: int, batch: int) -> None:
-    spec = dense()
-    shape = replace(spec.attention, query_heads=8, kv_heads=kv_heads, head_dim=head_dim)
-    write = append(pooled(spec=replace(spec, attention=shape), kv_dtype="fp8"), step(1000, 6, batch), 1)
+    asked = pooled(kv_dtype="fp8")
+    shape = replace(asked.attention, query_heads=8, kv_heads=kv_heads, head_dim=head_dim)
+    write = append(asked.of(shape), step(1000, 6, batch), 1)
     assert write.vram_bytes == 2 * kv_heads * head_dim * (2 + 1) * 6 * batch
     assert (write.grain, write.device, write.after, write.flops) == (6 * batch, 1, (), 0)
     assert write.kernel == "append/flashinfer/fp8"

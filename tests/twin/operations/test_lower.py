@@ -14,16 +14,9 @@ from twin.ask.case import Case
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.models import load_model
-from twin.models.spec import Drafter
+from twin.models.spec import Drafter, Stored, Weights
 from twin.models.speculation import Speculation
-from twin.operations.counts import (
-    layer_active_parameters,
-    layer_parameters,
-    mixer_parameters,
-    parameters,
-    state_bytes,
-    weight_bytes,
-)
+from twin.operations.counts import state_bytes
 from twin.operations.lower import (
     backbone_program,
     decode_program,
@@ -42,7 +35,7 @@ from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
 
 SIX = dense(layers=6, every=3)
 INT8_MLP = dense(weights=replace(W4A16, mlp_operands="int8"))
-BF16 = dense(weights=replace(W4A16, format="bf16", bits=16, head_bits=None))
+BF16 = dense(weights=Weights(format="bf16", bits=16))
 
 
 def total(program: Program, part: str, count: str) -> float:
@@ -109,13 +102,13 @@ def test_a_decode_step_reads_all_weights_and_moves_all_states(grouped: bool, bat
     """A chunk runs every token through every layer and computes no logits."""
     spec = case().model
     program = decode_program(case(), step(100, batch=batch), 2, grouped=grouped)
-    weights = sum(layer_parameters(spec, kind) for kind in spec.layer_kinds) + parameters(spec).head
-    assert total(program, "weights", "vram_bytes") == weight_bytes(spec, weights)
+    weights = sum(spec.parameters.values()) - spec.parameters["embedding"]
+    assert total(program, "weights", "vram_bytes") == spec.stored_bytes({"attention": weights})
     assert total(program, "weights", "flops") == 2 * weights * batch
-    assert total(program, "state", "vram_bytes") == 2 * 2 * state_bytes(spec, 2) * batch
+    (state,) = spec.states
+    assert total(program, "state", "vram_bytes") == 2 * 2 * state_bytes(state, 2) * batch
     chunk = prefill_program(case(), step(32, 16, batch), 1)
-    active = sum(layer_active_parameters(spec, kind) for kind in spec.layer_kinds)
-    assert total(chunk, "weights", "flops") == 2 * active * 16 * batch
+    assert total(chunk, "weights", "flops") == 2 * (weights - spec.parameters["head"]) * 16 * batch
     assert {op.grain for op, _ in ops(chunk, "weights")} == {16 * batch}
 
 
@@ -135,7 +128,9 @@ def test_a_feed_forward_that_multiplies_in_another_type_is_a_product_of_its_own(
     for op, _ in int8:
         assert (op.vram_bytes, op.flops, op.after) == (feed / 2, 2 * feed * -(-tokens // 16) * 16, (0,))
     mixers = [op for op, _ in ops(split, "weights") if op.dtype == "bf16"][:2]
-    assert [op.vram_bytes for op in mixers] == [mixer_parameters(dense(), kind) / 2 for kind in dense().layer_kinds[:2]]
+    assert [op.vram_bytes for op in mixers] == [
+        kind.mixers[0].matrices(8) / 2 for kind in reversed(dense().kinds.values())
+    ]
     for count in ("vram_bytes", "flops"):
         assert total(split, "weights", count) == total(whole, "weights", count)
     assert {op.dtype for op, _ in ops(whole, "weights")} == {"bf16"}
@@ -148,8 +143,8 @@ def test_a_feed_forward_that_multiplies_in_another_type_is_a_product_of_its_own(
 def test_a_product_of_4_bit_weights_computes_whole_tiles_of_16_tokens(tokens: int, issued: int) -> None:
     """The 17th query token costs a second tile (39.5 -> 47.8 ms, published); bytes do not change; bf16 has no tiles."""
     for spec, computed, bits in ((dense(), issued, 4), (BF16, tokens, 16)):
-        active = sum(layer_active_parameters(spec, kind) for kind in spec.layer_kinds)
-        head = parameters(spec).head
+        head = spec.parameters["head"]
+        active = sum(spec.parameters.values()) - spec.parameters["embedding"] - head
         program = decode_program(pooled(spec=spec), step(100, batch=tokens), 1)
         assert total(program, "weights", "flops") == 2 * (active + head) * computed
         assert total(program, "weights", "vram_bytes") == active * bits / 8 + head * max(bits, 8) / 8
@@ -270,7 +265,8 @@ def draft(speculation: Speculation, kv_tokens: int = 40, batch: int = 1, **asked
 @pytest.mark.parametrize(("tokens", "batch", "head_bits"), [(1, 1, 8), (2, 3, 4), (4, 1, None)])
 def test_a_sequential_drafter_passes_once_for_every_token(tokens: int, batch: int, head_bits: float | None) -> None:
     """Layers of 50 B and 100 parameters, a token a sequence; a head of 24 B has what they hold at the model's bits."""
-    spec = dense(weights=replace(W4A16, head_bits=head_bits))
+    parts = {"head": Stored(format="w4a16", bits=head_bits)} if head_bits else {}
+    spec = dense(weights=replace(W4A16, parts=parts))
     passes = draft(drafted(SEQUENTIAL, tokens), batch=batch, spec=spec)
     layers, attend, head = passes.ops
     assert passes.times == tokens
