@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from twin.models.mixers import Attention, Indexer, LatentAttention
 
-
 HIDDEN, RANK = 64, 40
 INDEXER = Indexer(query_heads=6, head_dim=12, budget=64, ratio=1, weighted=True)
 LATENT = LatentAttention(
