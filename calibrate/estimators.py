@@ -18,9 +18,8 @@ import numpy as np
 from msgspec.structs import replace as changed
 from scipy.special import expit, logit
 
-from calibrate.probes.probe import Sample
-from calibrate.searches import Found, Prior, minimum, slower
-from calibrate.solve import EVERY, HUBER, LEAST_LATENCY_S, Array, solve
+from calibrate.probes import Sample
+from calibrate.searches import EVERY, HUBER, LEAST_LATENCY_S, Array, Found, Prior, minimum, slower, solve
 from hwprofiles.profile import RESIDENT_PROGRAMS, Gpu, HardwareProfile, Kernel
 from twin.cost.roofline import Cost, Roofs
 from twin.operations.occupancy import RESIDENT

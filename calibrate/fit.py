@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace as changed
 
 from calibrate.estimators import Rates, ThreadBlocks, Timing, exact, latency_of_sizes, least_squares, streamed
-from calibrate.probes.probe import ProbeRecord, Sample
+from calibrate.probes import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile, Kernel
 from twin.cost.roofline import ATTENTION_OPS, Roofs
 from twin.operations.ops import Engine, Op, OpGraph

@@ -14,7 +14,7 @@ from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
 from calibrate.operations.operation import Group, Value
 from calibrate.operations.table import Case
 from calibrate.operations.timing import Pair, compiled, measured, release, shared_by
-from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
+from calibrate.probes import CannotRun, Context, Pace, WrongData
 
 if TYPE_CHECKING:
     from realkernels.device import Device

@@ -12,8 +12,7 @@ from msgspec import Meta, Struct
 from calibrate.operations.operation import Group
 from calibrate.operations.table import Case
 from hwprofiles import load_profile
-from hwprofiles.errors import BadFile
-from hwprofiles.files import read_json
+from hwprofiles.files import read_as
 from hwprofiles.store import RECORDS, profile_names
 from twin.cli.outputs import check_writable, write_atomic
 
@@ -83,10 +82,7 @@ def measured_machines() -> list[str]:
 
 def read_measurements(path: Path) -> Measurements:
     """The measurements in `path`; BadFile names the key that is wrong."""
-    try:
-        return msgspec.convert(read_json(path), Measurements)
-    except (msgspec.ValidationError, ValueError) as wrong:
-        raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
+    return read_as(path, Measurements)
 
 
 def shipped_measurements(machine: str) -> Measurements:

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from calibrate.build import Evidence, build, checked, instructions_roof
-from calibrate.probes import Machine, ProbeRecord
+from calibrate.machine.description import Machine
+from calibrate.probes import ProbeRecord
 from hwprofiles.files import read_json
 from hwprofiles.shipping import ship
 from hwprofiles.store import RECORDS, shipped_document

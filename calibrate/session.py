@@ -12,10 +12,10 @@ from typing import Any
 from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
-from calibrate.machine.description import check_device, describe, first_line, open_checked
+from calibrate.machine.description import Machine, check_device, describe, first_line, open_checked
 from calibrate.operations.operation import KV_DTYPE
 from calibrate.operations.timing import release
-from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
+from calibrate.probes import CannotRun, Context, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.rounds import in_order, joined_rounds, round_name
 from twin.cli.outputs import check_outputs, write_atomic
 from twin.errors import CannotWrite

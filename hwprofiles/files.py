@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from hwprofiles.errors import BadFile
 
@@ -15,6 +17,7 @@ MOST_BYTES = 8 * 2**20  # some twenty times the largest that is shipped; a secon
 LONGEST_WAIT_S = 5.0  # until the next byte of a pipe
 
 Table = dict[str, Any]
+_Read = TypeVar("_Read")
 
 
 def is_path(name: str) -> bool:
@@ -54,6 +57,15 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as wrong:
         raise BadFile(f"{path}: not valid JSON: {wrong}") from None
     return value
+
+
+def read_as(path: Path, kind: type[_Read]) -> _Read:
+    """The same, checked against a schema; BadFile names the key that is wrong."""
+    raw = read_json(path)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> Table:

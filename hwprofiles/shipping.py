@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from hwprofiles.files import Table, read_json
-from hwprofiles.renames import in_todays_words
-from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, load_profile
+from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, in_todays_words, load_profile
 
 ENGINES = {"twin_inline": "twin", "flash_attention": "library"}
 """Whose kernels an implementation's are that is not called after its engine, where `twin calibrate` measured them."""

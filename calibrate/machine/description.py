@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,9 +214,9 @@ def code_hash() -> str:
     """Short hash of the kernels and probes: figures made by other code are not to be mixed."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for folder in ("realkernels", "calibrate/machine", "calibrate/probes"):
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
+    folders = (sorted((root / folder).rglob("*.py")) for folder in ("realkernels", "calibrate/machine"))
+    for path in (*chain.from_iterable(folders), root / "calibrate" / "probes.py"):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from calibrate.machine.timed import scratch_file, timed
-from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
+from calibrate.probes import Context, Probe, Sample, check, cuda_only
 from realkernels.device import host_seconds
 from twin.units import GIB, KIB, MIB
 

@@ -12,8 +12,7 @@ from calibrate.operations import timing
 from calibrate.operations.operation import Point
 from calibrate.operations.table import BY_NAME
 from calibrate.operations.timing import Measured, fitting, measured
-from calibrate.probes import Context, WrongData
-from calibrate.probes.probe import Pace
+from calibrate.probes import Context, Pace, WrongData
 from tests.calibrate import probe_worlds as worlds
 from tests.calibrate.call_worlds import FakeCall, FakeDevice
 

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from calibrate.build import Evidence, checked, instructions_roof
-from calibrate.machine.description import describe
+from calibrate.machine.description import Machine, describe
 from calibrate.operations.operation import KV_DTYPE
 from calibrate.operations.table import OPERATIONS
-from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, all_probes
+from calibrate.probes import CannotRun, Context, Probe, ProbeRecord, all_probes
 from hwprofiles.files import read_json
 from hwprofiles.profile import HardwareProfile, Roof
 from hwprofiles.store import shipped_document

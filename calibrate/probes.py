@@ -1,10 +1,14 @@
-"""What a probe is: a named measurement with a reason where it cannot run, an estimate, and raw samples."""
+"""What a probe is: a named measurement with a reason where it cannot run, an estimate, and raw samples.
+
+Each is named source_to_target[_duplex][_mechanism]. The probes themselves need torch; what they are made of does not.
+"""
 
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -208,3 +212,15 @@ def check(name: str, right: Any, how: str) -> str:
     if not bool(right):
         raise WrongData(f"{name}: the result is wrong after timing ({how})")
     return how
+
+
+MODULES = ("device", "link", "host")
+"""Of the machine itself, in the order of measuring: what is cheap and what later sizes depend on comes first."""
+
+
+def all_probes() -> tuple[Probe, ...]:
+    """Every probe in the order in which they run: the machine's, then those of the table of operations. Needs torch."""
+    from calibrate.operations.timing import table_probes  # noqa: PLC0415 - the table's fits know samples
+
+    machine = (probe for name in MODULES for probe in import_module(f"calibrate.machine.{name}").PROBES)
+    return (*machine, *table_probes())
