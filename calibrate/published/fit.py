@@ -143,10 +143,17 @@ class Rows:
 
 
 def solve(residuals: Callable[[Values], Values], start: Values) -> tuple[Values, Values]:
-    """Least squares on relative errors: the parameters and the residuals' Jacobian there."""
+    """Least squares on relative errors, from within the bounds: the parameters and the residuals' Jacobian there."""
     step = np.full(start.shape, 1e-4)
     found = least_squares(
-        residuals, start, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=SETTLED, ftol=None, gtol=FLAT
+        residuals,
+        np.minimum(start, -1e-3),
+        diff_step=step,
+        x_scale=0.1,
+        bounds=(-12, 0),
+        xtol=SETTLED,
+        ftol=None,
+        gtol=FLAT,
     )
     if not found.success:
         raise ArithmeticError(f"the fit of the published rows failed: {found.message}")
@@ -157,7 +164,7 @@ def fit(machine: str, recorded: Recorded | None = None) -> dict[str, float]:
     """The fitted value of each of a machine's parameters, to its published rows unless others are given."""
     profile, recorded = load_profile(machine), recorded or load_recorded(machine)
     cases = [recorded.case_of[row] for parameter in PARAMETERS[machine] for row in parameter.rows]
-    values, _ = solve(Rows(recorded, profile, cases).errors, np.minimum(shipped(profile), -1e-3))
+    values, _ = solve(Rows(recorded, profile, cases).errors, shipped(profile))
     return dict(zip(map(str, PARAMETERS[machine]), map(float, np.exp(values)), strict=True))
 
 
