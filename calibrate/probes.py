@@ -5,7 +5,7 @@ Each is named source_to_target[_duplex][_mechanism]. The probes themselves need 
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -51,6 +51,12 @@ class CannotRun(RuntimeError):
     """What a probe finds out only by trying: this machine or its software cannot do it. It is skipped, in one line."""
 
 
+def quartile_spread(seconds: Sequence[float]) -> float:
+    """Relative standard deviation of at least two repeats, from their quartiles: an outlier is not a wide spread."""
+    low, _, high = statistics.quantiles(seconds, n=4)  # of a normal distribution they lie 1.349 deviations apart
+    return (high - low) / 1.349 / statistics.median(seconds)
+
+
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One point of a probe: where it was taken and the seconds of each repeat."""
 
@@ -76,11 +82,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def spread(self) -> float:
-        """Relative standard deviation of the repeats, from their quartiles: an outlier is not a wide spread."""
-        if len(self.seconds) < LEAST_REPEATS:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / 1.349 / self.median_s  # the quartiles of a normal distribution are 1.349 deviations apart
+        """Of the repeats; 0 where they are too few to tell."""
+        return quartile_spread(self.seconds) if len(self.seconds) >= LEAST_REPEATS else 0.0
 
     @property
     def n(self) -> int:

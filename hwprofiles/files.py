@@ -50,7 +50,7 @@ def read_json(path: Path) -> Any:
     """The JSON value in `path`, read strictly; BadFile for NaN, infinity, half characters or a repeated key."""
     content = read_whole(path)
     try:
-        value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)
+        value = json.loads(content.decode(), object_pairs_hook=refuse_repeats)
         _check_values(value, "$")
     except UnicodeDecodeError as wrong:
         raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
@@ -68,7 +68,8 @@ def read_as(path: Path, kind: type[_Read]) -> _Read:
         raise BadFile(f"{path}: {wrong}") from None
 
 
-def _refuse_repeats(pairs: list[tuple[str, Any]]) -> Table:
+def refuse_repeats(pairs: list[tuple[str, Any]]) -> Table:
+    """A JSON object of these keys and values; ValueError where a key is there twice."""
     table: Table = {}
     for key, value in pairs:
         if key in table:

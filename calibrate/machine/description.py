@@ -66,11 +66,6 @@ class Machine(Struct, frozen=True, kw_only=True):
         """Whether the device is a GPU."""
         return self.device != "cpu"
 
-    @property
-    def smi_name(self) -> str:
-        """What nvidia-smi calls the device."""
-        return _smi_name(self.device, self.device_id)
-
     def identity(self) -> dict[str, Any]:
         """What must be equal for two measurements to belong to one calibration."""
         return {
@@ -139,7 +134,7 @@ def _gpu(device: str) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(torch.device(device))
     free, total = torch.cuda.mem_get_info(torch.device(device))
     uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
-    smi = query_smi(_smi_name(device, uuid))
+    smi = query_smi(device, uuid)
     return {
         "name": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
@@ -152,13 +147,12 @@ def _gpu(device: str) -> dict[str, Any]:
     }
 
 
-def _smi_name(device: str, uuid: str) -> str:
-    """The UUID, because CUDA may number devices otherwise than nvidia-smi."""
-    return f"GPU-{uuid}" if uuid else device.rpartition(":")[2] or "0"
+def query_smi(device: str, uuid: str) -> dict[str, str]:
+    """What nvidia-smi says about one GPU; empty where it is missing or does not answer.
 
-
-def query_smi(gpu: str) -> dict[str, str]:
-    """What nvidia-smi says about one GPU (UUID or index); empty where it is missing or does not answer."""
+    It is asked by the UUID where that is known, because CUDA may number devices otherwise than nvidia-smi.
+    """
+    gpu = f"GPU-{uuid}" if uuid else device.rpartition(":")[2] or "0"
     fields = ",".join(_SMI_FIELDS)
     told = _output("nvidia-smi", "-i", gpu, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     values = [value.strip() for value in told.partition("\n")[0].split(",")]

@@ -79,7 +79,7 @@ def _link_state(context: Context, region: Region, target: Any, *, rate: float) -
     begin = time.monotonic()
     for _ in range(int(LOADED_S * rate / target.numel()) + 1):
         target.copy_(region.host, non_blocking=True)
-    smi = query_smi(context.machine.smi_name)
+    smi = query_smi(context.machine.device, context.machine.device_id)
     torch.cuda.synchronize(target.device)
     state = {key: value for key, value in smi.items() if key.startswith(("pcie", "clocks", "temperature"))}
     return Sample(at={"state": "loaded", **state}, seconds=(time.monotonic() - begin,))

@@ -61,9 +61,9 @@ def tokens_of(gpu: Iterable[int], quick: Iterable[int], cpu: Iterable[int]) -> P
 
 
 HELD_OUT_TOKENS: dict[Group, Points] = {"operations": tokens_of((3, 24, 96, 768, 3_072), (24, 768), (24,))}
-LINEAR = Operation(
+LAYER_PART = partial(Operation, parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE), supported=half_precision)
+LINEAR = LAYER_PART(
     name="linear",
-    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("weights",)),
     timed=Timed("library", "Linear", "layer", ("tokens",)),
     calibrated=tokens_of(DENSE_TOKENS, DENSE_QUICK, DENSE_TOKENS_CPU),
@@ -73,11 +73,10 @@ LINEAR = Operation(
         part="weights", form="exact", over="tokens", latency="none",
         note="the four products of a layer in a chain; weights read once, 2 operations per weight and token"
     ),),
-    supported=half_precision, probe_s=lasting(2, 10),
+    probe_s=lasting(2, 10),
 )  # fmt: skip
-ELEMENTWISE = Operation(
+ELEMENTWISE = LAYER_PART(
     name="elementwise",
-    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("elementwise",)),
     timed=Timed("library", "Elementwise", "layer", ("tokens",)),
     calibrated=tokens_of((1, 64, 256, 1024, 4096, 8192), (1, 256, 2048, 8192), DENSE_TOKENS_CPU),
@@ -87,11 +86,10 @@ ELEMENTWISE = Operation(
         part="elementwise", form="streamed", over="tokens",
         note="two residual adds with norms, rotation of q and k, and gating; latency of a layer"
     ),),
-    supported=half_precision, probe_s=lasting(2, 7),
+    probe_s=lasting(2, 7),
 )  # fmt: skip
-APPEND = Operation(
+APPEND = LAYER_PART(
     name="append",
-    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("append",)),
     timed=Timed("library", "PlainAppend", "layer", ("tokens",)),
     calibrated=tokens_of((1, 256, 2048, 8192), (1, 2048, 8192), DENSE_TOKENS_CPU),
@@ -101,7 +99,7 @@ APPEND = Operation(
         part="append", form="streamed", over="tokens",
         note="K and V of new tokens, read and written to their slots; latency of a layer"
     ),),
-    supported=half_precision, probe_s=lasting(0.5, 2),
+    probe_s=lasting(0.5, 2),
 )  # fmt: skip
 SAMPLE = Operation(
     name="sample",

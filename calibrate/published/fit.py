@@ -144,16 +144,9 @@ class Rows:
 
 def solve(residuals: Callable[[Values], Values], start: Values) -> tuple[Values, Values]:
     """Least squares on relative errors, from within the bounds: the parameters and the residuals' Jacobian there."""
-    step = np.full(start.shape, 1e-4)
+    inside, step = np.minimum(start, -1e-3), np.full(start.shape, 1e-4)
     found = least_squares(
-        residuals,
-        np.minimum(start, -1e-3),
-        diff_step=step,
-        x_scale=0.1,
-        bounds=(-12, 0),
-        xtol=SETTLED,
-        ftol=None,
-        gtol=FLAT,
+        residuals, inside, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=SETTLED, ftol=None, gtol=FLAT
     )
     if not found.success:
         raise ArithmeticError(f"the fit of the published rows failed: {found.message}")

@@ -14,7 +14,6 @@ import mmap
 import os
 import re
 import stat
-from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from hwprofiles.files import refuse_repeats
 from twin.errors import BadFile
 
 Floats = npt.NDArray[np.float32]
@@ -138,7 +138,7 @@ def _placed(name: str, entry: _Entry, mapped: mmap.mmap, data_at: int) -> Tensor
 
 def _header(raw: bytes) -> dict[str, _Entry]:
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unrepeated)
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=refuse_repeats)
     except UnicodeDecodeError as wrong:
         raise _Wrong(f"the header is not UTF-8 text (byte {wrong.start})") from None
     except (ValueError, RecursionError) as wrong:
@@ -153,14 +153,6 @@ def _header(raw: bytes) -> dict[str, _Entry]:
             except msgspec.ValidationError as wrong:
                 raise _Wrong(f"tensor {name!r}: {wrong}") from None
     return entries
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = Counter(name for name, _ in pairs)
-    for name, times in names.items():
-        if times > 1:
-            raise ValueError(f"{name!r} appears twice")
-    return dict(pairs)
 
 
 def _check_places(entries: dict[str, _Entry], data_bytes: int) -> None:

@@ -45,11 +45,11 @@ def test_a_driver_s_program_is_believed_only_where_it_answers(
 
     monkeypatch.setattr("shutil.which", lambda _name: "/bin/some")
     monkeypatch.setattr(subprocess, "run", run)
-    found = query_smi("0")
+    found = query_smi("cuda:0", "")
     assert len(found) == known
     assert not known or (found["driver_version"], found["pcie.link.width.max"]) == ("9.9", "16")
     monkeypatch.setattr("shutil.which", lambda _name: None)
-    assert (query_smi("0"), commit()) == ({}, "")
+    assert (query_smi("cuda:0", ""), commit()) == ({}, "")
 
 
 @pytest.mark.parametrize(
