@@ -147,15 +147,14 @@ class Context:
 
     def seconds(
         self, work: Callable[[], object], *, before: Callable[[], object] | None = None, per: int = 1,
-        clock: Callable[[Callable[[], object]], float] | None = None,
+        clock: "Device | None" = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three.
 
         Where there are several rounds, all of them together; one that takes longer than a round's share is run once.
-        `before` prepares each repeat, untimed; `clock` times a run in place of the device's own.
+        `before` prepares each repeat, untimed; `clock` times in place of the device.
         """
-        timed = partial(_runs, clock) if clock is not None else self.backend.seconds
-        timed = partial(timed, work, before=before)
+        timed = partial((clock or self.backend).seconds, work, before=before)
         timed(repeats=1, warm_up=0)  # compiles and touches, which is not timed
         begin = time.monotonic()
         first = timed(repeats=1, warm_up=0)
@@ -174,19 +173,6 @@ class Context:
     def fitting(self, sizes: Iterable[int], *, free_bytes: float, share: float) -> list[int]:
         """Those of `sizes` whose bytes stay within a share of the free memory."""
         return [size for size in sizes if size <= free_bytes * share]
-
-
-def _runs(
-    clock: Callable[[Callable[[], object]], float], work: Callable[[], object], *, repeats: int, warm_up: int,
-    before: Callable[[], object] | None,
-) -> list[float]:  # fmt: skip
-    """Seconds of each repeat by a clock of single runs."""
-    seconds = []
-    for _ in range(warm_up + repeats):
-        if before is not None:
-            before()
-        seconds.append(clock(work))
-    return seconds[warm_up:]
 
 
 def cuda_only(machine: Machine) -> str:

@@ -55,12 +55,7 @@ def load_profile(name: str) -> HardwareProfile:
 
         path = Path(name)
         with recognised(path, PROFILE, instead=_INSTEAD):
-            raw = read_json(path)
-            try:
-                raw = in_todays_words(raw)
-            except ValueError as wrong:
-                raise BadFile(f"{path}: {wrong}") from None
-            return _profile(raw, path)
+            return _profile(own_document(path), path)
     if is_accelerator(name) and not suggestions(name, names):
         near = nearest(name, names)
         other = f"; the nearest, {near}, is another machine" if near else ""
@@ -132,19 +127,18 @@ def _lay_over(parent: Table, own: Table) -> Table:
     return laid
 
 
-def in_todays_words(raw: Any) -> Any:
-    """A profile as it was read, with its kernels in today's words. ValueError where one is there in both."""
+def own_document(path: Path) -> Any:
+    """A profile as it lies in a file, its kernels in today's words. BadFile where one is there in both."""
+    raw = read_json(path)
     kernels = raw.get("kernels") if isinstance(raw, dict) else None
     if not isinstance(kernels, dict):
         return raw
-    today = _renamed(kernels, OPERATIONS, "kernel", "$.kernels").items()
-    return {
-        **raw,
-        "kernels": {name: _renamed(entry, KERNEL_KEYS, "rate", f"$.kernels.{name}") for name, entry in today},
-    }
+    today = _renamed(kernels, OPERATIONS, f"{path}: $.kernels", "kernel").items()
+    told = {name: _renamed(entry, KERNEL_KEYS, f"{path}: $.kernels.{name}", "rate") for name, entry in today}
+    return {**raw, "kernels": told}
 
 
-def _renamed(table: Any, words: dict[str, str], what: str, path: str) -> Any:
+def _renamed(table: Any, words: dict[str, str], place: str, what: str) -> Any:
     """A table with other first words of its keys; what is no table stays, to be refused by its schema."""
     if not isinstance(table, dict):
         return table
@@ -153,6 +147,6 @@ def _renamed(table: Any, words: dict[str, str], what: str, path: str) -> Any:
         word, slash, rest = key.partition("/")
         today = f"{words.get(word, word)}{slash}{rest}"
         if today != key and today in table:
-            raise ValueError(f"{path}: {key} and {today} are two names of one {what}")
+            raise BadFile(f"{place}: {key} and {today} are two names of one {what}")
         made[today] = value
     return made

@@ -79,7 +79,7 @@ def _timed(context: Context, operation: Operation, point: Point, call: "TimedCal
     of_run = call.calls if whole and operation.layered else 1
     seconds = context.seconds(
         work, before=call.poison if operation.timed.fresh else None, per=call.calls // of_run,
-        clock=loaded("device", "host_seconds") if by_host else None,
+        clock=loaded("device", "HostClock")() if by_host else None,
     )  # fmt: skip
     call.poison()
     work()
