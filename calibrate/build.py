@@ -12,9 +12,9 @@ from calibrate.machine.description import Machine
 from calibrate.operations.table import OPERATIONS
 from calibrate.probes import ProbeRecord, Sample
 from calibrate.rounds import between_calibrations, moment_spread, typical_spread
-from calibrate.searches import LEAST_LATENCY_S, solve
+from calibrate.searches import solve
 from hwprofiles.errors import TwinError
-from hwprofiles.profile import SCHEMA, HardwareProfile
+from hwprofiles.profile import LEAST_LATENCY_S, SCHEMA, HardwareProfile
 
 RECORD_SCHEMA = "twin.calibration/1"
 LEAST_SPREAD = 0.01
@@ -238,7 +238,7 @@ def _random_link(evidence: Evidence, kind: str, samples: Sequence[Sample]) -> di
     probe, counted = ("host_read", "alone") if kind == "dram" else ("disk_random_read", "reads")
     alone = [s for s in evidence.samples(probe) if s.at.get("alone") == 1 or s.at.get("threads") == 1]
     latency = min(s.median_s / float(s.at[counted]) for s in alone) if alone else 1e-7
-    line = Line(latency_s=max(latency, 1e-8), bytes_per_s=rate, spread=0.0)
+    line = Line(latency_s=max(latency, LEAST_LATENCY_S), bytes_per_s=rate, spread=0.0)
     shares = _best_shares(evidence, samples, rate, "random runs; the longest is one sequential read")
     return _link(evidence, kind, line, samples=[best], run_length=shares, note="end to end; latency of a single read")
 

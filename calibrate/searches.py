@@ -23,8 +23,6 @@ STAYED = 1e-13
 PULL = 1e-4
 """Weight, against a sample's, with which a column is held to explain nothing: columns that samples cannot tell apart
 share what they explain. It moves what samples do tell by its square, 1e-8."""
-LEAST_LATENCY_S = 1e-8
-"""The smallest latency that a profile may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)

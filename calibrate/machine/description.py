@@ -104,7 +104,7 @@ def first_line(error: Exception) -> str:
 
 
 def describe(device: str, *, dtype: str = "") -> Machine:
-    """The machine as it is now. A CUDA device must be usable (see `open_backend`)."""
+    """The machine as it is now. A CUDA device must be usable (see `open_checked`)."""
     host_bytes, host_free = host_memory()
     common: dict[str, Any] = {
         "device": device,

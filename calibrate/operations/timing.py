@@ -21,11 +21,11 @@ from calibrate.operations.lowering import ELEMENT_BYTES, PAGE_TOKENS, numbers
 from calibrate.operations.operation import Operation, Point, Timed, Value
 from calibrate.operations.table import OPERATIONS
 from calibrate.probes import CannotRun, Context, Probe, Sample, check, cuda_only
+from twin.units import MIB
 
 if TYPE_CHECKING:
     from realkernels.timed.call import TimedCall
 
-MIB = 2**20
 LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
 """Of a decode step at the least; of a dense model's products, 1.7 GB on a GPU; and of kernels without weights."""
 MANY_TOKENS = 256

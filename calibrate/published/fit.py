@@ -92,10 +92,7 @@ def shipped(profile: HardwareProfile) -> Values:
 
 
 def _value(kernel: Kernel, at: float | None) -> float:
-    if at is None:
-        return _latency(kernel).value
-    curve = _curve(kernel, at)
-    return curve.efficiency[curve.at.index(at)]
+    return _latency(kernel).value if at is None else _curve(kernel, at)(at)
 
 
 def _latency(kernel: Kernel) -> Rate:

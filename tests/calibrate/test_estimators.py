@@ -8,7 +8,8 @@ import pytest
 
 from calibrate.build import copies_line
 from calibrate.estimators import Rates, Timing, exact, latency_of_sizes, least_squares, streamed
-from calibrate.searches import EVERY, HUBER, LEAST_LATENCY_S, solve
+from calibrate.searches import EVERY, HUBER, solve
+from hwprofiles.profile import LEAST_LATENCY_S
 from tests.calibrate import probe_worlds as worlds
 from twin.operations.ops import Engine, Op
 
