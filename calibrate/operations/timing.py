@@ -26,7 +26,9 @@ LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
 """Of a decode step at the least; of a dense model's products, 1.7 GB on a GPU; and of kernels without weights."""
 MANY_TOKENS = 256
 """New tokens from which on so many are appended to fewer layers."""
-VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**20, 102
+VOCABULARY, ROW_BYTES = 128_256, 102
+TABLE_ROWS, TABLES = 2**20, 4
+"""Of a table on a processor, and how many times as large it is beside a GPU: beyond the caches of its host."""
 IMAGED_TOKENS, IMAGES = 4096, 8
 GPU_SHARE, CPU_SHARE = 0.5, 0.2
 """Of the free memory that what a point needs may take: on a processor both tiers share one, with others."""
@@ -85,7 +87,7 @@ def _timed(context: Context, operation: Operation, point: Point, call: "TimedCal
     return Measured(sample, error, int(call.link_bytes * of_run))
 
 
-SHARED = {"planes": ("tier", "format", "layers", "budget"), "table": ("source",), "layer": ("dtype", "shape")}
+SHARED = {"planes": ("tier", "format", "layers", "budget", "rows"), "table": ("source",), "layer": ("dtype", "shape")}
 """What points agree in that are timed over one cache, one table or the same weights."""
 
 
@@ -115,7 +117,7 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
     first = points[0]
-    tokens = max(int(point.get("ctx_tokens", IMAGED_TOKENS)) for point in points)
+    tokens = int(first.get("rows") or max(int(point.get("ctx_tokens", IMAGED_TOKENS)) for point in points))
     shape = QsaShape(budget=int(first["budget"])) if "budget" in first else QsaShape()
     given = {"layers": int(first.get("layers", 1)), "device": context.backend.device, "folder": str(context.folder)}
     if "format" in first:
@@ -124,8 +126,8 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
             yield cache
         return
     given |= {"tier": "vram" if first["tier"] == "vram" else "host", "huge_pages": first["tier"] != "host4k"}
-    whole_pages = -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-    with loaded("caches.qsa", "qsa_cache")(shape, tokens=whole_pages, **given) as cache:
+    held = tokens if "rows" in first else -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+    with loaded("caches.qsa", "qsa_cache")(shape, tokens=held, **given) as cache:
         cache.fill_random(seed=tokens)
         yield cache
 
@@ -135,10 +137,13 @@ def _table(context: Context, source: str) -> Iterator[Any]:
     """A table of random rows, in RAM or in a file of the folder."""
     with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
         path = Path(folder) / "rows"
+        tables = TABLES if context.cuda else 1
         with path.open("wb") as made:
-            made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            for _ in range(tables):
+                made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            made.flush()
             os.fsync(made.fileno())  # the system drops no page that is still to be written
-        file = loaded("timed.disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
+        file = loaded("timed.disk_rows", "RowFile")(path=path, rows=tables * TABLE_ROWS, row_bytes=ROW_BYTES)
         with loaded("timed.disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table
 
@@ -162,7 +167,7 @@ def _call(context: Context, operation: Operation, point: Point, shared: Any) -> 
         if "backbone_mib" in point:
             given["backbone_bytes"] = int(point["backbone_mib"]) * MIB
         if timed.module == "page_images":
-            given["pages"] = IMAGES
+            given["pages"] = 1 if "rows" in point else IMAGES
         over = timed._replace(module="gather_blocks", name="GatherBlocks") if "format" in point else timed
         made = _made(over, shared, **given)
     elif timed.over == "format":
