@@ -29,7 +29,9 @@ MANY_TOKENS = 256
 VOCABULARY, ROW_BYTES = 128_256, 102
 TABLE_ROWS, TABLES = 2**20, 4
 """Of a table on a processor, and how many times as large it is beside a GPU: beyond the caches of its host."""
-IMAGED_TOKENS, IMAGES = 4096, 8
+IMAGES_MIB = 512, 64
+"""Of images of whole pages that one run copies, and of their planes, beyond the caches of a GPU's host and of a
+processor."""
 GPU_SHARE, CPU_SHARE = 0.5, 0.2
 """Of the free memory that what a point needs may take: on a processor both tiers share one, with others."""
 
@@ -117,7 +119,7 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
     first = points[0]
-    tokens = int(first.get("rows") or max(int(point.get("ctx_tokens", IMAGED_TOKENS)) for point in points))
+    tokens = max(int(point.get("ctx_tokens") or _imaged(context, point).tokens) for point in points)
     shape = QsaShape(budget=int(first["budget"])) if "budget" in first else QsaShape()
     given = {"layers": int(first.get("layers", 1)), "device": context.backend.device, "folder": str(context.folder)}
     if "format" in first:
@@ -126,7 +128,7 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
             yield cache
         return
     given |= {"tier": "vram" if first["tier"] == "vram" else "host", "huge_pages": first["tier"] != "host4k"}
-    held = tokens if "rows" in first else -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+    held = tokens if "rows" in first else -(-tokens // PAGE_TOKENS) * PAGE_TOKENS  # a last page of a few rows
     with loaded("caches.qsa", "qsa_cache")(shape, tokens=held, **given) as cache:
         cache.fill_random(seed=tokens)
         yield cache
@@ -148,6 +150,26 @@ def _table(context: Context, source: str) -> Iterator[Any]:
             yield table
 
 
+class _Imaged(NamedTuple):
+    """Pages whose images are copied, and their tokens."""
+
+    pages: int
+    tokens: int
+
+
+def _imaged(context: Context, point: Point) -> _Imaged:
+    """As many whole pages as caches do not hold, or the single one of a point that names its rows."""
+    from realkernels.shape import QsaShape  # noqa: PLC0415
+
+    if "rows" in point:
+        return _Imaged(1, int(point["rows"]))
+    shape = QsaShape()
+    elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim + shape.index_dim // shape.ratio
+    page_bytes = PAGE_TOKENS * elements * ELEMENT_BYTES[context.machine.dtype] * int(point["layers"])
+    pages = -(-IMAGES_MIB[not context.cuda] * MIB // page_bytes)
+    return _Imaged(pages, pages * PAGE_TOKENS)
+
+
 def _weights(context: Context, point: Point) -> list[Any]:
     """Of as many layers as fit, four at most."""
     layer_bytes = _shape(point).parameters * ELEMENT_BYTES[str(point["dtype"])]
@@ -167,7 +189,7 @@ def _call(context: Context, operation: Operation, point: Point, shared: Any) -> 
         if "backbone_mib" in point:
             given["backbone_bytes"] = int(point["backbone_mib"]) * MIB
         if timed.module == "page_images":
-            given["pages"] = 1 if "rows" in point else IMAGES
+            given["pages"] = _imaged(context, point).pages
         over = timed._replace(module="gather_blocks", name="GatherBlocks") if "format" in point else timed
         made = _made(over, shared, **given)
     elif timed.over == "format":
@@ -277,7 +299,7 @@ def _bytes(context: Context, pair: Pair, layers: int) -> float:
         return max(op.vram_bytes * op.calls for block in program for op in block.ops)
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
-    shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
+    shape, tokens = QsaShape(), int(point.get("ctx_tokens") or _imaged(context, point).tokens)
     elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim
     elements += shape.index_dim // shape.ratio if point["tier"] == "vram" else 0
     return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))
