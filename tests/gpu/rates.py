@@ -86,10 +86,10 @@ def among(probe: str, names: Iterable[str]) -> bool:
 
 def wanted(names: Iterable[str]) -> list[Probe]:
     """Those of `names`, and what must come before them."""
-    found = [probe for probe in all_probes() if among(probe.name, names)]
-    operations = [BY_NAME.get(probe.name.partition(".")[0]) for probe in found]
+    probes = all_probes()
+    operations = [BY_NAME.get(probe.name.partition(".")[0]) for probe in probes if among(probe.name, names)]
     before = BEFORE if any(one is not None and one.timed.over == "format" for one in operations) else ()
-    return [probe for probe in all_probes() if probe in found or probe.name in before]
+    return [probe for probe in probes if among(probe.name, (*names, *before))]
 
 
 def held_out(names: Iterable[str], device: str, *, quick: bool, hw: str) -> Measurements:
