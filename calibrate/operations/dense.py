@@ -192,27 +192,21 @@ LAYER = Operation(
     rounds_often=3.0,  # rounds that much more often than a product
 )  # fmt: skip
 
-# Host memory and disk
+# Host memory and disk: a quick calibration has no time for them
 
 ROWS_READ = (("ram", 3), ("ram", 24), ("ram", 768), ("disk", 3), ("disk", 24), ("disk", 96))
 """From a file of which few pages are read: neighbours in a table of the real size share none."""
-ROWS_CALIBRATED = {"ram": (1, 16, 64, 256, 1024, 4096), "disk": (1, 4, 16, 64, 256)}
-SOME = 4
-"""Sizes of these that are enough for a quick calibration, and for a processor."""
+ROWS_CALIBRATED = tuple(
+    point
+    for source, counts in (("ram", (1, 16, 64, 256, 4096)), ("disk", (1, 4, 16, 64)))
+    for point in sizes("tokens", of=((count,) for count in counts), source=source)
+)
 DISK_ROWS = Operation(
     name="disk_rows",
     parameters=(Parameter("source", choices=("ram", "disk")), shared.TOKENS),
     lower=lowering.disk_rows,
     timed=Timed("disk_rows", "ReadRows", "table", (), fresh=True),
-    calibrated=Points(
-        *(
-            tuple(
-                point for source, counts in ROWS_CALIBRATED.items()
-                for point in sizes("tokens", of=((count,) for count in counts[:most]), source=source)
-            )
-            for most in (None, SOME, SOME, SOME)
-        )
-    ),
+    calibrated=Points(gpu=ROWS_CALIBRATED, cpu=ROWS_CALIBRATED),
     held_out={"operations": alike(
         sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
     )},
@@ -228,7 +222,7 @@ DISK_ROWS = Operation(
             "system's cache; latency of a request: order, threads, gathering of answers"
         ),
     ),
-    probe_s=lasting(6, 25),
+    probe_s=lasting(0.1, 8),
 )  # fmt: skip
 
 
@@ -241,6 +235,7 @@ def images(layers: Iterable[int], *parts: tuple[int, int]) -> tuple[Point, ...]:
     )
 
 
+IMAGES_CALIBRATED = images((1, 8), (8, 16))
 IMAGE_NOTE = "images are pageable, and every copy is waited for"
 IMAGES = tuple(
     Operation(
@@ -248,7 +243,7 @@ IMAGES = tuple(
         parameters=(shared.TIER, shared.LAYERS, Parameter("rows", "r{}", optional=True, least=4)),
         lower=partial(lowering.page_image, engine=engine),
         timed=Timed("page_images", timed, "planes", ()),
-        calibrated=alike(images((1, 4, 16), (4, 16), (16, 64)), images((1, 4, 8), (4, 16), (8, 64))),
+        calibrated=Points(gpu=IMAGES_CALIBRATED, cpu=IMAGES_CALIBRATED),
         held_out={"operations": alike(images((12, 2), (6, 96)), images((12, 2), (6, 96)))},
         tolerance=exactly(shared.HOST_MEMORY),
         fits=(
@@ -261,7 +256,7 @@ IMAGES = tuple(
                 note="offloaded planes, read and written in host memory, a copy each; latency of a copy"
             ),
         ),
-        probe_s=lasting(4, 8),
+        probe_s=lasting(0.1, 4.8),
     )
     for name, timed, engine in (("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D))
 )  # fmt: skip

@@ -29,7 +29,7 @@ MANY_TOKENS = 256
 VOCABULARY, ROW_BYTES = 128_256, 102
 TABLE_ROWS, TABLES = 2**20, 4
 """Of a table on a processor, and how many times as large it is beside a GPU: beyond the caches of its host."""
-IMAGES_MIB = 512, 64
+IMAGES_MIB = 256, 64
 """Of images of whole pages that one run copies, and of their planes, beyond the caches of a GPU's host and of a
 processor."""
 GPU_SHARE, CPU_SHARE = 0.5, 0.2

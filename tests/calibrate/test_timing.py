@@ -180,7 +180,7 @@ def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypat
     assert found == ["cuda:0", *(tuple(given("timed.compile_ahead", "Wanted")(*kernel)) for kernel in kernels)]
 
 
-@pytest.mark.parametrize(("device", "mib"), [("cuda:0", 512), ("cpu", 64)])
+@pytest.mark.parametrize(("device", "mib"), [("cuda:0", 256), ("cpu", 64)])
 def test_images_of_whole_pages_are_more_than_caches_hold_and_a_part_of_a_page_is_alone(device: str, mib: int) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
     made = context(machine=worlds.machine(device=device))
