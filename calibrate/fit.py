@@ -73,10 +73,10 @@ class Fitter:
             sample for name, record in self.records.items() if name.partition(".")[0] == operation.name
             for sample in record.samples
         ]  # fmt: skip
-        known = Roofs(changed(self.base, kernels=msgspec.convert(self.kernels, dict[str, Kernel])))
         if not operation.fits:
-            self._compare(operation, samples, known)
+            self._compare(operation, samples, self._known())
         for fit in operation.fits:
+            known = self._known()
             groups: dict[str, list[Timing]] = {}
             for sample in samples:
                 timing = self._timing(fit, sample, operation.lower(sample.at, self.dtype), known)
@@ -85,6 +85,10 @@ class Fitter:
             plain_first = sorted(groups.items(), key=lambda group: bool(group[1][0].op.dequantised_elements))
             for key, timings in plain_first:
                 self._add(fit, key, timings)
+
+    def _known(self) -> Roofs:
+        """The machine with what has been fitted so far."""
+        return Roofs(changed(self.base, kernels=msgspec.convert(self.kernels, dict[str, Kernel])))
 
     def _timing(self, fit: Fit, sample: Sample, program: Sequence[OpGraph], known: Roofs) -> Timing | None:
         """A sample for a fit; None where it has no such part, or something beside it has no rate yet."""
@@ -116,6 +120,8 @@ class Fitter:
         """Seconds of all calls of an op at the roofs that its efficiency is a share of."""
         if op.kernel.startswith(ATTENTION_OPS):
             op = changed(op, vram_bytes=0, link_bytes=0)
+        if op.or_plain:
+            op = changed(op, run_bytes=0)
         return self.roofs.cost(changed(op, kernel="")).bound_s
 
     def _joint_s(self, op: Op) -> float:

@@ -190,28 +190,71 @@ LAYER = Operation(
     rounds_often=3.0,  # rounds that much more often than a product
 )  # fmt: skip
 
-# Host memory and disk
+# Host memory and disk: a quick calibration has no time for them
 
 ROWS_READ = (("ram", 3), ("ram", 24), ("ram", 768), ("disk", 3), ("disk", 24), ("disk", 96))
 """From a file of which few pages are read: neighbours in a table of the real size share none."""
+ROWS_CALIBRATED = tuple(
+    point
+    for source, counts in (("ram", (1, 16, 64, 256, 4096)), ("disk", (1, 4, 16, 64)))
+    for point in sizes("tokens", of=((count,) for count in counts), source=source)
+)
 DISK_ROWS = Operation(
     name="disk_rows",
     parameters=(Parameter("source", choices=("ram", "disk")), shared.TOKENS),
     lower=lowering.disk_rows,
     timed=Timed("disk_rows", "ReadRows", "table", (), fresh=True),
+    calibrated=Points(gpu=ROWS_CALIBRATED, cpu=ROWS_CALIBRATED),
     held_out={"operations": alike(
         sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
     )},
     tolerance=exactly(shared.HOST_MEMORY),
+    fits=(
+        Fit(
+            part="ngram", form="streamed", over="tokens", kept=lambda at: at["source"] == "ram",
+            note="16 rows of 102 bytes a token, selected by as many threads as torch takes; latency of a request"
+        ),
+        Fit(
+            part="ngram", form="least_squares", over="tokens", kept=lambda at: at["source"] == "disk",
+            note="16 rows a token by 8 threads, each of which waits for one page of 4 KiB after the other, none in the "
+            "system's cache; latency of a request: order, threads, gathering of answers"
+        ),
+    ),
+    probe_s=lasting(0.1, 8),
 )  # fmt: skip
+
+
+def images(layers: Iterable[int], *parts: tuple[int, int]) -> tuple[Point, ...]:
+    """Of both tiers: whole pages of so many layers, then (layers, tokens) of pages that end planes."""
+    return tuple(
+        {"tier": tier, **size}
+        for tier in ("vram", "host")
+        for size in (*sizes("layers", of=((n,) for n in layers)), *sizes("layers", "rows", of=parts))
+    )
+
+
+IMAGES_CALIBRATED = images((1, 8), (8, 16))
+IMAGE_NOTE = "images are pageable, and every copy is waited for"
 IMAGES = tuple(
     Operation(
         name=name,
-        parameters=(shared.TIER, shared.LAYERS),
+        parameters=(shared.TIER, shared.LAYERS, Parameter("rows", "r{}", optional=True, least=4)),
         lower=partial(lowering.page_image, engine=engine),
         timed=Timed("page_images", timed, "planes", ()),
-        held_out={"operations": alike(*(sizes("tier", of=(("vram",), ("host",)), layers=n) for n in (12, 2)))},
-        tolerance=exactly(shared.HOST_MEMORY)
+        calibrated=Points(gpu=IMAGES_CALIBRATED, cpu=IMAGES_CALIBRATED),
+        held_out={"operations": alike(images((12, 2), (6, 96)), images((12, 2), (6, 96)))},
+        tolerance=exactly(shared.HOST_MEMORY),
+        fits=(
+            Fit(
+                part="image", form="least_squares", over="tokens",
+                note=f"planes in device memory, a copy each; {IMAGE_NOTE}; latency of a copy"
+            ),
+            Fit(
+                part="image_in_host", form="least_squares", over="tokens",
+                note="offloaded planes, read and written in host memory, a copy each; latency of a copy"
+            ),
+        ),
+        probe_s=lasting(0.1, 4.8),
     )
     for name, timed, engine in (("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D))
 )  # fmt: skip

@@ -30,8 +30,12 @@ LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
 """Of a decode step at the least; of a dense model's products, 1.7 GB on a GPU; and of kernels without weights."""
 MANY_TOKENS = 256
 """New tokens from which on so many are appended to fewer layers."""
-VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**20, 102
-IMAGED_TOKENS, IMAGES = 4096, 8
+VOCABULARY, ROW_BYTES = 128_256, 102
+TABLE_ROWS, TABLES = 2**20, 4
+"""Of a table on a processor, and how many times as large it is beside a GPU: beyond the caches of its host."""
+IMAGES_MIB = 256, 64
+"""Of images of whole pages that one run copies, and of their planes, beyond the caches of a GPU's host and of a
+processor."""
 GPU_SHARE, CPU_SHARE = 0.5, 0.2
 """Of the free memory that what a point needs may take: on a processor both tiers share one, with others."""
 
@@ -89,7 +93,7 @@ def _timed(context: Context, operation: Operation, point: Point, call: "TimedCal
     return Measured(sample, error, int(call.link_bytes * of_run))
 
 
-SHARED = {"planes": ("tier", "format", "layers", "budget"), "table": ("source",), "layer": ("dtype", "shape")}
+SHARED = {"planes": ("tier", "format", "layers", "budget", "rows"), "table": ("source",), "layer": ("dtype", "shape")}
 """What points agree in that are timed over one cache, one table or the same weights."""
 
 
@@ -119,7 +123,7 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
     first = points[0]
-    tokens = max(int(point.get("ctx_tokens", IMAGED_TOKENS)) for point in points)
+    tokens = max(int(point.get("ctx_tokens") or _imaged(context, point).tokens) for point in points)
     shape = QsaShape(budget=int(first["budget"])) if "budget" in first else QsaShape()
     given = {"layers": int(first.get("layers", 1)), "device": context.backend.device, "folder": str(context.folder)}
     if "format" in first:
@@ -128,8 +132,8 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
             yield cache
         return
     given |= {"tier": "vram" if first["tier"] == "vram" else "host", "huge_pages": first["tier"] != "host4k"}
-    whole_pages = -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-    with loaded("caches.qsa", "qsa_cache")(shape, tokens=whole_pages, **given) as cache:
+    held = tokens if "rows" in first else -(-tokens // PAGE_TOKENS) * PAGE_TOKENS  # a last page of a few rows
+    with loaded("caches.qsa", "qsa_cache")(shape, tokens=held, **given) as cache:
         cache.fill_random(seed=tokens)
         yield cache
 
@@ -139,12 +143,35 @@ def _table(context: Context, source: str) -> Iterator[Any]:
     """A table of random rows, in RAM or in a file of the folder."""
     with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
         path = Path(folder) / "rows"
+        tables = TABLES if context.cuda else 1
         with path.open("wb") as made:
-            made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            for _ in range(tables):
+                made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            made.flush()
             os.fsync(made.fileno())  # the system drops no page that is still to be written
-        file = loaded("timed.disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
+        file = loaded("timed.disk_rows", "RowFile")(path=path, rows=tables * TABLE_ROWS, row_bytes=ROW_BYTES)
         with loaded("timed.disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table
+
+
+class _Imaged(NamedTuple):
+    """Pages whose images are copied, and their tokens."""
+
+    pages: int
+    tokens: int
+
+
+def _imaged(context: Context, point: Point) -> _Imaged:
+    """As many whole pages as caches do not hold, or the single one of a point that names its rows."""
+    from realkernels.shape import QsaShape  # noqa: PLC0415
+
+    if "rows" in point:
+        return _Imaged(1, int(point["rows"]))
+    shape = QsaShape()
+    elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim + shape.index_dim // shape.ratio
+    page_bytes = PAGE_TOKENS * elements * ELEMENT_BYTES[context.machine.dtype] * int(point["layers"])
+    pages = -(-IMAGES_MIB[not context.cuda] * MIB // page_bytes)
+    return _Imaged(pages, pages * PAGE_TOKENS)
 
 
 def _weights(context: Context, point: Point) -> list[Any]:
@@ -166,7 +193,7 @@ def _call(context: Context, operation: Operation, point: Point, shared: Any) -> 
         if "backbone_mib" in point:
             given["backbone_bytes"] = int(point["backbone_mib"]) * MIB
         if timed.module == "page_images":
-            given["pages"] = IMAGES
+            given["pages"] = _imaged(context, point).pages
         over = timed._replace(module="gather_blocks", name="GatherBlocks") if "format" in point else timed
         made = _made(over, shared, **given)
     elif timed.over == "format":
@@ -276,7 +303,7 @@ def _bytes(context: Context, pair: Pair, layers: int) -> float:
         return max(op.vram_bytes * op.calls for block in program for op in block.ops)
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
-    shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
+    shape, tokens = QsaShape(), int(point.get("ctx_tokens") or _imaged(context, point).tokens)
     elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim
     elements += shape.index_dim // shape.ratio if point["tier"] == "vram" else 0
     return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))

@@ -177,3 +177,15 @@ def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypat
         ("int8_per_token_head", "inline", 8192, "dequantise"),
     ]  # fmt: skip
     assert found == ["cuda:0", *(tuple(given("timed.compile_ahead", "Wanted")(*kernel)) for kernel in kernels)]
+
+
+@pytest.mark.parametrize(("device", "mib"), [("cuda:0", 256), ("cpu", 64)])
+def test_images_of_whole_pages_are_more_than_caches_hold_and_a_part_of_a_page_is_alone(device: str, mib: int) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
+    made = context(machine=worlds.machine(device=device))
+    for layers in (1, 4, 16):
+        pages, tokens = timing._imaged(made, {"tier": "vram", "layers": layers})
+        image_bytes = layers * 256 * (2 * 2 * 256 + 128 + 128 // 4) * 2
+        assert pages * image_bytes >= mib * 2**20 > (pages - 1) * image_bytes
+        assert tokens == 256 * pages
+    assert timing._imaged(made, {"tier": "vram", "layers": 4, "rows": 96}) == (1, 96)

@@ -96,6 +96,18 @@ def test_short_runs_slow_a_link_down() -> None:
     assert found.extrapolated == {"h2d at runs of 50 B"}
 
 
+def test_a_plain_read_stands_in_for_a_kernel_that_may_lack_a_rate_and_holds_what_short_runs_cost() -> None:
+    key = "rows_disk/a/b"
+    read = op(Engine.H2D, kernel=key, link_bytes=1e9, run_bytes=100, or_plain=True)
+    short, own = link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")), kernel(latency_s=0.5)
+    plain = roofs(h2d=short).cost(read)
+    assert plain == roofs(h2d=short).cost(replace(read, kernel="", or_plain=False))
+    assert plain.bound_s == 4
+    rated = roofs(h2d=short, kernels={key: replace(own, efficiency=curve(efficiency=(0.1,)))}).cost(read)
+    assert (rated.latency_s, rated.bound_s, rated.sol_s) == (0.5, pytest.approx(10), 1)
+    assert (rated.bound_rates, rated.latency_rates) == (("h2d", f"{key}#efficiency"), (f"{key}#latency",))
+
+
 @pytest.mark.parametrize("key", KERNELS)
 def test_a_missing_kernel_is_named_beside_those_of_the_same_operation(key: str) -> None:
     operation = key.split("/", maxsplit=1)[0]
