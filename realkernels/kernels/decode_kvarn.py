@@ -16,10 +16,18 @@ import torch
 
 from realkernels.jit import stable_keys, tl, triton
 from realkernels.kernels.arithmetic import exp2, largest, log2, neighbours, power_below, tiny_code, tiny_unit
-from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.decode_form import DecodeForm
 from realkernels.kernels.query_sets import largest_scores, query_part, set_rows, softmax_set, store_set
-from realkernels.kernels.split_kv import LOG2E, PlanCase, TilePlan, Workspace, checked_call, read_page, tiles_of_split
+from realkernels.kernels.split_kv import (
+    LOG2E,
+    PlanCase,
+    TilePlan,
+    Workspace,
+    checked_call,
+    combine_splits,
+    read_page,
+    tiles_of_split,
+)
 
 LEAST_HALF: tl.constexpr = tl.constexpr(2.0**-24)
 SCAN: tl.constexpr = tl.constexpr(1024)

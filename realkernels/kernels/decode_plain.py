@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import torch
 
 from realkernels.jit import tl, triton
-from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import softmax_set
 from realkernels.kernels.split_kv import (
     LOG2E,
@@ -17,6 +16,7 @@ from realkernels.kernels.split_kv import (
     Workspace,
     alignment,
     checked_call,
+    combine_splits,
     load_rows,
     page_of_tile,
     store_part,

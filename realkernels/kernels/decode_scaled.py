@@ -20,7 +20,6 @@ import torch
 
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import exp2, log2, power_below
-from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import set_count, set_rows, set_width, softmax_set
 from realkernels.kernels.split_kv import (
     LOG2E,
@@ -28,6 +27,7 @@ from realkernels.kernels.split_kv import (
     Workspace,
     alignment,
     checked_call,
+    combine_splits,
     load_rows,
     page_of_tile,
     store_part,

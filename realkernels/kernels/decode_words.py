@@ -15,7 +15,6 @@ import torch
 
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import largest, power_below, tiny_unit
-from realkernels.kernels.combine_splits import combine_splits, element
 from realkernels.kernels.query_sets import by_rows, per_row, query_part, set_count, set_rows, set_width, store_set
 from realkernels.kernels.split_kv import (
     LOG2E,
@@ -23,6 +22,8 @@ from realkernels.kernels.split_kv import (
     Workspace,
     alignment,
     checked_call,
+    combine_splits,
+    element,
     load_rows,
     read_page,
     tiles_of_split,

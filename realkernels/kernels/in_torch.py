@@ -12,7 +12,7 @@ from realkernels import reference
 from realkernels.bounds import check_blocks, check_selected
 from realkernels.caches.paged import PagedCache
 from realkernels.codecs.codec import Codec, Planes
-from realkernels.kernels.prefill_rows import bucket_bounds, whole_bounds
+from realkernels.kernels.sparse_prefill import bucket_bounds, whole_bounds
 from realkernels.shape import QsaShape
 
 SCORE_ROWS = 2048

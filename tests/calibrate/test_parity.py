@@ -21,9 +21,9 @@ from twin.operations.ops import Op, Program
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 
 
+from realkernels.caches.interleaved import BLOCK_CODECS, block_layout  # noqa: E402
 from realkernels.caches.qsa import DTYPE, PAGE_TOKENS, TIERS, QsaCache, qsa_cache  # noqa: E402 - after the skip
 from realkernels.codecs import codec_named  # noqa: E402
-from realkernels.codecs.interleaved import BLOCK_CODECS, block_layout  # noqa: E402
 from realkernels.shape import QsaShape  # noqa: E402
 from realkernels.timed.sparse import DecodeGather, DecodeSelect, PrefillAttend  # noqa: E402
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from realkernels import reference
-from realkernels.caches.qsa import QsaCache, Tier, qsa_cache
-from realkernels.kernels.pooling import pool_blocks, pool_blocks_on_device, touched_blocks
+from realkernels.caches.qsa import QsaCache, Tier, pool_blocks, pool_blocks_on_device, qsa_cache, touched_blocks
 from realkernels.shape import QsaShape
 from realkernels.timed.sparse import DecodeStep, PrefillAttend
 from tests.realkernels.worlds import CPU, FORMS, HALVES, SMALL, TIERS, filled
