@@ -68,22 +68,14 @@ class PagedCache:
     tokens: int
 
     @staticmethod
-    def fill(
-        codec: Codec, shape: AttentionShape, *, sequences: int, tokens: int, device: torch.device, seed: int = 0
-    ) -> "PagedCache":
+    def fill(codec: Codec, shape: AttentionShape, *, sequences: int, tokens: int, device: torch.device) -> "PagedCache":
         """A cache whose every page belongs to a sequence; ValueError for sizes that the codec does not take."""
         each = -(-tokens // PAGE_TOKENS)
         pages = sequences * each
-        source = torch.Generator(device).manual_seed(seed)
+        source = torch.Generator(device).manual_seed(0)
         table = torch.zeros(sequences, -(-each // TABLE_PAGES) * TABLE_PAGES, dtype=torch.int32, device=device)
         table[:, :each] = torch.randperm(pages, device=device, generator=source).view(sequences, each)
-        if isinstance(codec, KVarN):
-            side = 2 * sequences + 1
-            planes = codec.allocate(
-                pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device, side_tiles=side, sinks=()
-            )  # fmt: skip
-        else:
-            planes = codec.allocate(pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device)
+        planes = allocated(codec, shape, pages, device, side_tiles=2 * sequences + 1)
         cache = PagedCache(codec=codec, shape=shape, planes=planes, table=table, tokens=tokens)
         _repeat(planes, _appended(codec, shape, min(pages, APPENDED_PAGES[device.type]), device, source))
         if isinstance(codec, KVarN):

@@ -10,11 +10,12 @@ from functools import partial
 import torch
 
 from realkernels.caches.paged import PAGE_TOKENS, allocated, random_rows
-from realkernels.codecs import PLANES, Arrangement, KVarN, Planes, codec_named, default_arrangement
+from realkernels.codecs import PLANES, Arrangement, KVarN, Planes
 from realkernels.codecs.arithmetic import affine_codes, over, unpack
 from realkernels.codecs.kvarn import LARGEST_HALF, QUANTISED, SIZES, states
+from realkernels.kernels.append import append
 from realkernels.shape import AttentionShape
-from realkernels.timed.attend_decode import query_dtype
+from realkernels.timed.attend_decode import own_codec, query_dtype
 from realkernels.timed.call import TimedCall, relative_error
 
 LARGEST_ERROR = {8: 0.05, 7: 0.06, 6: 0.08, 5: 0.15, 4: 0.25, 3: 0.45, 2: 0.8}
@@ -30,19 +31,14 @@ class Append(TimedCall):
     def __init__(
         self, codec_name: str, *, arrangement: Arrangement | None = None, shape: AttentionShape | None = None,
         tokens: int, past_tokens: int = 0, layers: int = 8, fused: bool | None = None, device: torch.device,
-        seed: int = 0,
     ) -> None:  # fmt: skip
         self.shape = shape or AttentionShape()
-        self.codec = codec_named(codec_name, arrangement=arrangement or default_arrangement(codec_name))
+        self.codec = own_codec(codec_name, arrangement)
         self.tokens, self.calls = tokens, layers
         fused = device.type == "cuda" if fused is None else fused
-        self._append = self.codec.append
-        if fused:
-            from realkernels.kernels import append  # noqa: PLC0415 - needs triton
-
-            self._append = partial(append.append, self.codec)
+        self._append = partial(append, self.codec) if fused else self.codec.append
         self._by_tiles = fused and isinstance(self.codec, KVarN)
-        source = torch.Generator(device).manual_seed(seed)
+        source = torch.Generator(device).manual_seed(0)
         dtype = query_dtype(codec_name, device)
         self.keys, self.values = (rows.to(dtype) for rows in random_rows(tokens, self.shape, device, source))
         pages = -(-(past_tokens + tokens) // PAGE_TOKENS)

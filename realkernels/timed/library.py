@@ -16,7 +16,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from realkernels import reference
-from realkernels.kernels import in_torch
+from realkernels.kernels import dense, in_torch
 from realkernels.shape import DenseShape
 from realkernels.timed.call import TimedCall, relative_error, some_rows
 
@@ -155,11 +155,7 @@ class Linear(TimedCall):
 
 def elementwise_ops(device: torch.device) -> Any:
     """The module with the kernels `add_norm`, `rotate`, `append` and `gate` for a device."""
-    if device.type != "cuda":
-        return in_torch
-    from realkernels.kernels import dense  # noqa: PLC0415 - needs triton
-
-    return dense
+    return dense if device.type == "cuda" else in_torch
 
 
 def _angles(positions: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from realkernels.bounds import check_rows, check_selected
 from realkernels.caches.interleaved import InterleavedCache
 from realkernels.caches.qsa import PAGE_TOKENS, QsaCache
 from realkernels.device import vram_for
-from realkernels.kernels import in_torch
+from realkernels.kernels import gather, in_torch, select, sparse_prefill
 from realkernels.kernels.sparse_prefill import select_rows
 from realkernels.timed.call import TimedCall, relative_error
 
@@ -59,13 +59,11 @@ class _Decode(TimedCall):
         self.selected = torch.empty(cache.layers, shape.topk, dtype=torch.int32, device=device)
         """Written by selection, read by the gather; order within a row is free."""
         self.output = torch.empty_like(self.query)
-        select: Any = in_torch
-        gather: Any = in_torch
-        if cache.triton:
-            from realkernels.kernels import gather, select  # noqa: PLC0415 - need triton
+        selections: Any = select if cache.triton else in_torch
+        gathers: Any = gather if cache.triton else in_torch
         with vram_for("a decode step", 8 * shape.blocks(ctx_tokens), device):  # mostly its scores
-            self._selection = select.Selection(shape, most_blocks=shape.blocks(ctx_tokens), device=device)
-            self._gather = gather.PlaneGather(shape, device=device)
+            self._selection = selections.Selection(shape, most_blocks=shape.blocks(ctx_tokens), device=device)
+            self._gather = gathers.PlaneGather(shape, device=device)
         self.poison()
 
     def poison(self) -> None:
@@ -307,9 +305,7 @@ class PrefillAttend(_Chunk):
         elif cache.tier == "host":
             self.moved_bytes = q_tokens * kv_bytes(cache, shape.budget)
         self.link_bytes = self.moved_bytes if cache.tier == "host" else 0.0
-        kernels: Any = in_torch
-        if cache.triton:
-            from realkernels.kernels import sparse_prefill as kernels  # noqa: PLC0415 - needs triton
+        kernels: Any = sparse_prefill if cache.triton else in_torch
         self._attention = kernels.ChunkAttention(
             shape, q_tokens=q_tokens, bucket_tokens=bucket_tokens, copies=copies, dtype=cache.dtype,
             device=cache.device,
@@ -361,9 +357,7 @@ class GatherBlocks(TimedCall):
         self.query = torch.empty(size, dtype=torch.float16, device=device)
         self.output = torch.empty_like(self.query)
         self.selected = torch.empty(self.calls, shape.topk, dtype=torch.int32, device=device)
-        kernels: Any = in_torch
-        if device.type == "cuda":
-            from realkernels.kernels import gather as kernels  # noqa: PLC0415 - needs triton
+        kernels: Any = gather if device.type == "cuda" else in_torch
         self._gather = kernels.InterleavedGather(cache.codec, shape, device=device)
         self.poison()
 

@@ -215,8 +215,8 @@ def test_thread_blocks_are_those_of_the_kernel_s_plan(name: str, inline: bool) -
     pytest.importorskip("triton")
     from realkernels.caches.paged import PagedCache
     from realkernels.codecs import default_arrangement
-    from realkernels.kernels import decode
     from realkernels.shape import AttentionShape
+    from realkernels.timed import attend_decode
 
     if inline and name not in INLINE:
         return
@@ -227,7 +227,7 @@ def test_thread_blocks_are_those_of_the_kernel_s_plan(name: str, inline: bool) -
     mirrored = plans.get(f"{backend}/{name}", plans[name])
     assert mirrored.other_splits == codec.decode_form.other_splits
     for q_rows in range(1, 193):
-        plan = decode.plan_for(cache, q_rows)
+        plan = attend_decode.plan_for(cache, q_rows)
         block = plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles
         assert mirrored.thread_blocks_of(q_rows) == (plan.blocks(q_rows), block), q_rows
 

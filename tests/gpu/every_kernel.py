@@ -33,11 +33,10 @@ from realkernels.caches.interleaved import BLOCK_CODECS, interleaved_cache
 from realkernels.caches.qsa import QsaCache, Tier, qsa_cache
 from realkernels.codecs import Arrangement, arrangements, codec_names
 from realkernels.device import Device, open_device
-from realkernels.kernels.decode import attended
 from realkernels.shape import DenseShape, QsaShape
 from realkernels.timed import library, sparse
 from realkernels.timed.append import Append
-from realkernels.timed.attend_decode import AttendDecode
+from realkernels.timed.attend_decode import AttendDecode, attended
 from realkernels.timed.compile_ahead import Wanted, compile_ahead
 from realkernels.timed.page_images import EvictPages, RestorePages
 from realkernels.timed.prefill import AttendChunk

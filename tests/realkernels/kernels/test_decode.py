@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from realkernels.codecs import codec_named
-from realkernels.kernels.decode import attended
 from realkernels.kernels.decode_kvarn import attend_kvarn
 from realkernels.kernels.decode_plain import attend_plain
 from realkernels.kernels.decode_scaled import attend_scaled
 from realkernels.kernels.decode_words import attend_words
 from realkernels.kernels.split_kv import TilePlan, Workspace
+from realkernels.timed.attend_decode import attended
 from realkernels.timed.call import relative_error
 from tests.realkernels.kernels.coded import CPU, Coded, World, a_plan
 
