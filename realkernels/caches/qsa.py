@@ -63,32 +63,16 @@ class QsaCache:
         """Whether Triton kernels run over it, or plain torch."""
         self.planes: dict[PlaneName, list[torch.Tensor]] = {name: [] for name in PLANES}
         """One tensor a layer, as the device addresses it."""
+        self.keys, self.values = self.planes["keys"], self.planes["values"]
+        """[tokens, kv_heads, head_dim] a layer."""
+        self.raw_keys, self.pooled_keys = self.planes["raw_keys"], self.planes["pooled_keys"]
+        """[tokens, index_dim] and [tokens // ratio, index_dim] a layer."""
         self._host: dict[PlaneName, list[torch.Tensor]] = {name: [] for name in self.offloaded}
 
     @property
     def offloaded(self) -> tuple[PlaneName, ...]:
         """Planes that lie in host memory."""
         return OFFLOADED if self.tier == "host" else ()
-
-    @property
-    def keys(self) -> list[torch.Tensor]:
-        """[tokens, kv_heads, head_dim] a layer."""
-        return self.planes["keys"]
-
-    @property
-    def values(self) -> list[torch.Tensor]:
-        """[tokens, kv_heads, head_dim] a layer."""
-        return self.planes["values"]
-
-    @property
-    def raw_keys(self) -> list[torch.Tensor]:
-        """[tokens, index_dim] a layer."""
-        return self.planes["raw_keys"]
-
-    @property
-    def pooled_keys(self) -> list[torch.Tensor]:
-        """[tokens // ratio, index_dim] a layer."""
-        return self.planes["pooled_keys"]
 
     def plane(self, name: PlaneName, layer: int) -> torch.Tensor:
         """A plane as copies want it: as a tensor of the host where it lies there, of the device otherwise."""

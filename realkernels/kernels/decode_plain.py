@@ -50,7 +50,7 @@ def _attend_plain(
     V_PAGE: tl.constexpr, V_HEAD: tl.constexpr, V_TOKEN: tl.constexpr,
     PAGE: tl.constexpr, Q_TOKENS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    ASM: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, EVICT: tl.constexpr,
+    ASM: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -79,9 +79,9 @@ def _attend_plain(
             start = tile * TILE
             page = page_of_tile(table, start, lane, length, PAGE, TILE, ASM and not masked)
             k_at = tile_rows(keys, page, start, lane, K_PAGE, K_TOKEN, PAGE, TILE, not masked, 1) + dims[None, :]
-            k = load_rows(k_at, start + lane < length, masked, 1, EVICT)
+            k = load_rows(k_at, start + lane < length, masked, 1)
             v_at = tile_rows(values, page, start, lane, V_PAGE, V_TOKEN, PAGE, TILE, not masked, 1) + dims[None, :]
-            v = load_rows(v_at, start + lane < length, masked, 1, EVICT)
+            v = load_rows(v_at, start + lane < length, masked, 1)
             visible = (start + lane)[None, :] < seen[:, None]
             top, mass, o = _tile_step(k, v, visible, q, top, mass, o, softmax_scale, masked, WIDE, ASM)
     if WIDE:
@@ -115,7 +115,7 @@ def attend_plain(
         V_PAGE=values.stride(0), V_HEAD=values.stride(1), V_TOKEN=values.stride(2),
         PAGE=call.page_tokens, Q_TOKENS=call.q_tokens, HEADS=call.query_heads, GROUP=call.group,
         DIM=call.head_dim, ROWS=plan.rows, TILE=plan.tile,
-        ASM=query.device.type == "cuda", WIDE=plan.wide, STAGES=plan.stages, EVICT=plan.evict,
+        ASM=query.device.type == "cuda", WIDE=plan.wide, STAGES=plan.stages,
         num_warps=plan.num_warps,
     )  # fmt: skip
     return combine_splits(workspace, out)

@@ -68,9 +68,9 @@ def _query_halves(
 
 
 @triton.jit
-def _words(at, inside, first, WORDS: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr, EVICT: tl.constexpr):
+def _words(at, inside, first, WORDS: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr):
     """Words `first` and after of rows at pointers, along AXIS; zeros where rows are not inside."""
-    return load_rows(at + tl.expand_dims(first + tl.arange(0, WORDS), 1 - AXIS), inside, MASKED, AXIS, EVICT)
+    return load_rows(at + tl.expand_dims(first + tl.arange(0, WORDS), 1 - AXIS), inside, MASKED, AXIS)
 
 
 @triton.jit
@@ -169,12 +169,12 @@ def _weigh(
 def rows_step(
     kp, vp, sk, sv, inside, token, _factor, constants, runnings,
     KEY: tl.constexpr, VALUE: tl.constexpr, SHIFT: tl.constexpr, WORDS: tl.constexpr, _CHUNKS: tl.constexpr,
-    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr, EVICT: tl.constexpr, ASM: tl.constexpr,
+    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """One tile for all sets of rows: words from kp and vp [TILE, 1], scales at sk and sv; the running parts after."""
     SETS: tl.constexpr = len(constants)
-    kw = _words(kp, inside, 0, WORDS, MASKED, 1, EVICT)
-    vw = _words(vp, inside, 0, WORDS, MASKED, 1, EVICT)
+    kw = _words(kp, inside, 0, WORDS, MASKED, 1)
+    vw = _words(vp, inside, 0, WORDS, MASKED, 1)
     k_scale, v_scale = _scales(sk, sv, inside, PER_TOKEN, MASKED)
     v_log, v_inverse = _value_scale(v_scale, PER_TOKEN, ASM)
     ke, ko = KEY(kw, ASM)
@@ -241,7 +241,7 @@ def _in_thread(x):
 def columns_step(  # noqa: C901, PLR0912
     kp, vp, sk, sv, inside, token, factor, constants, runnings,
     _KEY: tl.constexpr, VALUE: tl.constexpr, _SHIFT: tl.constexpr, WORDS: tl.constexpr, CHUNKS: tl.constexpr,
-    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, _WIDE: tl.constexpr, EVICT: tl.constexpr, ASM: tl.constexpr,
+    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, _WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """As `rows_step`, of vp [1, TILE].
 
@@ -253,12 +253,12 @@ def columns_step(  # noqa: C901, PLR0912
     vw = ()
     if SOON:
         for c in tl.static_range(CHUNKS):
-            vw += (_words(vp, inside, c * WORDS, WORDS, MASKED, 0, EVICT),)
+            vw += (_words(vp, inside, c * WORDS, WORDS, MASKED, 0),)
     scores = ()
     for i in tl.static_range(SETS):
         scores += (tl.zeros([token.shape[0], constants[i][1].shape[0]], tl.float32),)
     for c in tl.static_range(CHUNKS):
-        w = _words(kp, inside, c * WORDS, WORDS, MASKED, 1, EVICT)
+        w = _words(kp, inside, c * WORDS, WORDS, MASKED, 1)
         ke, ko = VALUE(w, ASM)
         added = ()
         for i in tl.static_range(SETS):
@@ -292,7 +292,7 @@ def columns_step(  # noqa: C901, PLR0912
         sums += ((new, mass * decay[None, None, :] + _in_thread(weight)),)
     outputs = ()
     for c in tl.static_range(CHUNKS):
-        w = vw[c] if SOON else _words(vp, inside, c * WORDS, WORDS, MASKED, 0, EVICT)
+        w = vw[c] if SOON else _words(vp, inside, c * WORDS, WORDS, MASKED, 0)
         ve, vo = VALUE(w, ASM)
         for i in tl.static_range(SETS):
             held = runnings[i][2]
@@ -349,7 +349,6 @@ def _attend_scaled(  # noqa: C901, PLR0912
     ALIGN: tl.constexpr, PAGE: tl.constexpr, Q_TOKENS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, SET: tl.constexpr,
     CHUNKS: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
-    EVICT: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence and KV head, for ROWS query rows in sets of SET at most."""
     split = tl.program_id(1)
@@ -408,7 +407,7 @@ def _attend_scaled(  # noqa: C901, PLR0912
             token = start + lane
             runnings = STEP(
                 kp, vp, sk, sv, token < length, token, factor, constants, runnings,
-                KEY, VALUE, SHIFT, WORDS, CHUNKS, PER_TOKEN, masked, WIDE, EVICT, ASM,
+                KEY, VALUE, SHIFT, WORDS, CHUNKS, PER_TOKEN, masked, WIDE, ASM,
             )  # fmt: skip
     unit = 1.0
     if not PER_TOKEN:
@@ -468,6 +467,6 @@ def attend_scaled(
         GROUP=call.group, DIM=call.head_dim, STEP=columns_step if plan.across else rows_step, ACROSS=plan.across,
         ROWS=plan.rows * plan.sets, SET=64 if plan.across else plan.rows,
         CHUNKS=chunks_of(call.head_dim) if plan.across else 1, TILE=plan.tile, WIDE=plan.wide,
-        ASM=query.device.type == "cuda", STAGES=plan.stages, EVICT=plan.evict, num_warps=plan.num_warps,
+        ASM=query.device.type == "cuda", STAGES=plan.stages, num_warps=plan.num_warps,
     )  # fmt: skip
     return combine_splits(workspace, out)

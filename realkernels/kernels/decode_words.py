@@ -107,7 +107,7 @@ def _nothing_seen(N: tl.constexpr, WIDE: tl.constexpr, KEEP: tl.constexpr, AXIS:
 def _load_scales(at, inside, GROUPED: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr):
     """Scales of tokens, or of their groups as `load_rows`."""
     if GROUPED:
-        scales = load_rows(at, inside, MASKED, AXIS, "")
+        scales = load_rows(at, inside, MASKED, AXIS)
     else:
         scales = tl.load(at, mask=inside, other=0) if MASKED else tl.load(at)
     return scales
@@ -119,15 +119,15 @@ def _loads(
 ):  # fmt: skip
     """Words and scales of a tile; where MASKED zeros for tokens that are not inside."""
     GROUPED: tl.constexpr = not token_scales(ZERO)
-    kw, ks = load_rows(k_at, inside, MASKED, 1, ""), _load_scales(ks_at, inside, GROUPED, MASKED, 1)
-    vw, vs = load_rows(v_at, inside, MASKED, AXIS, ""), _load_scales(vs_at, inside, GROUPED, MASKED, AXIS)
+    kw, ks = load_rows(k_at, inside, MASKED, 1), _load_scales(ks_at, inside, GROUPED, MASKED, 1)
+    vw, vs = load_rows(v_at, inside, MASKED, AXIS), _load_scales(vs_at, inside, GROUPED, MASKED, AXIS)
     vz = vs
     if ZERO == "value":
         vz = _load_scales(vz_at, inside, GROUPED, MASKED, AXIS)
     if ZERO == "min":
         km_at, vm_at, kh_at, vh_at = min_at
-        ks = (ks, load_rows(km_at, inside, MASKED, 1, ""), load_rows(kh_at, inside, MASKED, 1, ""))
-        vs = (vs, load_rows(vm_at, inside, MASKED, AXIS, ""), load_rows(vh_at, inside, MASKED, AXIS, ""))
+        ks = (ks, load_rows(km_at, inside, MASKED, 1), load_rows(kh_at, inside, MASKED, 1))
+        vs = (vs, load_rows(vm_at, inside, MASKED, AXIS), load_rows(vh_at, inside, MASKED, AXIS))
     return kw, ks, vw, vs, vz
 
 

@@ -325,7 +325,6 @@ class GatherPlan:
     """Selected blocks of a thread block, of one KV head."""
     combined_columns: int = 64
     """Output elements of one combining thread block."""
-    num_warps: int = 4
 
     def splits(self, shape: QsaShape) -> int:
         """Thread blocks along the selection; the open tail counts as one more block."""
@@ -346,7 +345,7 @@ class _Gather:
         self._constants: dict[str, Any] = {
             "TOPK": shape.topk, "RATIO": shape.ratio, "GROUP": shape.group,
             "PAD": max(16, triton.next_power_of_2(shape.group)), "KV_HEADS": shape.kv_heads, "DIM": shape.head_dim,
-            "TILE": self.plan.blocks_per_split * shape.ratio, "num_warps": self.plan.num_warps, "num_stages": 1,
+            "TILE": self.plan.blocks_per_split * shape.ratio, "num_warps": 4, "num_stages": 1,
         }  # fmt: skip
 
     def _grid(self, end: int) -> tuple[int, int]:

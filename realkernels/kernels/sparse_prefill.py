@@ -19,13 +19,14 @@ TILE_TOKENS, WARPS = 32, 4
 NO_BLOCK = 2**31 - 1
 """Fills a row's selection where the row has fewer blocks than the budget."""
 
+SLAB_ROWS = 1024
+"""Rows scored at once."""
+
 SLAB_ELEMENTS = 2**25
 """Products held at once on the CPU: 128 MiB of float32."""
 
 
-def select_rows(
-    index_queries: torch.Tensor, pooled_keys: torch.Tensor, past: int, shape: QsaShape, *, slab_rows: int = 1024
-) -> torch.Tensor:
+def select_rows(index_queries: torch.Tensor, pooled_keys: torch.Tensor, past: int, shape: QsaShape) -> torch.Tensor:
     """Each row's selection: its best complete blocks ascending, then its open block; int32 [rows, topk + 1].
 
     index_queries [rows, index_heads, index_dim], pooled_keys [>= (past + rows) // ratio, index_dim]. A row with fewer
@@ -37,6 +38,7 @@ def select_rows(
     blocks = shape.blocks(past + rows)
     keys = pooled_keys[:blocks]
     device = index_queries.device
+    slab_rows = SLAB_ROWS
     if device.type == "cpu":
         index_queries, keys = index_queries.float(), keys.float()
         slab_rows = max(1, min(slab_rows, SLAB_ELEMENTS // max(1, heads * blocks)))

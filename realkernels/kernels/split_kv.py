@@ -70,9 +70,9 @@ def tile_rows(
 
 
 @triton.jit
-def load_rows(at, inside, MASKED: tl.constexpr, AXIS: tl.constexpr, EVICT: tl.constexpr):
+def load_rows(at, inside, MASKED: tl.constexpr, AXIS: tl.constexpr):
     """Rows of tokens along 1 - AXIS, or AXIS 1: [TILE, N]; where MASKED zeros for tokens that are not inside."""
-    return tl.load(at, mask=tl.expand_dims(inside, AXIS), other=0) if MASKED else tl.load(at, eviction_policy=EVICT)
+    return tl.load(at, mask=tl.expand_dims(inside, AXIS), other=0) if MASKED else tl.load(at)
 
 
 @triton.jit
@@ -174,8 +174,6 @@ class TilePlan:
     """Of 8-bit codes: query rows are the columns of products, in one set of `rows`."""
     prologue_tiles: int = PROLOGUE_TILES
     """What a thread block's beginning and end weigh, in tiles, where the number of splits is chosen."""
-    evict: str = ""
-    """Hint for the cache's lines in L2; "evict_first" keeps what is read once from pushing other data out."""
 
     def blocks(self, q_rows: int) -> int:
         """Thread blocks that share a tile's bytes because one cannot hold all rows."""
@@ -333,8 +331,7 @@ def _combine_splits(
 
 
 def combine_splits(
-    workspace: Workspace, out: torch.Tensor, *, per_word: int = 1, ggml: bool = False, block: int | None = None,
-    num_warps: int = 4,
+    workspace: Workspace, out: torch.Tensor, *, per_word: int = 1, ggml: bool = False, block: int | None = None
 ) -> torch.Tensor:  # fmt: skip
     """Attention from the parts in `workspace`, into `out` [batch, q_tokens, query_heads, head_dim] (last stride 1).
 
@@ -353,6 +350,6 @@ def combine_splits(
     _combine_splits[(batch * q_tokens * heads, dim // block)](
         workspace.partial, workspace.statistics, out, out.stride(0), out.stride(1), out.stride(2), splits, q_tokens,
         heads, STEP=min(triton.next_power_of_2(splits), 64), DIM=dim, BLOCK=block, PER_WORD=per_word, GGML=ggml,
-        num_warps=num_warps,
+        num_warps=4,
     )  # fmt: skip
     return out

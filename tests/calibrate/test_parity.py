@@ -107,7 +107,7 @@ def test_the_kernels_have_the_shape_of_the_model() -> None:
     assert (SHAPE.index_heads, SHAPE.index_dim) == (indexer.query_heads, indexer.head_dim)
     assert (SHAPE.budget, SHAPE.ratio, SHAPE.topk) == (indexer.budget, indexer.ratio, indexer.block_topk)
     assert SHAPE.layers * attention.every == model.layers
-    assert SHAPE.dense_limit == sparse_threshold(model)
+    assert 4 * SHAPE.topk + 3 == sparse_threshold(model)
 
 
 def test_the_kernels_have_the_pages_of_the_rulebook() -> None:
