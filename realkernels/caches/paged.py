@@ -107,15 +107,13 @@ class PagedCache:
         slots = self.table[:, token // PAGE_TOKENS].long() * PAGE_TOKENS + token % PAGE_TOKENS
         return [int(slot) // size for slot in slots.tolist()]
 
-    def attend(
-        self, query: torch.Tensor, sequence: int, kv_head: int, *, seen: int, chunk: int = READ_TOKENS
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, sequence: int, kv_head: int, *, seen: int) -> torch.Tensor:
         """float64 [heads, head_dim]: attention of query [heads, head_dim] over the first `seen` tokens, dequantised."""
         wanted = query.double() * query.shape[-1] ** -0.5
         top = torch.full((query.shape[0], 1), float("-inf"), dtype=torch.float64, device=query.device)
         mass, total = torch.zeros_like(top), torch.zeros_like(wanted)
-        for first in range(0, seen, chunk):
-            slots = self.slots(sequence, first, min(first + chunk, seen))
+        for first in range(0, seen, READ_TOKENS):
+            slots = self.slots(sequence, first, min(first + READ_TOKENS, seen))
             keys, values = self.codec.restore(self.planes, slots, checked=False)
             scores = wanted @ keys[:, kv_head].double().mT
             best = torch.maximum(top, scores.amax(dim=1, keepdim=True))

@@ -95,12 +95,9 @@ def attend_plain(
     query: torch.Tensor, views: Mapping[str, torch.Tensor], page_table: torch.Tensor, lengths: torch.Tensor,
     out: torch.Tensor, workspace: Workspace, *, plan: TilePlan, softmax_scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of the newest q_tokens tokens of each sequence, into `out`.
+    """`DecodeForm.attend`; views key_data and value_data bf16 or fp16 [pages, kv_heads, page_tokens, head_dim].
 
-    query and out [batch, q_tokens, query_heads, head_dim]; key_data and value_data of `views` bf16 or fp16
-    [pages, kv_heads, page_tokens, head_dim] with any strides that are multiples of 16 bytes; page_table int32
-    [batch, max_pages], lengths int32 [batch], new tokens included. Query i of q sees the first lengths - q + i + 1
-    tokens; one that sees none gets zeros. Two launches, no host synchronisation; page numbers and lengths are trusted.
+    Any strides that are multiples of 16 bytes.
     """
     keys, values = views["key_data"], views["value_data"]
     call = checked_call(query, keys, values, page_table, lengths, out, workspace, width=query.shape[3])

@@ -297,14 +297,10 @@ def attend_words(
     query: torch.Tensor, views: Mapping[str, torch.Tensor], page_table: torch.Tensor, lengths: torch.Tensor,
     out: torch.Tensor, workspace: Workspace, *, codec: WordCodec, plan: TilePlan, softmax_scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of each sequence's newest q_tokens tokens over words of codes, into `out`, in the stored basis.
+    """`DecodeForm.attend`; views key_data and value_data uint8 [pages, kv_heads, page_tokens, bytes of a row].
 
-    query and out [batch, q_tokens, query_heads, head_dim]; key_data and value_data of `views` uint8 [pages, kv_heads,
-    page_tokens, bytes of a row] or [.., groups, bytes of 32 elements] with even strides, the last 1 (rows without gaps
-    and of multiples of 4 bytes let loads be asynchronous); planes of scales [pages, kv_heads, page_tokens] or [..,
-    groups], of equal strides. page_table int32 [batch, max_pages], lengths int32 [batch], new tokens included. Query i
-    of q sees the first lengths - q + i + 1 tokens; one that sees none gets zeros. Two launches, no host
-    synchronisation; page numbers and lengths are trusted.
+    Or [.., groups, bytes of 32 elements]; even strides, the last 1 (rows without gaps and of multiples of 4 bytes let
+    loads be asynchronous). Planes of scales [pages, kv_heads, page_tokens] or [.., groups], of equal strides.
     """
     head_dim = query.shape[3]
     words = [

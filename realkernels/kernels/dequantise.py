@@ -7,7 +7,6 @@ as the reference rounds it, so that the numbers are the reference's, rounded to 
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -70,17 +69,13 @@ def dequantiser(codec: Codec, planes: Planes) -> Dequantise:
     for name, view in views.items():
         if view.data_ptr() % view.element_size():
             raise ValueError(f"{name} begins {view.data_ptr() % view.element_size()} B off its type of {view.dtype}")
-    if isinstance(codec, KVarN):
-        return partial(_tiles, codec, planes)
-    return partial(_rows, codec, planes)
+    own = dequantise_tiles if isinstance(codec, KVarN) else _rows
 
+    def dequantise(table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, first: int, last: int) -> None:
+        _check_chunk(codec, planes, table, keys, values, first=first, last=last)
+        own(codec, planes, table, keys, values, first=first, last=last)
 
-def _tiles(
-    codec: KVarN, planes: Planes, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, first: int,
-    last: int,
-) -> None:  # fmt: skip
-    _check_chunk(codec, planes, table, keys, values, first=first, last=last)
-    dequantise_tiles(codec, planes, table, keys, values, first=first, last=last)
+    return dequantise
 
 
 def _rows(
@@ -88,7 +83,6 @@ def _rows(
     last: int,
 ) -> None:  # fmt: skip
     heads, dim, page_tokens = planes.kv_heads, planes.head_dim, planes.page_tokens
-    _check_chunk(codec, planes, table, keys, values, first=first, last=last)
     groups = dim // codec.group if codec.group else 1
     width = dim // groups
     if any(planes.parts[f"{plane}_data"].stride(-1) != 1 for plane in PLANES) or width & (width - 1):

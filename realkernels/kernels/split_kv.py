@@ -167,7 +167,7 @@ class TilePlan:
     per_multiprocessor: int
     """Thread blocks that fit a multiprocessor (registers and shared memory), for the number of splits."""
     wide: bool = True
-    """Keep the sum of p per token lane until the end: spares a reduction, costs tile x rows registers."""
+    """`attend_plain` keeps the sum of p per token lane until the end: a reduction less, tile x rows registers more."""
     sets: int = 1
     """Products of `rows` rows each that share a dequantised tile; `attend_plain` takes only 1."""
     across: bool = False

@@ -23,7 +23,7 @@ CODECS = [
 LOOPS = {
     attend_plain: [a_plan(rows=16), a_plan(rows=32), a_plan(rows=16, wide=False)],
     attend_scaled: [
-        a_plan(rows=16), a_plan(rows=16, sets=3), a_plan(rows=32, sets=2, wide=False), a_plan(rows=16, across=True),
+        a_plan(rows=16), a_plan(rows=16, sets=3), a_plan(rows=32, sets=2), a_plan(rows=16, across=True),
         a_plan(rows=48, across=True),
     ],
     attend_words: [
