@@ -2,7 +2,7 @@
 
 A thread block reads whole blocks of one KV head and issues all of its loads before its first product. Plain, K of one
 block is one contiguous run of ratio x kv_heads x head_dim elements, so that a link sees runs of 4 KiB. Of interleaved
-blocks (`codecs/interleaved.py`) codes are exact in the products (tf32, fp32 sums); scales of a token and head multiply
+blocks (`caches/interleaved.py`) codes are exact in the products (tf32, fp32 sums); scales of a token and head multiply
 scores and weights, scales of groups the codes; where a codec is rotated, a small launch rotates the query and another
 the output. Splits are combined by a last kernel that rescales their running softmax.
 

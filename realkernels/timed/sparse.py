@@ -1,4 +1,6 @@
-"""Sparse attention as timed calls over an opened `caches.qsa.QsaCache`: a decode step, a prefill chunk, their parts.
+"""Sparse attention as timed calls over an opened cache: a decode step, a prefill chunk, their parts.
+
+`GatherBlocks` reads interleaved blocks of a codec (`caches/interleaved.py`), the others planes (`caches/qsa.py`).
 
 A NaN or infinity in K or V reaches the outputs of the query heads that share its KV head, of tokens that selected it;
 no other head, token or layer, and nothing at all while it is not selected or lies beyond the context. In pooled keys a
