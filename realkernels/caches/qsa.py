@@ -183,6 +183,11 @@ def qsa_cache(
                 torch.cuda.empty_cache()
 
 
+# Pooled keys follow the rows: whoever writes rows rebuilds the blocks that they touch and complete, no others. A pooled
+# key is the mean of its block's raw keys, summed in float32 in the order of the tokens and rounded once to the planes'
+# dtype (exllamav3 `modules/qsa_indexer.py`; its norm and rope belong to the model).
+
+
 def touched_blocks(past: int, rows: int, ratio: int) -> range:
     """Blocks that `rows` rows written at `past` touch and that are complete with them."""
     return range(past // ratio, (past + rows) // ratio)

@@ -89,7 +89,8 @@ def _rows(
         raise ValueError(f"codes of {width} numbers must lie one behind the other, and be a power of two")
     key, value = (codec.kernels_of(plane) for plane in PLANES)
     parts = [codec.kernel_parts(plane, planes) for plane in PLANES]
-    ways = [tuple(_way(view, 4 if groups > 1 else 3) for view in views) for views in parts]
+    axes = 4 if groups > 1 else 3  # from the first element of a view's storage: its offset and strides, in elements
+    ways = [tuple((view.storage_offset(), *view.stride()[:axes]) for view in views) for views in parts]
     bases = [tuple(view.as_strided((1,), (1,), 0) for view in views) for views in parts]
     tokens = power_of_two_below(page_tokens, min(key.most_tokens, max(1, ELEMENTS // dim)))
     _dequantise[(triton.cdiv(last - first, tokens), heads, 2)](
@@ -97,11 +98,6 @@ def _rows(
         VALUE_WAYS=ways[1], KEY_BITS=key.bits, VALUE_BITS=value.bits, PAGE=page_tokens, HEADS=heads, GROUPS=groups,
         WIDTH=width, TOKENS=tokens, num_warps=4,
     )  # fmt: skip
-
-
-def _way(view: torch.Tensor, axes: int) -> tuple[int, ...]:
-    """From the first element of a view's storage: its offset and the strides of its first `axes` axes, in elements."""
-    return (view.storage_offset(), *view.stride()[:axes])
 
 
 def power_of_two_below(number: int, most: int) -> int:
