@@ -161,7 +161,8 @@ def _weigh(
         weight = p * v_inverse[None, :]
     if MASKED:
         weight = tl.where(token[None, :] < seen[:, None], weight, 0.0)
-    return p.to(tl.float16), (new, mass * decay[:, None] + weight, oe * decay[:, None], oo * decay[:, None])
+    mass = mass * decay[:, None] + weight
+    return p.to(tl.float16), (new, mass, oe * decay[:, None], oo * decay[:, None])
 
 
 @triton.jit
