@@ -194,7 +194,7 @@ def _call(context: Context, operation: Operation, point: Point, shared: Any) -> 
             given["backbone_bytes"] = int(point["backbone_mib"]) * MIB
         if timed.module == "page_images":
             given["pages"] = _imaged(context, point).pages
-        over = timed._replace(module="gather_blocks", name="GatherBlocks") if "format" in point else timed
+        over = timed._replace(module="sparse", name="GatherBlocks") if "format" in point else timed
         made = _made(over, shared, **given)
     elif timed.over == "format":
         made = _format_call(context, operation, point, given)
