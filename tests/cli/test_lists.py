@@ -113,9 +113,6 @@ def test_a_shell_is_offered_names(typed: str, offered: set[str]) -> None:
     assert {line.partition(",")[2] for line in done.stdout.splitlines()} == offered
 
 
-Capture = pytest.CaptureFixture[str]
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A profile with rates of bf16, fp8 and int4 kernels, in a file."""
@@ -137,20 +134,12 @@ def test_every_format_has_a_line_and_kernels_of_another_machine_are_named(capsys
     assert "q4_0" in told
     assert "are those of h200" in told
     assert "fp8," not in told
-
-
-def test_the_same_as_json(capsys: Capture, measured: str) -> None:
-    done = run(capsys, "formats", "--hw", measured, "--json")
-    answer = json.loads(done.out)
+    answer = asked(capsys, "formats", "--hw", measured)
     assert answer["schema"] == "twin.crossover/1"
     assert {"fp8", "int4_per_token_head"} <= {line["kv_dtype"] for line in answer["lines"]} - set(answer["carried"])
     (line,) = (line for line in answer["lines"] if line["kv_dtype"] == "fp8")
     assert [crossing["batch"] for crossing in line["crossings"]] == [1, 4, 16]
     assert 0 < line["ratio"] < 1
-
-
-def test_a_format_without_a_kernel_is_refused(capsys: Capture, measured: str) -> None:
-    assert_one_line(run(capsys, "formats", "exl3_k2v2", "--hw", measured), WRONG_INPUT, "no kernel for exl3_k2v2")
 
 
 def test_a_machine_that_nobody_measured_is_refused_or_told_whose_kernels_these_are(capsys: Capture) -> None:

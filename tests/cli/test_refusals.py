@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hwprofiles.store import shipped_document
-from tests.cli.command import WRONG_INPUT, assert_one_line, child, run
+from tests.cli.command import WRONG_INPUT, assert_one_line, run
 
 PROFILE = shipped_document("rtx3090")
 
@@ -135,10 +135,3 @@ def test_a_file_that_may_not_be_read_is_refused(capsys: Capture, tmp_path: Path)
     path.write_text(json.dumps(PROFILE), encoding="utf-8")
     path.chmod(0)
     assert_one_line(run(capsys, "predict", "--hw", str(path)), WRONG_INPUT, "Permission denied")
-
-
-@pytest.mark.parametrize("arguments", [("predict", "--ctx", "0"), ("predict", "--hw", "/"), ("predict", "--nonsense")])
-def test_a_process_refuses_as_the_function_does(arguments: tuple[str, ...]) -> None:
-    done = child(*arguments)
-    assert_one_line(done, WRONG_INPUT)
-    assert "Traceback" not in done.err

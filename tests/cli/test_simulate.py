@@ -182,7 +182,8 @@ def test_a_trace_may_come_through_a_pipe(name: str) -> None:
     assert (piped.code, piped.err) == (ANSWERED, "")
     answer = json.loads(piped.out)
     assert answer["completed"] == 2
-    assert answer["interval_90"] is None  # a pipe is read once
+    assert answer["interval_90"] is None
+    assert answer["question"]["workload"] == "trace from a pipe: read once, so no intervals"
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,8 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import Roof
 from hwprofiles.rates import Rate
-from tests.worlds import (
-    KERNELS,
-    LATENCY_S,
-    LAWS,
-    LINEAR,
-    PEAK,
-    at_its_roof,
-    curve,
-    kernel,
-    link,
-    machine,
-    operations,
-    rate,
-)
+from tests import worlds
+from tests.worlds import LINEAR, at_its_roof, curve, kernel, machine, rate
 from twin.cost.roofline import WALLS, Roofs
 from twin.errors import MissingRate
 from twin.operations.occupancy import BEGUN_TILES, FlashGrid, SplitKV
@@ -54,7 +42,7 @@ def roofs(**changes: Any) -> Roofs:
 def test_a_kernel_takes_as_long_as_its_slowest_roof(counts: dict[str, float], seconds: float, wall: str) -> None:
     cost = roofs().cost(op(kernel=KEY, **counts))
     assert (cost.seconds, cost.latency_s, cost.bound_s, cost.wall) == (seconds, 0, seconds, wall)
-    assert (cost.sol_s, cost.floor_s) == (seconds, seconds / PEAK)
+    assert (cost.sol_s, cost.floor_s) == (seconds, seconds / worlds.PEAK)
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -63,8 +51,12 @@ def test_a_plain_copy_takes_the_latency_and_the_rate_of_its_link_a_call(engine: 
     wall = {Engine.H2D: "h2d", Engine.D2H: "d2h", Engine.HOST: "dram", Engine.DISK: "disk"}[engine]
     moved = "link_bytes" if wall.endswith(("2d", "2h")) else "host_bytes"
     cost = roofs().cost(op(engine, calls=calls, **{moved: 2e9}))
-    assert cost.seconds == pytest.approx(calls * (2 + LATENCY_S))
-    assert (cost.bound_s, cost.latency_s, cost.floor_s) == (2 * calls, LATENCY_S * calls, 2 * calls / PEAK)
+    assert cost.seconds == pytest.approx(calls * (2 + worlds.LATENCY_S))
+    assert (cost.bound_s, cost.latency_s, cost.floor_s) == (
+        2 * calls,
+        worlds.LATENCY_S * calls,
+        2 * calls / worlds.PEAK,
+    )
     assert (cost.wall, cost.bound_rates, cost.latency_rates) == (wall, (wall,), (f"{wall}.latency",))
 
 
@@ -87,7 +79,7 @@ def test_an_efficiency_is_read_at_the_ops_grain_and_told_where_it_is_extrapolate
 
 
 def test_short_runs_slow_a_link_down() -> None:
-    found = roofs(h2d=link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")))
+    found = roofs(h2d=worlds.link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")))
     cost = found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=100))
     assert (cost.bound_s, cost.sol_s, cost.bound_rates) == (4, 1, ("h2d", "h2d.run_length"))
     assert [found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=run)).bound_s for run in (0, 5000)] == [1, 1]
@@ -96,7 +88,7 @@ def test_short_runs_slow_a_link_down() -> None:
     assert found.extrapolated == {"h2d at runs of 50 B"}
 
 
-@pytest.mark.parametrize("key", KERNELS)
+@pytest.mark.parametrize("key", worlds.KERNELS)
 def test_a_missing_kernel_is_named_beside_those_of_the_same_operation(key: str) -> None:
     operation = key.split("/", maxsplit=1)[0]
     other = f"{operation}/other/fp16"
@@ -111,7 +103,7 @@ def test_a_missing_kernel_is_named_beside_those_of_the_same_operation(key: str) 
 def test_a_missing_rate_of_products_or_instructions_is_named() -> None:
     with pytest.raises(MissingRate, match="machine toy has no fp8 tensor rate"):
         roofs().cost(op(flops=1, dtype="fp8"))
-    bare = roofs(kernels={KEY: replace(at_its_roof(KEY), operations=operations(4))})
+    bare = roofs(kernels={KEY: replace(at_its_roof(KEY), operations=worlds.operations(4))})
     with pytest.raises(MissingRate, match="no rate of instructions"):
         bare.cost(op(kernel=KEY, vram_bytes=1, dequantised_elements=1, split_kv=split_kv(elements=9)))
 
@@ -167,7 +159,7 @@ def test_partial_results_are_combined_after_the_reads_which_is_latency() -> None
 
 def working(*counts: float) -> Roofs:
     """A machine of 1e9 operations a second whose kernel KEY takes so many an element at 16, 32, ... query rows."""
-    bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=operations(*counts))})
+    bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=worlds.operations(*counts))})
     roof = Roof(rate=rate(1e9, "op/s"), datasheet=rate(2e9, "op/s"))
     return Roofs(replace(bare, gpu=replace(bare.gpu, instructions=roof)))
 
@@ -178,7 +170,7 @@ def test_operations_of_thread_blocks_are_a_roof_beside_the_bytes() -> None:
     slow, fast = working(4).cost(work), working(0.5).cost(work)
     assert (slow.bound_s, slow.wall, slow.bound_rates) == (3.6, "decode", ("instructions", f"{KEY}#operations"))
     assert (fast.bound_s, fast.wall) == (1, "vram")
-    assert slow.sol_s == slow.floor_s * PEAK == 1
+    assert slow.sol_s == slow.floor_s * worlds.PEAK == 1
 
 
 @pytest.mark.parametrize(("dequantised", "q_rows", "wall"), [(1, 32, "tensor"), (1, 16, "decode"), (0, 16, "tensor")])
@@ -220,7 +212,7 @@ def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
 COUNT = st.floats(min_value=0, max_value=1e12)
 
 
-@LAWS
+@worlds.LAWS
 @given(COUNT, COUNT, COUNT, st.floats(min_value=0.01, max_value=1), st.floats(min_value=0, max_value=1))
 def test_nothing_is_faster_than_its_roofs(
     vram_bytes: float, flops: float, link_bytes: float, efficiency: float, latency_s: float
@@ -271,7 +263,7 @@ def test_every_token_of_a_tile_takes_as_long_as_its_first_unless_one_of_them_was
     assert weights_s(49, **flat) == pytest.approx(64 / 8 / 0.6)
 
 
-@LAWS
+@worlds.LAWS
 @given(
     st.lists(st.floats(0.05, 1), min_size=1, max_size=5),
     st.floats(1, 3000),

@@ -15,16 +15,8 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
 from twin.errors import BadValue, Impossible
-from twin.memory.block_pool import (
-    BlockPlan,
-    CacheSpec,
-    PoolSettings,
-    block_plan,
-    fixed_parts,
-    plan_blocks,
-    pool_rules,
-    scratch_token_bytes,
-)
+from twin.memory import block_pool
+from twin.memory.block_pool import BlockPlan, CacheSpec, block_plan
 from twin.memory.plan import plan_memory
 from twin.operations.counts import embedding_bytes, head_bytes, layer_parameters, weight_bytes
 from twin.units import GIB, MIB, format_bytes
@@ -151,7 +143,7 @@ def test_a_drafters_layers_join_attention_unless_they_slide(
 
 # Laws for any layers
 
-SETTINGS = PoolSettings(
+SETTINGS = block_pool.PoolSettings(
     promotes_sliding=True,
     balances_groups=True,
     speculative_tokens=0,
@@ -191,7 +183,7 @@ def test_groups_are_as_long_as_the_fewest_layers_of_a_type_unless_padding_window
     layers: tuple[int, int, int], *, balances: bool, full: int, groups: list[int]
 ) -> None:
     kinds = zip(("attention", "recurrent", "sliding"), layers, strict=True)
-    plan = plan_blocks(
+    plan = block_pool.plan_blocks(
         [spec(kind, count) for kind, count in kinds if count], replace(SETTINGS, balances_groups=balances)
     )
     assert plan.group_layers == full
@@ -202,12 +194,12 @@ def test_layers_that_cannot_share_a_pool_and_an_empty_request_are_refused() -> N
     odd = spec("sliding", 5, token_bytes=2112, takes_padding=False)
     hybrid = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
     with pytest.raises(Impossible, match="sliding layers neither divides 1,664,000 B"):
-        plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
+        block_pool.plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
     for specs in ([spec("recurrent", 48)], [spec("attention", 16), spec("attention", 16, token_bytes=2048)]):
         with pytest.raises(Impossible, match="exactly 1"):
-            plan_blocks(specs, SETTINGS)
+            block_pool.plan_blocks(specs, SETTINGS)
     with pytest.raises(BadValue, match="at least 1 token"):
-        plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
+        block_pool.plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +219,7 @@ SPECS = st.tuples(FULL, st.lists(STATE, max_size=1), st.lists(WINDOW, max_size=2
     lambda drawn: [drawn[0], *drawn[1], *drawn[2]]
 )
 ANY_SETTINGS = st.builds(
-    PoolSettings,
+    block_pool.PoolSettings,
     promotes_sliding=st.booleans(),
     balances_groups=st.booleans(),
     speculative_tokens=st.integers(0, 16),
@@ -239,9 +231,11 @@ ANY_SETTINGS = st.builds(
 
 @LAWS
 @given(SPECS, ANY_SETTINGS)
-def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec], settings: PoolSettings) -> None:
+def test_every_layer_lies_in_one_group_and_every_page_fits(
+    specs: list[CacheSpec], settings: block_pool.PoolSettings
+) -> None:
     """A promoted window fills more than half of its page."""
-    plan = plan_blocks(specs, settings)
+    plan = block_pool.plan_blocks(specs, settings)
     layers: Counter[str] = Counter()
     for group in plan.groups:
         layers[group.kind] += group.layers
@@ -255,7 +249,12 @@ def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec
 
 
 @LAWS
-@given(st.builds(plan_blocks, SPECS, ANY_SETTINGS), st.integers(0, 2**40), st.integers(1, 2**20), st.integers(0, 2**20))
+@given(
+    st.builds(block_pool.plan_blocks, SPECS, ANY_SETTINGS),
+    st.integers(0, 2**40),
+    st.integers(1, 2**20),
+    st.integers(0, 2**20),
+)
 def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
     plan: BlockPlan, pool_bytes: int, tokens: int, more: int
 ) -> None:
@@ -311,7 +310,7 @@ def test_a_pool_is_what_utilisation_leaves_of_the_device(backend: str) -> None:
 def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: str, kv_dtype: str) -> None:
     """It is taken whole, after weights and buffers: a byte more than is left, and no context at all fits."""
     about = {"model": model, "kv_dtype": kv_dtype, "utilisation": 0.5}
-    before = sum(fixed_parts(asked(**about), POOL).values())
+    before = sum(block_pool.fixed_parts(asked(**about), POOL).values())
     room = int(VRAM_BYTES - before)
     held, refused = (planned(**about, pool_bytes=size) for size in (room, room + 1))
     assert pool_of(held).blocks == room // pool_of(held).plan.block_bytes
@@ -324,7 +323,7 @@ def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: st
 
 @pytest.mark.parametrize("pool_bytes", [30 * GIB, 2**50])
 def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes: int) -> None:
-    needed = sum(fixed_parts(asked(kv_dtype="bf16"), POOL).values()) + pool_bytes
+    needed = sum(block_pool.fixed_parts(asked(kv_dtype="bf16"), POOL).values()) + pool_bytes
     missing = format_bytes(math.ceil(needed - VRAM_BYTES))
     text = f"needs {format_bytes(needed)} of VRAM, the machine has 23.56 GiB ({missing} short)"
     assert planned(1024, kv_dtype="bf16", pool_bytes=pool_bytes).shortage() == text
@@ -369,7 +368,7 @@ def test_turboquant_runs_out_of_memory_where_it_was_seen_to(ctx_tokens: int, uti
     device, outside, _ = plan.memories
     assert device.fixed["prefill scratch"] == 0.5 * GIB
     copies = POOL.dequantises_prefix["turboquant"].value
-    assert scratch_token_bytes(asked(kv_dtype=TURBO)) == copies * 4096
+    assert block_pool.scratch_token_bytes(asked(kv_dtype=TURBO)) == copies * 4096
     assert outside.page_bytes["prefill scratch"] == copies * 4096 * pool_of(plan).plan.block_tokens
 
 
@@ -409,7 +408,7 @@ def test_several_devices_and_engines_without_a_pool_are_refused() -> None:
         plan_memory(asked(), replace(RTX3090, gpu_count=2))
     assert "--hw rtx3090" in refused.value.hint
     other = resolve(Question(ctx_tokens=1))
-    for wanted in (block_plan, pool_rules):
+    for wanted in (block_plan, block_pool.pool_rules):
         with pytest.raises(Impossible, match="exllamav3 shares no pool of blocks among requests"):
             wanted(other)
 

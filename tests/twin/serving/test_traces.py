@@ -17,22 +17,11 @@ from tests.worlds import LAWS
 from twin.errors import BadFile
 from twin.serving import traces
 from twin.serving.requests import Request
-from twin.serving.traces import (
-    ENTRIES_AHEAD,
-    MAX_LINE_BYTES,
-    USUAL_HASH_TOKENS,
-    Entry,
-    Lines,
-    Reading,
-    Wrong,
-    hash_sizes,
-    read_trace,
-    understand,
-)
+from twin.serving.traces import Entry, Reading, Wrong
 
 
 def read(*given: str | bytes) -> list[Entry]:
-    checked = Lines()
+    checked = traces.Lines()
     texts = [each if isinstance(each, bytes) else each.encode() for each in given]
     return [checked.entry(text + b"\n", number) for number, text in enumerate(texts, 1)]
 
@@ -85,7 +74,7 @@ WRONG_LINES = {
     "deep": ('{"x": ' + "[" * 10**5, "not a request: nested too deeply"),
     "not UTF-8": (b'{"user": "\xe9"}', "not UTF-8 text (byte 10)"),
     "UTF-16": (GOOD.encode("utf-16"), "not UTF-8 text (byte 0)"),
-    "too long": (line(user="x" * MAX_LINE_BYTES), "the line is longer than 1,048,576 bytes"),
+    "too long": (line(user="x" * traces.MAX_LINE_BYTES), "the line is longer than 1,048,576 bytes"),
     "a key twice": (f'{GOOD[:-1]}, "prompt\\u005ftokens": 11}}', 'has "prompt_tokens" twice, allowed is once'),
     "an inner key twice": (f'{GOOD[:-1]}, "user": {{"a": 1, "a" : 2}}}}', 'has "a" twice, allowed is once'),
     "out of order": (line(arrival_s=0.5), EARLIER),
@@ -166,7 +155,7 @@ def entry_of_hashes(tokens: int, hashes: int, **said: Any) -> Entry:
 
 def asked_for(ahead: list[Entry], asked: Reading = NOTHING, *, whole: bool = True) -> Wrong:
     with pytest.raises(Wrong) as refused:
-        understand(ahead, asked, whole=whole)
+        traces.understand(ahead, asked, whole=whole)
     return refused.value
 
 
@@ -185,31 +174,31 @@ def asked_for(ahead: list[Entry], asked: Reading = NOTHING, *, whole: bool = Tru
 )
 def test_sizes_are_those_that_every_line_allows(lengths: list[tuple[int, int]], sizes: list[int]) -> None:
     """The last: 750 to 849, of which no number is more usual than another."""
-    assert hash_sizes([entry_of_hashes(*each) for each in lengths])[0] == sizes
+    assert traces.hash_sizes([entry_of_hashes(*each) for each in lengths])[0] == sizes
 
 
 PROMPTS = st.lists(st.integers(1, 200_000), min_size=1, max_size=30)
 
 
 @LAWS
-@given(PROMPTS, st.sampled_from(USUAL_HASH_TOKENS))
+@given(PROMPTS, st.sampled_from(traces.USUAL_HASH_TOKENS))
 def test_the_size_that_lengths_were_made_with_is_among_those_left(lengths: list[int], size: int) -> None:
     ahead = [entry_of_hashes(tokens, math.ceil(tokens / size)) for tokens in lengths if tokens <= 2000 * size]
-    assert size in hash_sizes(ahead)[0]
+    assert size in traces.hash_sizes(ahead)[0]
 
 
 @LAWS
-@given(PROMPTS, st.sampled_from(USUAL_HASH_TOKENS[1:]))
+@given(PROMPTS, st.sampled_from(traces.USUAL_HASH_TOKENS[1:]))
 def test_unfinished_pieces_may_be_left_out_where_a_line_shows_it(lengths: list[int], size: int) -> None:
     shown = [2 * size - 1, 3 * size]
     ahead = [entry_of_hashes(tokens, tokens // size) for tokens in [*shown, *lengths] if size <= tokens <= 2000 * size]
-    assert hash_sizes(ahead)[0] == [size]
+    assert traces.hash_sizes(ahead)[0] == [size]
 
 
 @pytest.mark.parametrize("lengths", [[(5, 10)], [(1030, 3), (2000, 7)], [(100, 1), (100, 2)], [(48, 3), (48, 6)]])
 def test_hashes_that_no_size_explains_are_refused_by_their_line(lengths: list[tuple[int, int]]) -> None:
     with pytest.raises(Wrong) as refused:
-        hash_sizes([entry_of_hashes(*each, line=number) for number, each in enumerate(lengths, 7)])
+        traces.hash_sizes([entry_of_hashes(*each, line=number) for number, each in enumerate(lengths, 7)])
     tokens, hashes = lengths[-1]
     assert refused.value.line == 6 + len(lengths)
     assert str(refused.value).startswith(f"{hashes} hash_ids for {tokens:,} prompt tokens")
@@ -241,10 +230,10 @@ OPEN = {
 @pytest.mark.parametrize("name", UNDERSTOOD)
 def test_what_lines_show_is_understood_unless_an_option_says_otherwise(name: str) -> None:
     ahead, meant = UNDERSTOOD[name]
-    assert understand(ahead, NOTHING, whole=False) == meant
+    assert traces.understand(ahead, NOTHING, whole=False) == meant
     for unit in ("s", "ms"):
         asked = Reading(time_unit=unit, hash_tokens=300)  # type: ignore[arg-type]
-        assert understand(ahead, asked, whole=True) == asked
+        assert traces.understand(ahead, asked, whole=True) == asked
 
 
 @pytest.mark.parametrize("name", OPEN)
@@ -254,14 +243,14 @@ def test_what_lines_leave_open_is_asked_for(name: str) -> None:
 
 def test_requests_that_come_all_at_once_have_no_unit() -> None:
     ahead = [entry(arrival=7), entry(arrival=7)]
-    assert understand(ahead, NOTHING, whole=True) == NOTHING
+    assert traces.understand(ahead, NOTHING, whole=True) == NOTHING
     assert NOTHING.text == "all at once"
     asked_for(ahead, whole=False)  # later ones may come later
 
 
 def test_a_key_that_names_its_unit_is_believed() -> None:
     ahead = [entry(in_seconds=True), entry(in_seconds=True, arrival=5)]
-    assert understand(ahead, NOTHING, whole=True) == understand(ahead, Reading(time_unit="s"), whole=True)
+    assert traces.understand(ahead, NOTHING, whole=True) == traces.understand(ahead, Reading(time_unit="s"), whole=True)
     refused = asked_for(ahead, Reading(time_unit="ms"))
     assert (str(refused), refused.line) == ("arrival_s is in seconds, not in milliseconds", 0)
 
@@ -295,7 +284,7 @@ def written(tmp_path: Path) -> Write:
 
 def refusal(path: Path) -> str:
     with pytest.raises(BadFile) as caught:
-        list(read_trace(path))
+        list(traces.read_trace(path))
     assert "\n" not in str(caught.value)
     return str(caught.value).removeprefix(str(path))
 
@@ -303,12 +292,16 @@ def refusal(path: Path) -> str:
 def test_the_house_spelling_in_seconds(written: Write) -> None:
     first = line(id="a", arrival_s=100.5, prompt_tokens=7, output_tokens=3, prefix_id="p", prefix_tokens=4)
     second = line(arrival_s=102, prompt_tokens=8.0, output_tokens=1, user={"any": "thing"})
-    assert list(read_trace(written(first, "", "  ", second))) == [
+    assert list(traces.read_trace(written(first, "", "  ", second))) == [
         Request(id="a", arrival_s=0.0, prompt_tokens=7, output_tokens=3, prefix_ids=("p",), prefix_tokens=4, line=1),
         Request(id=1, arrival_s=1.5, prompt_tokens=8, output_tokens=1, line=4),
     ]
     epoch = [line(arrival_s=..., timestamp=1_764_435_600_000 + offset) for offset in (0, 1, 1001)]
-    assert [each.arrival_s for each in read_trace(written(*epoch))] == [0.0, 0.001, pytest.approx(1.001, rel=1e-12)]
+    assert [each.arrival_s for each in traces.read_trace(written(*epoch))] == [
+        0.0,
+        0.001,
+        pytest.approx(1.001, rel=1e-12),
+    ]
 
 
 def test_the_spelling_of_mooncakes_traces(written: Write) -> None:
@@ -318,7 +311,7 @@ def test_the_spelling_of_mooncakes_traces(written: Write) -> None:
         '{"timestamp": 30535, "input_length": 100, "output_length": 26, "hash_ids": []}',
     )
     readings: list[Reading] = []
-    first, second, third = read_trace(written(*lines), understood=readings.append)
+    first, second, third = traces.read_trace(written(*lines), understood=readings.append)
     assert readings == [Reading(time_unit="ms", hash_tokens=512)]
     assert (first.prefix_ids, first.prefix_tokens, first.prefix_span) == ((46, 47, 48), 1030, 512)
     assert (second.arrival_s, third.arrival_s) == (pytest.approx(3.053), pytest.approx(3.053))
@@ -338,15 +331,15 @@ def test_a_line_whose_hashes_contradict_its_length_is_refused_by_its_number(writ
         wrong = f"{hashes} hash_ids for 2,000 prompt tokens, "
         early = refusal(written(first, hashed(2000, hashes)))
         assert early == f":2: {wrong}where the lines before mean 344 to 514 tokens each"
-        late = written(first, *[usual] * ENTRIES_AHEAD, hashed(2000, hashes))
-        assert refusal(late) == f":{ENTRIES_AHEAD + 2}: {wrong}allowed are 4 of 512 tokens each"
+        late = written(first, *[usual] * traces.ENTRIES_AHEAD, hashed(2000, hashes))
+        assert refusal(late) == f":{traces.ENTRIES_AHEAD + 2}: {wrong}allowed are 4 of 512 tokens each"
 
 
 def test_hashes_that_come_late_need_an_option(written: Write) -> None:
     plain = line(hash_ids=[])
-    path = written(*[plain] * ENTRIES_AHEAD, line(hash_ids=[1]))
-    assert refusal(path) == f":{ENTRIES_AHEAD + 1}: the first hash_ids come too late to tell what they stand for"
-    assert len(list(read_trace(path, Reading(hash_tokens=16)))) == ENTRIES_AHEAD + 1
+    path = written(*[plain] * traces.ENTRIES_AHEAD, line(hash_ids=[1]))
+    assert refusal(path) == f":{traces.ENTRIES_AHEAD + 1}: the first hash_ids come too late to tell what they stand for"
+    assert len(list(traces.read_trace(path, Reading(hash_tokens=16)))) == traces.ENTRIES_AHEAD + 1
 
 
 @pytest.mark.parametrize("end", [b"\n", b"", b"\r\n", b"\n\n\n"])
@@ -354,13 +347,13 @@ def test_hashes_that_come_late_need_an_option(written: Write) -> None:
 def test_the_last_line_may_end_anyhow_and_gzip_and_a_byte_order_mark_are_known(
     written: Write, end: bytes, pack: Callable[[bytes], bytes]
 ) -> None:
-    assert len(list(read_trace(written(pack(f"{GOOD}\n{GOOD}".encode() + end), end=b"")))) == 2
+    assert len(list(traces.read_trace(written(pack(f"{GOOD}\n{GOOD}".encode() + end), end=b"")))) == 2
 
 
 def test_what_is_wrong_is_named_by_file_and_number(written: Write, tmp_path: Path) -> None:
     assert refusal(written(GOOD, "", line(arrival_s="1"), GOOD)).startswith(':3: arrival_s is "1", allowed are ')
-    at_once = [line(arrival_s=1)] * ENTRIES_AHEAD
-    assert refusal(written(*at_once, "oops")).startswith(f":{ENTRIES_AHEAD + 1}: not a JSON object")
+    at_once = [line(arrival_s=1)] * traces.ENTRIES_AHEAD
+    assert refusal(written(*at_once, "oops")).startswith(f":{traces.ENTRIES_AHEAD + 1}: not a JSON object")
     for empty in ((), ("",), ("", "  ", "\t")):
         assert refusal(written(*empty)) == ": holds no requests"
     assert refusal(tmp_path / "none.jsonl") == ": cannot be read: No such file or directory"
@@ -391,7 +384,7 @@ def test_a_long_trace_takes_no_more_memory_than_a_short_one(written: Write) -> N
     for count in (2_000, 20_000):
         path = written(*(line(arrival_s=index) for index in range(count)), name=f"{count}.jsonl")
         tracemalloc.start()
-        assert sum(1 for _ in read_trace(path)) == count
+        assert sum(1 for _ in traces.read_trace(path)) == count
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] + 10_000
