@@ -20,8 +20,6 @@ from twin.cost.roofline import Roofs
 from twin.prediction import Prediction, chunk_breakdown, predict
 from twin.units import MIB, TIB
 
-MOST_CHUNKS = 400
-
 
 def assert_sum_of_chunks(prediction: Prediction) -> None:
     """The predicted prefill is that of every chunk, simulated one by one."""
@@ -76,7 +74,7 @@ def test_every_token_of_a_prompt_is_written_to_the_host_once(question: Question,
 @given(questions(longest=1 << 20, shortest=2000), st.sampled_from(SHIPPED))
 def test_a_prefill_from_few_chunks_is_the_sum_of_all_its_chunks(question: Question, machine: HardwareProfile) -> None:
     prediction = answered(question, with_memory(machine, TIB))
-    assume(chunk_count(prediction.case, question.ctx_tokens) <= MOST_CHUNKS)
+    assume(chunk_count(prediction.case, question.ctx_tokens) <= 400)
     assert_sum_of_chunks(prediction)
 
 
