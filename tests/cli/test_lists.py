@@ -48,16 +48,17 @@ def test_one_of_a_list_is_shown_whole_and_can_be_used_as_a_file(
     assert asked(capsys, "predict", option, str(copy)) == asked(capsys, "predict")
 
 
-def test_the_version_is_the_package_s(capsys: Capture) -> None:
-    assert run(capsys, "--version").out == f"twin, version {version('kv-twin')}\n"
-
-
 @pytest.mark.parametrize("command", ["", *cli.twin.commands])
-def test_help_is_there_for_every_command(capsys: Capture, command: str) -> None:
+def test_help_is_there_for_every_command_and_option(capsys: Capture, command: str) -> None:
     done = run(capsys, *command.split(), "-h")
     assert (done.code, done.err) == (ANSWERED, "")
     assert done.out.startswith(" ".join(["Usage: twin", *command.split(), "["]))
+    options = [each for each in cli.twin.commands[command].params if isinstance(each, click.Option)] if command else []
+    assert all(option.help for option in options)
+    flags = [flag for option in options for flag in option.opts]
+    assert len(set(flags)) == len(flags)
     if not command:
+        assert run(capsys, "--version").out == f"twin, version {version('kv-twin')}\n"
         assert run(capsys).out == done.out
         listed = done.out.partition("Commands:")[2].partition("Exit codes:")[0]
         assert {line.split()[0] for line in listed.splitlines() if line.strip()} == set(cli.twin.commands)
@@ -70,19 +71,9 @@ def test_help_is_as_narrow_as_the_terminal_down_to_50_columns(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str, columns: int
 ) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 24)))
-    lines = run(capsys, *command.split(), "-h").out.splitlines()
-    examples = [line for line in lines if line.startswith("    twin ")]
-    codes = lines[lines.index("  Exit codes:") :]
-    assert examples
-    assert max(len(line) for line in lines if line not in examples + codes) <= max(50, min(columns, 110))
-
-
-@pytest.mark.parametrize("command", cli.twin.commands)
-def test_every_option_says_what_it_is_for(command: str) -> None:
-    options = [each for each in cli.twin.commands[command].params if isinstance(each, click.Option)]
-    assert all(option.help for option in options)
-    flags = [flag for option in options for flag in option.opts]
-    assert len(set(flags)) == len(flags)
+    text, _, _ = run(capsys, *command.split(), "-h").out.partition("  Exit codes:")
+    lines = [line for line in text.splitlines() if not line.startswith("    twin ")]  # examples
+    assert max(map(len, lines)) <= max(50, min(columns, 110))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

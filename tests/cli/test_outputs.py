@@ -84,21 +84,6 @@ def test_a_standard_output_that_takes_a_part_is_one_line(tmp_path: Path, unbuffe
     assert (done.returncode, done.stderr) == (CANNOT_WRITE, "twin: cannot write standard output: File too large\n")
 
 
-@UNBUFFERED
-def test_a_pipe_that_does_not_block_gets_all_of_an_answer(unbuffered: str) -> None:
-    command = (*CHILD, "profiles", "h200", "--json")
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with subprocess.Popen(command, stdout=writer, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}) as slow:
-        os.close(writer)
-        heard = b""
-        while piece := os.read(reader, 1000):
-            heard += piece
-    os.close(reader)
-    assert slow.returncode == ANSWERED
-    assert heard.decode() == child(*command[len(CHILD) :]).out
-
-
 SERVED = "simulate --model llama-3.1-8b --hw h200 --requests 20"
 OF_CLOSED_PIPES = ("predict", "predict --json", "--help", "predict --ctx 0 --json", "", SERVED)
 
@@ -211,14 +196,27 @@ def test_what_cannot_be_read_is_a_wrong_input(capsys: Capture, tmp_path: Path, c
     assert_one_line(run(capsys, *command.split(), f"{path}"), WRONG_INPUT, f"{path}: ", says)
 
 
-def test_what_the_system_refuses_to_read_is_no_failure_to_write(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/some/file"),
+            WRONG_INPUT,
+            "/some/file: Permission denied",
+        ),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+    ],
+)
+def test_what_the_system_refuses_to_read_is_no_failure_to_write_and_an_interruption_is_told(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str
 ) -> None:
-    def refused(*_: Any) -> NoReturn:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/file")
+    def failing(*_: Any) -> NoReturn:
+        raise error
 
-    monkeypatch.setattr(prediction, "predict", refused)
-    assert_one_line(run(capsys, "predict"), WRONG_INPUT, "twin: /some/file: Permission denied")
+    monkeypatch.setattr(prediction, "predict", failing)
+    assert_one_line(run(capsys, "predict"), code, f"twin: {says}\n")
+    done = run(capsys, "predict", "--json")
+    assert (done.code, done.err, json.loads(done.out)["error"]["message"]) == (code, "", says)
 
 
 @pytest.mark.parametrize(
@@ -283,59 +281,42 @@ def test_a_trace_of_what_does_not_fit_leaves_with_its_answer_and_says_so(capsys:
 
 
 INTERRUPTED_IMPORT = """
-import os, signal, sys
-
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[1]:
-            os.kill(os.getpid(), int(sys.argv[2]))
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), int(sys.argv[1]))
 
 sys.meta_path.insert(0, Interrupted())
 import cli
 cli.main(["predict"])
 """
-
-SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")]
-
-
-@pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
-@pytest.mark.parametrize("module", ["click", "twin.cli.delivery", "twin.prediction", "simpy"])
-def test_a_signal_while_the_command_still_loads_is_one_line(module: str, number: int, code: int, word: str) -> None:
-    arguments = [sys.executable, "-c", INTERRUPTED_IMPORT, module, str(int(number))]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"twin: {word}\n")
-
-
 INTERRUPTED_EXIT = """
-import atexit, os, signal, sys
+import atexit
 import cli
+number, sys.argv[1:] = int(sys.argv[1]), ["profiles"]
 
 def ended(*given, end=cli.end):
     code = end(*given)
-    atexit.register(lambda: os.kill(os.getpid(), NUMBER))
+    atexit.register(lambda: os.kill(os.getpid(), number))
     return code
 
 cli.end = ended
 cli.main()
 """
 
+SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")]
+
 
 @pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
-def test_a_signal_while_python_leaves_is_one_line(number: int, code: int, word: str) -> None:
-    arguments = [sys.executable, "-c", INTERRUPTED_EXIT.replace("NUMBER", str(int(number))), "profiles"]
+@pytest.mark.parametrize("module", ["click", "twin.cli.delivery", "twin.prediction", "simpy", ""])
+def test_a_signal_while_the_command_still_loads_or_python_leaves_is_one_line(
+    module: str, number: int, code: int, word: str
+) -> None:
+    program = f"import os, sys\n{INTERRUPTED_IMPORT if module else INTERRUPTED_EXIT}"
+    arguments = [sys.executable, "-c", program, str(int(number)), module]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (code, f"twin: {word}\n")
-    assert done.stdout == child("profiles").out
-
-
-def test_an_interruption_in_json_is_a_document(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prediction, "predict", interrupted)
-    done = run(capsys, "predict", "--json")
-    assert json.loads(done.out)["error"]["type"] == "Interrupted"
-    assert (done.code, done.err) == (INTERRUPTED, "")
+    assert done.stdout == ("" if module else child("profiles").out)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")

@@ -37,19 +37,9 @@ NUMBERS: tuple[Any, ...] = (
 )  # fmt: skip
 
 LITERALS = (
-    "1e999",
-    "-1e999",
-    "NaN",
-    "Infinity",
-    "9" * 5000,
-    "-" + "9" * 5000,
-    "0." + "9" * 5000,
-    "[" * 100_000,
-    "01",
-    "+1",
-)
+    "1e999", "-1e999", "NaN", "Infinity", "9" * 5000, "-" + "9" * 5000, "0." + "9" * 5000, "[" * 100_000, "01", "+1",
+)  # fmt: skip
 """Numbers that no JSON writer writes."""
-
 
 PAIRS = (
     ("qwen3.8-flash-next", "3x-rtx3090"),
@@ -225,9 +215,9 @@ def _mutated(document: Any, draw: random.Random) -> bytes:
     document = copy.deepcopy(document)
     literal = None
     for _ in range(draw.choice((1, 1, 2, 3))):
-        holder, key = _somewhere(document, draw)
-        if holder is None:
+        if not (places := _places(document)):
             break
+        holder, key = draw.choice(places)
         value = holder[key]
         chance = draw.random()
         if isinstance(value, int | float) and not isinstance(value, bool) and chance < 0.5:
@@ -265,12 +255,6 @@ def _shifted(document: Any, factors: tuple[float, ...], draw: random.Random) -> 
 def _scaled(value: float, factor: float) -> Any:
     changed = max(-(10**200), min(value, 10**200)) * factor
     return max(1, int(changed)) if isinstance(value, int) else changed
-
-
-def _somewhere(document: Any, draw: random.Random) -> tuple[Any, Any]:
-    """One of them."""
-    found = _places(document)
-    return draw.choice(found) if found else (None, None)
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:

@@ -47,6 +47,12 @@ def phases(prediction: Prediction) -> tuple[Phase, Phase]:
     return prediction.decode, prediction.prefill
 
 
+def first_s(prediction: Prediction) -> float:
+    """Seconds to the first token."""
+    assert prediction.ttft_s is not None
+    return prediction.ttft_s.value
+
+
 ROUNDING = 1e-9
 SAMPLING = 1e-3
 """A prefill is summed from few of its chunks, to within this share."""

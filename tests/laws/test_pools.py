@@ -21,10 +21,7 @@ BOUNDED = [name for name in POOL_FORMATS if not name.startswith(("kvarn", "turbo
 @settings(LAWS, max_examples=100)
 @given(pool_questions())
 def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: Question) -> None:
-    """The longest context is one whose blocks are there, for every sequence of the batch, beside the null block.
-
-    A block more a sequence is more than there is.
-    """
+    """The longest context has blocks for every sequence of the batch beside the null block; a block more it has not."""
     asked = plan_memory(resolve(question), RTX3090)
     low, longest, high = (asked.max_ctx_tokens(sigmas=sigmas) for sigmas in (-1.0, 0.0, 1.0))
     assert low <= longest <= high

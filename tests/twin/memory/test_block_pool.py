@@ -141,8 +141,6 @@ def test_a_drafters_layers_join_attention_unless_they_slide(
     assert [plan.blocks_per_request(tokens) for tokens in (1, 16, 17, 8192)] == blocks
 
 
-# Laws for any layers
-
 SETTINGS = block_pool.PoolSettings(
     promotes_sliding=True,
     balances_groups=True,
@@ -167,30 +165,24 @@ def spec(kind: Any, layers: int, **more: Any) -> CacheSpec:
 @pytest.mark.parametrize(
     ("layers", "balances", "full", "groups"),
     [
-        ((16, 48, 5), True, 8, [8, 8] + [8] * 6 + [5]),
-        ((16, 48, 5), False, 5, [4] * 4 + [5] * 8 + [4] * 2 + [5]),
-        ((16, 48, 8), True, 16, [16] + [16] * 3 + [8]),
-        ((16, 48, 4), True, 8, [8, 8] + [8] * 6 + [4]),
-        ((16, 48, 3), True, 4, [4] * 4 + [4] * 12 + [3]),
-        ((17, 48, 5), True, 5, [5, 4, 4, 4] + [5] * 8 + [4] * 2 + [5]),
-        ((10, 0, 20), True, 10, [10, 10, 10]),
-        ((13, 0, 12), True, 13, [13, 12]),
-        ((12, 0, 8), False, 8, [6, 6, 8]),
-        ((16, 48, 0), True, 16, [16] * 4),
+        ((16, 48, 5), True, 8, [8] * 8 + [5]), ((16, 48, 5), False, 5, [4] * 6 + [5] * 9),
+        ((16, 48, 8), True, 16, [16] * 4 + [8]), ((16, 48, 4), True, 8, [8] * 8 + [4]),
+        ((16, 48, 3), True, 4, [4] * 16 + [3]), ((17, 48, 5), True, 5, [4] * 5 + [5] * 10),
+        ((10, 0, 20), True, 10, [10] * 3), ((13, 0, 12), True, 13, [13, 12]),
+        ((12, 0, 8), False, 8, [6, 6, 8]), ((16, 48, 0), True, 16, [16] * 4),
     ],
-)
+)  # fmt: skip
 def test_groups_are_as_long_as_the_fewest_layers_of_a_type_unless_padding_windows_is_cheaper(
     layers: tuple[int, int, int], *, balances: bool, full: int, groups: list[int]
 ) -> None:
     kinds = zip(("attention", "recurrent", "sliding"), layers, strict=True)
-    plan = block_pool.plan_blocks(
-        [spec(kind, count) for kind, count in kinds if count], replace(SETTINGS, balances_groups=balances)
-    )
+    specs = [spec(kind, count) for kind, count in kinds if count]
+    plan = block_pool.plan_blocks(specs, replace(SETTINGS, balances_groups=balances))
     assert plan.group_layers == full
     assert sorted(group.layers for group in plan.groups) == sorted(groups)
 
 
-def test_layers_that_cannot_share_a_pool_and_an_empty_request_are_refused() -> None:
+def test_layers_that_cannot_share_a_pool_sizes_of_another_kind_and_an_empty_request_are_refused() -> None:
     odd = spec("sliding", 5, token_bytes=2112, takes_padding=False)
     hybrid = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
     with pytest.raises(Impossible, match="sliding layers neither divides 1,664,000 B"):
@@ -200,14 +192,9 @@ def test_layers_that_cannot_share_a_pool_and_an_empty_request_are_refused() -> N
             block_pool.plan_blocks(specs, SETTINGS)
     with pytest.raises(BadValue, match="at least 1 token"):
         block_pool.plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}]
-)
-def test_a_spec_of_sizes_that_its_kind_has_not_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
-        replace(spec("attention", 16), **wrong)
+    for wrong in ({"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}):
+        with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
+            replace(spec("attention", 16), **wrong)
 
 
 COUNT, SIZE = st.integers(1, 64), st.integers(1, 8192)
@@ -264,9 +251,6 @@ def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
     assert plan.state_blocks + -(-tokens // plan.block_tokens) <= needed <= plan.blocks_per_request(tokens + more)
     assert plan.bytes_per_request(tokens) == needed * plan.block_bytes
     assert (plan.concurrency(needed, tokens), plan.printed_tokens(needed, tokens)) == (1, tokens)
-
-
-# The pool of a case
 
 
 def test_the_pools_of_a_batch_server_come_out_near_what_was_published() -> None:
@@ -332,13 +316,10 @@ def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes:
 @pytest.mark.parametrize(
     ("kv_dtype", "sequences", "slots", "slot_mib", "longest", "tokens"),
     [
-        (KVARN, 64, 152, 8, 1000, 64_000),
-        (KVARN, 4, 32, 8, 262_144, 262_144),
-        (KVARN, 1, 26, 8, 1000, 4096),
-        (KVARN, 1, 26, 8, 400_000, 262_144),
-        ("kvarn_k4v2_g64", 64, 168, 4, 1000, 64_000),
+        (KVARN, 64, 152, 8, 1000, 64_000), (KVARN, 4, 32, 8, 262_144, 262_144), (KVARN, 1, 26, 8, 1000, 4096),
+        (KVARN, 1, 26, 8, 400_000, 262_144), ("kvarn_k4v2_g64", 64, 168, 4, 1000, 64_000),
     ],
-)
+)  # fmt: skip
 def test_waiting_tiles_take_2_slots_a_sequence_those_of_a_step_and_8_and_a_rebuilt_history_4_kib_a_token(
     kv_dtype: str, sequences: int, slots: int, slot_mib: int, *, longest: int, tokens: int
 ) -> None:
@@ -403,22 +384,18 @@ def test_the_engine_prints_one_block_more_than_it_can_use(blocks: int, residents
         assert plan.max_ctx_tokens() == max(0, (blocks - 1) // batch - 3) * 800
 
 
-def test_several_devices_and_engines_without_a_pool_are_refused() -> None:
+def test_several_devices_and_engines_without_a_pool_are_refused_and_without_room_there_is_none() -> None:
     with pytest.raises(Impossible, match="vllm is modelled on one device, rtx3090 has 2") as refused:
         plan_memory(asked(), replace(RTX3090, gpu_count=2))
     assert "--hw rtx3090" in refused.value.hint
+    for model in (BATCH, LLAMA):  # whose weights alone do not fit
+        plan = plan_memory(asked(model=model), machine(vram_bytes=8 * GIB))
+        assert (plan.fits, plan.max_ctx_tokens()) == (False, 0)
+        assert (pool_of(plan).pool_bytes, pool_of(plan).blocks, pool_of(plan).printed_tokens) == (0, 0, 0)
     other = resolve(Question(ctx_tokens=1))
     for wanted in (block_plan, block_pool.pool_rules):
         with pytest.raises(Impossible, match="exllamav3 shares no pool of blocks among requests"):
             wanted(other)
-
-
-@pytest.mark.parametrize("model", [BATCH, LLAMA])
-def test_weights_that_do_not_fit_leave_no_pool(model: str) -> None:
-    plan = plan_memory(asked(model=model), machine(vram_bytes=8 * GIB))
-    found = pool_of(plan)
-    assert (found.pool_bytes, found.blocks, found.printed_tokens) == (0, 0, 0)
-    assert (plan.fits, plan.max_ctx_tokens()) == (False, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from hwprofiles import load_profile
 from tests.twin.memory.pool_worlds import dense, pooled
 from tests.worlds import LAWS, case, flash_next, model, step, with_rules
-from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
@@ -21,8 +20,6 @@ from twin.operations import attention
 from twin.operations.format_ops import Heads, format_case, prefill_ops
 from twin.operations.occupancy import DecodePlan, ThreadBlock
 from twin.operations.ops import Engine
-
-# Decode, append and dense prefill
 
 
 @pytest.mark.parametrize(("name", "token_bytes", "dequantised", "verifies"), [
@@ -139,35 +136,31 @@ def test_a_chunk_is_scored_slab_by_slab(
     assert (over_link.engine, over_link.link_bytes * slabs) == (Engine.H2D, keys)
 
 
-# Sparse prefill
+SPLIT = {"splits_selection": True}
 
 
-def splitting(of_case: Case) -> Case:
-    return replace(of_case, rules=with_rules(of_case.rules, splits_selection=True))
+def test_groups_of_heads_are_padded_to_whole_tiles_and_partials_and_sums_pass_through_memory() -> None:
+    """12 query heads a KV head fill a tile of 16; 2 of the toy model too.
 
-
-def test_groups_of_heads_are_padded_to_whole_tiles() -> None:
-    """12 query heads a KV head fill a tile of 16; 2 of the toy model too."""
+    fp32 partials are written and read unless the kernel carries the sum itself, which is read and written.
+    """
     assert attention.padded_heads(flash_next()) == attention.padded_heads(case()) == 2 * 16
     assert [attention.padded_heads(case(rules={"head_tile": tile})) for tile in (1, 2, 3)] == [4, 4, 6]
+    for rules, elements in (({}, 2 * 32 + 2 * 4), (SPLIT, 2 * 4)):
+        combine = attention.combine_partials(case(rules=rules), step(100, 8), 0, after=(1,))
+        assert combine.vram_bytes == 8 * elements * 8 * 4
 
 
 @LAWS
 @given(st.integers(1, 5000))
 def test_an_engine_masks_its_padded_selection_in_every_bucket_or_splits_it(buckets: int) -> None:
     """Split, at least the 513 blocks of 4 over all buckets, at most a tile of 32 tokens more in each."""
-    assert attention.issued_tokens(flash_next(), buckets) == 2080
-    assert attention.issued_flops(flash_next(), 1024, buckets) == 4 * 1024 * 2080 * 32 * 256
-    over_all = buckets * attention.issued_tokens(splitting(flash_next()), buckets)
-    assert 513 * 4 * (1 - 1e-9) <= over_all <= 513 * 4 + 32 * buckets
+    whole = flash_next()
+    assert attention.issued_tokens(whole, buckets) == 2080
+    assert attention.issued_flops(whole, 1024, buckets) == 4 * 1024 * 2080 * 32 * 256
+    split = replace(whole, rules=with_rules(whole.rules, **SPLIT))
+    assert 513 * 4 * (1 - 1e-9) <= buckets * attention.issued_tokens(split, buckets) <= 513 * 4 + 32 * buckets
     assert attention.issued_tokens(case(layout="vram", spec=model(every=1, sparse=False)), buckets) == 0
-
-
-@pytest.mark.parametrize(("splits", "elements"), [(False, 2 * 32 + 2 * 4), (True, 2 * 4)])
-def test_combining_passes_partials_and_sums_through_memory(splits: bool, elements: int) -> None:
-    """fp32 partials are written and read unless the kernel carries the sum itself, which is read and written."""
-    asked = splitting(case()) if splits else case()
-    assert attention.combine_partials(asked, step(100, 8), 0, after=(1,)).vram_bytes == 8 * elements * 8 * 4
 
 
 @pytest.mark.parametrize("mean", [0.01, 0.3, 1.0, 2.0, 7.9, 40.0, 63.9, 64.1, 300.0])
@@ -226,31 +219,26 @@ def test_calls_and_combinations_are_those_of_the_kernel_s_own_loop(kv_tokens: in
     assert KV_CHUNK == chunk.KV_CHUNK_TOKENS == of_case.rules.own_kernels.kv_chunk_tokens
 
 
-def test_the_scratch_is_that_of_the_kernel_and_has_one_size_in_every_plan() -> None:
-    torch = pytest.importorskip("torch")
-    from realkernels.kernels.prefill import ChunkScratch
-
-    of_case = format_case(INT4)
-    made = ChunkScratch.allocate(
-        kv_chunk_tokens=KV_CHUNK, q_tokens=64, query_heads=24, kv_heads=4, head_dim=256, dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    result = 64 * 24 * 256 * 2
-    assert attention.prefill_scratch_bytes(replace(of_case, chunk_tokens=64)) == made.bytes + result
-    for ctx in (4_096, 131_072):
-        asked = Question(ctx_tokens=ctx, model="qwen3.8-27b", engine="twin", layout="vram", kv_dtype="q8_0")
-        fixed = plan_memory(resolve(asked), load_profile("h200")).devices()[0].fixed
-        assert fixed["prefill scratch"] == KV_CHUNK * 2 * 4 * 256 * 2 + 4_096 * 24 * (256 * (4 + 2) + 4)
-
-
-def test_other_engines_and_sparse_models_read_the_cache_as_it_is() -> None:
+def test_scratch_is_that_of_the_kernel_in_every_plan_and_other_engines_and_sparse_models_need_none() -> None:
     own = format_case("bf16")
     assert attention.dequantises_history(own)
     assert LAYOUT.working_bytes(own) == {"prefill scratch": attention.prefill_scratch_bytes(own)}
     assert LAYOUT.bucket_tokens(own) == KV_CHUNK
-    other = resolve(Question(ctx_tokens=4_096, model="qwen3.8-27b", engine="vllm", kv_dtype="fp8"))
-    sparse = resolve(Question(ctx_tokens=4_096, engine="twin", layout="vram", kv_dtype="fp16"))
-    for asked in (other, sparse):
+    other = Question(ctx_tokens=4_096, model="qwen3.8-27b", engine="vllm", kv_dtype="fp8")
+    sparse = Question(ctx_tokens=4_096, engine="twin", layout="vram", kv_dtype="fp16")
+    for asked in map(resolve, (other, sparse)):
         assert not attention.dequantises_history(asked)
         assert LAYOUT.working_bytes(asked) == {}
         assert LAYOUT.bucket_tokens(asked) == 0
+    for ctx in (4_096, 131_072):
+        asked = resolve(replace(other, ctx_tokens=ctx, engine="twin", layout="vram", kv_dtype="q8_0"))
+        fixed = plan_memory(asked, load_profile("h200")).devices()[0].fixed
+        assert fixed["prefill scratch"] == KV_CHUNK * 2 * 4 * 256 * 2 + 4_096 * 24 * (256 * (4 + 2) + 4)
+    torch = pytest.importorskip("torch")
+    from realkernels.kernels.prefill import ChunkScratch
+
+    sizes = {"kv_chunk_tokens": KV_CHUNK, "q_tokens": 64, "query_heads": 24, "kv_heads": 4, "head_dim": 256}
+    made = ChunkScratch.allocate(**sizes, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert (
+        attention.prefill_scratch_bytes(replace(format_case(INT4), chunk_tokens=64)) == made.bytes + 64 * 24 * 256 * 2
+    )

@@ -41,22 +41,13 @@ def total(program: Program, part: str, count: str) -> float:
     return sum(getattr(op, count) * times for op, times in ops(program, part))
 
 
-# Layers and devices
-
-
-@pytest.mark.parametrize(
-    ("layers", "devices", "split"),
-    [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (4, 3, (0, 0, 1, 2)), (2, 4, (0, 1)), (6, 3, (0, 0, 1, 1, 2, 2))],
-)
-def test_layers_are_split_in_order_and_evenly(layers: int, devices: int, split: tuple[int, ...]) -> None:
-    assert lower.split_layers(layers, devices) == split
-
-
-def test_groups_hold_every_layer_once() -> None:
-    asked = flash_next()
-    single = lower.layer_groups(asked.model.layer_kinds, 3, alone=asked.model.layers)
-    assert [(group.index, group.kind) for group in single] == list(enumerate(asked.model.layer_kinds))
-    grouped = lower.layer_groups(asked.model.layer_kinds, 3, alone=1)
+def test_layers_are_split_in_order_and_evenly_and_groups_hold_every_layer_once() -> None:
+    for layers, devices, split in ((4, 1, "0000"), (4, 2, "0011"), (4, 3, "0012"), (2, 4, "01"), (6, 3, "001122")):
+        assert lower.split_layers(layers, devices) == tuple(map(int, split))
+    kinds = flash_next().model.layer_kinds
+    single = lower.layer_groups(kinds, 3, alone=len(kinds))
+    assert [(group.index, group.kind) for group in single] == list(enumerate(kinds))
+    grouped = lower.layer_groups(kinds, 3, alone=1)
     assert [(group.kind, group.count) for group in grouped] == [("recurrent", 1), ("recurrent", 35), ("attention", 12)]
 
 
@@ -90,9 +81,6 @@ def test_grouped_layers_take_as_long_as_layers_one_by_one(
     for program_of, of_step in ((lower.decode_program, decode), (lower.prefill_program, chunk)):
         found = [Breakdown().run(program_of(asked, of_step, devices, grouped=each), roofs) for each in (True, False)]
         assert same(*found)
-
-
-# Weights, states and logits
 
 
 @pytest.mark.parametrize("grouped", [True, False])
@@ -136,6 +124,9 @@ def test_a_feed_forward_that_multiplies_in_another_type_is_a_product_of_its_own(
     assert {op.grain for op, _ in ops(split, "weights")} == {tokens}
     alike = dense(weights=replace(W4A16, mlp_operands="bf16"))
     assert program_of(pooled(spec=alike)) == whole
+    for spec in (INT8_MLP, BF16):  # whose mixer waits for what lies before it
+        for graph in lower.decode_program(pooled(spec=spec), step(100), 1)[:-1]:
+            assert [op.after for op in graph.ops] == [(), (0,), (1,)]
 
 
 @pytest.mark.parametrize(("tokens", "issued"), [(1, 16), (16, 16), (17, 32), (2048, 2048)])
@@ -158,12 +149,6 @@ def test_elementwise_ops_are_separate_where_the_rate_of_products_leaves_them_out
     assert found == {(2 * tokens * (64 + 48), 2), (2 * tokens * (64 + 96 + 48), 2)}
     assert {(op.kernel, op.after) for op, _ in elementwise} == {("elementwise/library/bf16", (0,))}
     assert not ops(program_of(pooled()), "elementwise")
-
-
-@pytest.mark.parametrize("spec", [BF16, INT8_MLP])
-def test_the_mixer_waits_for_what_lies_before_it(spec: Any) -> None:
-    for graph in lower.decode_program(pooled(spec=spec), step(100), 1)[:-1]:
-        assert [op.after for op in graph.ops] == [(), (0,), (1,)]
 
 
 @pytest.mark.parametrize(("q_tokens", "batch"), [(1, 1), (1, 3), (4, 1), (16, 3)])
@@ -212,9 +197,6 @@ def test_a_step_is_its_backbone_its_head_and_its_attention(spec: Any) -> None:
     )
 
 
-# N-gram rows
-
-
 @pytest.mark.parametrize(
     ("where", "row_bytes", "engine", "read_bytes"),
     [("ram", 100, Engine.HOST, 100), ("disk", 100, Engine.DISK, 4096), ("disk", 5000, Engine.DISK, 5000)],
@@ -247,8 +229,6 @@ def test_a_decode_step_fetches_rows_beside_the_layer_before_their_use(before_lay
     assert (len(graph.ops) == 2) is (before_layer == 0)
 
 
-# Drafting
-
 TOKEN_BYTES = 64
 """K and V of one token in one layer of either drafter, in bf16: 2 x 2 x 8 or 2 x 1 x 16 elements."""
 
@@ -265,6 +245,7 @@ def draft(speculation: Speculation, kv_tokens: int = 40, batch: int = 1, **asked
 def test_a_sequential_drafter_passes_once_for_every_token(tokens: int, batch: int, head_bits: float | None) -> None:
     """Layers of 50 B and 100 parameters, a token a sequence; a head of 24 B has what they hold at the model's bits."""
     spec = dense(weights=replace(W4A16, head_bits=head_bits))
+    assert [lower.draft_weight_bytes(each) for each in (None, drafted(), drafted(BLOCK))] == [0, 50 + 24, 500]
     passes = draft(drafted(SEQUENTIAL, tokens), batch=batch, spec=spec)
     layers, attend, head = passes.ops
     assert passes.times == tokens
@@ -275,10 +256,6 @@ def test_a_sequential_drafter_passes_once_for_every_token(tokens: int, batch: in
     assert [op.after for op in passes.ops] == [(), (0,), (1,)]
     assert {(op.part, op.engine, op.dtype) for op in passes.ops} == {("draft", Engine.SM, "bf16")}
     assert {layers.kernel, head.kernel} == {"linear/marlin/w4a16"}
-
-
-def test_weights_of_a_drafter_are_its_layers_and_a_head_that_is_its_own() -> None:
-    assert [lower.draft_weight_bytes(each) for each in (None, drafted(), drafted(BLOCK))] == [0, 50 + 24, 500]
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(1, 3), (8, 1)])
@@ -300,13 +277,9 @@ def test_a_block_drafter_passes_once_over_its_block_however_much_is_looked_up(
 
 @pytest.mark.parametrize(
     ("kv_dtype", "attention", "piecewise"),
-    [
-        ("bf16", "flash_attention", False),
-        ("int8_per_token_head", "triton", False),
-        ("fp8", "flashinfer", True),
-        ("kvarn_k4v2_g128", "kvarn", True),
-    ],
-)
+    [("bf16", "flash_attention", False), ("int8_per_token_head", "triton", False), ("fp8", "flashinfer", True),
+     ("kvarn_k4v2_g128", "kvarn", True)],
+)  # fmt: skip
 def test_a_speculating_step_pays_for_sampling_and_for_graphs_that_are_not_whole(
     kv_dtype: str, attention: str, *, piecewise: bool
 ) -> None:

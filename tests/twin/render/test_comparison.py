@@ -55,6 +55,9 @@ def test_every_row_names_the_kernel_of_its_speed_and_where_its_rates_are_from() 
             assert each.kernel == each.case.attention_kernel("attend_decode")
             assert f"{each.case.backend}, {rate.source}" in " ".join(shown)
     text = comparison_text(compared)
+    (note,) = (line for line in text.splitlines() if line.startswith("  turboquant_3bit_nc: "))
+    assert note.count("machine rtx3090 has no rate for ") == 1  # all that are missing together
+    assert "attend_decode/turboquant/turboquant_3bit_nc, append/" in note
     assert "speeds are those of vllm's kernels; " in text
     assert "twin formats --hw rtx3090\n" in text
 
@@ -77,10 +80,3 @@ def test_a_prompt_that_needs_no_prefill_has_neither_a_speed_nor_a_wall() -> None
     text = comparison_text(compare_all(Question(ctx_tokens=1)))
     for name in ("prefill", "prefill wall"):
         assert next(line for line in text.splitlines() if line.startswith(f"  {name}  ")).split()[-2:] == ["-", "-"]
-
-
-def test_rates_that_are_missing_are_named_together() -> None:
-    text = comparison_text(compare_all(FORMATS, formats=["fp8", "turboquant_3bit_nc"]))
-    note = next(line for line in text.splitlines() if line.startswith("  turboquant_3bit_nc: "))
-    assert note.count("machine rtx3090 has no rate for ") == 1
-    assert "attend_decode/turboquant/turboquant_3bit_nc, append/" in note

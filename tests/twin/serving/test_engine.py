@@ -1,7 +1,5 @@
 """The engine against itself step by step, against the slow way, and against laws that hold whatever it does."""
 
-import subprocess
-import sys
 import tracemalloc
 from itertools import pairwise
 from typing import Any
@@ -192,12 +190,3 @@ def peak_bytes(count: int, rate_per_s: float | None) -> int:
 @pytest.mark.parametrize("rate_per_s", [10.0, None], ids=["at ten a second", "in a queue"])
 def test_memory_does_not_grow_with_the_number_of_requests(rate_per_s: float | None) -> None:
     assert peak_bytes(LONG, rate_per_s) < peak_bytes(SHORT, rate_per_s) + FEW_BYTES
-
-
-def test_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys\nimport twin.serving.engine, twin.serving.traces\n"
-        "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"numpy", "scipy", "torch", "simpy", "rich", "click"}

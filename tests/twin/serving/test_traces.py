@@ -35,17 +35,16 @@ def line_refusal(*given: str | bytes) -> str:
 
 TOKENS = "allowed are whole numbers from 1 to 2,147,483,647"
 TIMES = "allowed are numbers from 0 to 1e+15"
+ONE = "allowed is one of them"
 NAMES = "allowed are text and whole numbers of 64 bits"
 LONG_PREFIX = "prefix_tokens is 11, allowed are whole numbers from 1 to 10"
-TWO_PREFIXES = "has both prefix_id and hash_ids, allowed is one of them"
 EARLIER = "arrival_s is 0.5, before 1 of the request before; sort the trace by arrival"
-OTHER_KEY = "timestamp after arrival_s in the lines before, allowed is one of them in a file"
 HALF_A_PREFIX = "has one of prefix_id and prefix_tokens, allowed are both or none"
 WRONG_LINES = {
     "no arrival": (line(arrival_s=...), "has no arrival_s (or timestamp)"),
     "no prompt": (line(prompt_tokens=...), "has no prompt_tokens (or input_length or prompt)"),
     "no output": (line(output_tokens=...), "has no output_tokens (or output_length or output)"),
-    "two arrivals": (line(timestamp=1), "has both arrival_s and timestamp, allowed is one of them"),
+    "two arrivals": (line(timestamp=1), f"has both arrival_s and timestamp, {ONE}"),
     "negative time": (line(arrival_s=-0.5), f"arrival_s is -0.5, {TIMES}"),
     "late time": (line(arrival_s=1e16), f"arrival_s is 1e+16, {TIMES}"),
     "time as text": (line(arrival_s="1"), f'arrival_s is "1", {TIMES}'),
@@ -61,10 +60,7 @@ WRONG_LINES = {
     "prefix without tokens": (line(prefix_id=1), HALF_A_PREFIX),
     "tokens without prefix": (line(prefix_tokens=1), HALF_A_PREFIX),
     "prefix beyond prompt": (line(prefix_id=1, prefix_tokens=11), LONG_PREFIX),
-    "two prefixes": (
-        line(prefix_id=1, prefix_tokens=1, hash_ids=[1]),
-        "has both prefix_id and hash_ids, allowed is one of them",
-    ),
+    "two prefixes": (line(prefix_id=1, prefix_tokens=1, hash_ids=[1]), f"has both prefix_id and hash_ids, {ONE}"),
     "hashes as text": (line(hash_ids="1,2"), 'hash_ids is "1,2", allowed is a list'),
     "a bool among the hashes": (line(hash_ids=[True]), f"hash_ids is true, {NAMES}"),
     "NaN": (line(arrival_s=float("nan")), "not a JSON object: JSON is malformed: invalid character (byte 14)"),
@@ -78,7 +74,10 @@ WRONG_LINES = {
     "a key twice": (f'{GOOD[:-1]}, "prompt\\u005ftokens": 11}}', 'has "prompt_tokens" twice, allowed is once'),
     "an inner key twice": (f'{GOOD[:-1]}, "user": {{"a": 1, "a" : 2}}}}', 'has "a" twice, allowed is once'),
     "out of order": (line(arrival_s=0.5), EARLIER),
-    "another key of time": (line(arrival_s=..., timestamp=2000), OTHER_KEY),
+    "another key of time": (
+        line(arrival_s=..., timestamp=2000),
+        f"timestamp after arrival_s in the lines before, {ONE} in a file",
+    ),
 }
 
 
@@ -161,17 +160,10 @@ def asked_for(ahead: list[Entry], asked: Reading = NOTHING, *, whole: bool = Tru
 
 @pytest.mark.parametrize(
     ("lengths", "sizes"),
-    [
-        ([(48, 3)], [16]),
-        ([(915, 2), (898, 2)], [512]),
-        ([(521, 33)], [16]),
-        ([(700, 700)], [1]),
-        ([(1500, 2), (1601, 3), (800, 1)], [800]),
-        ([(100, 1)], [128, 256, 512, 1024, 2048, 4096, 8192]),
-        ([(9000, 1)], []),
-        ([(1500, 2), (1700, 3)], []),
-    ],
-)
+    [([(48, 3)], [16]), ([(915, 2), (898, 2)], [512]), ([(521, 33)], [16]), ([(700, 700)], [1]),
+     ([(1500, 2), (1601, 3), (800, 1)], [800]), ([(100, 1)], [128, 256, 512, 1024, 2048, 4096, 8192]),
+     ([(9000, 1)], []), ([(1500, 2), (1700, 3)], [])],
+)  # fmt: skip
 def test_sizes_are_those_that_every_line_allows(lengths: list[tuple[int, int]], sizes: list[int]) -> None:
     """The last: 750 to 849, of which no number is more usual than another."""
     assert traces.hash_sizes([entry_of_hashes(*each) for each in lengths])[0] == sizes
@@ -241,17 +233,16 @@ def test_what_lines_leave_open_is_asked_for(name: str) -> None:
     assert "--time-unit" in asked_for(OPEN[name]).hint
 
 
-def test_requests_that_come_all_at_once_have_no_unit() -> None:
-    ahead = [entry(arrival=7), entry(arrival=7)]
-    assert traces.understand(ahead, NOTHING, whole=True) == NOTHING
+def test_requests_that_come_all_at_once_have_no_unit_and_a_key_that_names_it_is_believed() -> None:
+    at_once = [entry(arrival=7), entry(arrival=7)]
+    assert traces.understand(at_once, NOTHING, whole=True) == NOTHING
     assert NOTHING.text == "all at once"
-    asked_for(ahead, whole=False)  # later ones may come later
-
-
-def test_a_key_that_names_its_unit_is_believed() -> None:
-    ahead = [entry(in_seconds=True), entry(in_seconds=True, arrival=5)]
-    assert traces.understand(ahead, NOTHING, whole=True) == traces.understand(ahead, Reading(time_unit="s"), whole=True)
-    refused = asked_for(ahead, Reading(time_unit="ms"))
+    asked_for(at_once, whole=False)  # later ones may come later
+    named = [entry(in_seconds=True), entry(in_seconds=True, arrival=5)]
+    assert traces.understand(named, NOTHING, whole=True) == traces.understand(
+        named, traces.Reading(time_unit="s"), whole=True
+    )
+    refused = asked_for(named, traces.Reading(time_unit="ms"))
     assert (str(refused), refused.line) == ("arrival_s is in seconds, not in milliseconds", 0)
 
 
@@ -358,9 +349,6 @@ def test_what_is_wrong_is_named_by_file_and_number(written: Write, tmp_path: Pat
         assert refusal(written(*empty)) == ": holds no requests"
     assert refusal(tmp_path / "none.jsonl") == ": cannot be read: No such file or directory"
     assert refusal(tmp_path) == ": a folder, not a trace of JSON lines"
-
-
-def test_gzip_that_is_cut_off_or_damaged(tmp_path: Path) -> None:
     whole = gzip.compress(b"\n".join([GOOD.encode()] * 2000))
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(whole[:-20])
