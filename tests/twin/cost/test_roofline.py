@@ -69,23 +69,20 @@ def test_an_efficiency_stretches_the_roof_but_not_the_latency_which_stands_in_fo
     assert (copy.latency_s, copy.bound_s, copy.latency_rates) == (0.25, 1, (f"{KEY}#latency",))
 
 
-def test_an_efficiency_is_read_at_the_ops_grain_and_told_where_it_is_extrapolated() -> None:
-    found = roofs(kernels={KEY: kernel(efficiency=curve((1, 100), (0.1, 0.5)))})
+def test_efficiencies_are_read_at_an_ops_grain_and_a_links_at_its_runs_and_told_where_they_are_extrapolated() -> None:
+    found = roofs(
+        kernels={KEY: kernel(efficiency=curve((1, 100), (0.1, 0.5)))},
+        h2d=worlds.link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")),
+    )
     seconds = [found.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain)).seconds for grain in (1, 10, 100)]
     assert seconds == pytest.approx([10, 1 / 0.3, 2])
-    assert not found.extrapolated
-    found.cost(op(kernel=KEY, vram_bytes=1e9, grain=101))
-    assert found.extrapolated == {f"{KEY} at 101 tokens"}
-
-
-def test_short_runs_slow_a_link_down() -> None:
-    found = roofs(h2d=worlds.link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")))
     cost = found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=100))
     assert (cost.bound_s, cost.sol_s, cost.bound_rates) == (4, 1, ("h2d", "h2d.run_length"))
     assert [found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=run)).bound_s for run in (0, 5000)] == [1, 1]
     assert not found.extrapolated
+    found.cost(op(kernel=KEY, vram_bytes=1e9, grain=101))
     found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=50))
-    assert found.extrapolated == {"h2d at runs of 50 B"}
+    assert found.extrapolated == {f"{KEY} at 101 tokens", "h2d at runs of 50 B"}
 
 
 @pytest.mark.parametrize("key", worlds.KERNELS)
@@ -106,9 +103,6 @@ def test_a_missing_rate_of_products_or_instructions_is_named() -> None:
     bare = roofs(kernels={KEY: replace(at_its_roof(KEY), operations=worlds.operations(4))})
     with pytest.raises(MissingRate, match="no rate of instructions"):
         bare.cost(op(kernel=KEY, vram_bytes=1, dequantised_elements=1, split_kv=split_kv(elements=9)))
-
-
-# Occupancy
 
 
 def in_waves(held: tuple[float, ...], efficiency: tuple[float, ...], **rates: Rate) -> Roofs:
@@ -194,9 +188,6 @@ def test_a_last_round_that_is_not_full_takes_as_long_as_one_that_is() -> None:
     assert Roofs(two).cost(work).bound_s == pytest.approx(4 / 3 * Roofs(one).cost(work).bound_s)
 
 
-# Any op
-
-
 def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
     base = working(4).profile
     kernels = {KEY: kernel(efficiency=curve(), latency_s=1), LINEAR[1]: base.kernels[KEY]}
@@ -209,11 +200,11 @@ def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
     assert {rate for cost in costs for rate in cost.bound_rates + cost.latency_rates} <= found.rates.keys()
 
 
-COUNT = st.floats(min_value=0, max_value=1e12)
+COUNT = st.floats(0, 1e12)
 
 
 @worlds.LAWS
-@given(COUNT, COUNT, COUNT, st.floats(min_value=0.01, max_value=1), st.floats(min_value=0, max_value=1))
+@given(COUNT, COUNT, COUNT, st.floats(0.01, 1), st.floats(0, 1))
 def test_nothing_is_faster_than_its_roofs(
     vram_bytes: float, flops: float, link_bytes: float, efficiency: float, latency_s: float
 ) -> None:
@@ -224,9 +215,6 @@ def test_nothing_is_faster_than_its_roofs(
     assert cost.floor_s <= cost.sol_s <= cost.bound_s * (1 + 1e-12)
     assert cost.seconds == pytest.approx(cost.latency_s + cost.bound_s)
     assert best.seconds <= cost.seconds * (1 + 1e-12)
-
-
-# Products with the same weights, in the order of their tokens
 
 
 def weights(tokens: float, *, tile: int = 1, full: float = 40.0) -> Op:
@@ -248,10 +236,7 @@ STEEP: dict[str, Any] = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.4, 1.0)}
 def test_products_take_what_was_calibrated_at_the_tokens_that_it_was_calibrated_at(tile: int) -> None:
     found = [weights_s(tokens, tile=tile, **STEEP) for tokens in STEEP["at"]]
     assert found == pytest.approx([1 / 0.5, 1 / 0.4, 64 / 40 / 1.0])
-
-
-def test_products_whose_weights_go_with_their_tokens_are_left_as_they_are() -> None:
-    """Each token chooses its experts: how many are read by other numbers of tokens, an op does not say."""
+    # Where each token chooses its experts an op does not say how many are read by other numbers of them
     experts = roofs(kernels={KEY: kernel(efficiency=curve(**STEEP))}).cost(replace(weights(32), row_tile=0))
     assert experts.seconds == pytest.approx(1 / 0.7)
 
@@ -263,13 +248,12 @@ def test_every_token_of_a_tile_takes_as_long_as_its_first_unless_one_of_them_was
     assert weights_s(49, **flat) == pytest.approx(64 / 8 / 0.6)
 
 
+TOKENS = st.integers(1, 3000)
+
+
 @worlds.LAWS
 @given(
-    st.lists(st.floats(0.05, 1), min_size=1, max_size=5),
-    st.floats(1, 3000),
-    st.integers(1, 3000),
-    st.integers(1, 3000),
-    st.sampled_from((1, 16)),
+    st.lists(st.floats(0.05, 1), min_size=1, max_size=5), st.floats(1, 3000), TOKENS, TOKENS, st.sampled_from((1, 16))
 )
 def test_more_tokens_take_no_less_time_where_calibrated_ones_do_not(
     efficiency: list[float], full: float, one: int, other: int, tile: int
