@@ -15,20 +15,8 @@ import pytest
 
 from calibrate import records, session
 from calibrate.quality import measure as quality
-from tests.cli.command import (
-    ANSWERED,
-    CANNOT_WRITE,
-    CHILD,
-    CLOSED_PIPE,
-    DOES_NOT_FIT,
-    FULL_DISK,
-    INTERRUPTED,
-    TERMINATED,
-    WRONG_INPUT,
-    assert_one_line,
-    child,
-    run,
-)
+from tests.cli import command as commands
+from tests.cli.command import ANSWERED, CHILD, DOES_NOT_FIT, INTERRUPTED, WRONG_INPUT, assert_one_line, child, run
 from twin import prediction
 from twin.answers import comparison
 from twin.cli import workloads
@@ -36,7 +24,7 @@ from twin.cli import workloads
 Capture = pytest.CaptureFixture[str]
 
 NEEDS_STREAMS = pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
-NEEDS_FULL_DISK = pytest.mark.skipif(not FULL_DISK.exists(), reason="no /dev/full here")
+NEEDS_FULL_DISK = pytest.mark.skipif(not commands.FULL_DISK.exists(), reason="no /dev/full here")
 OLD = "what was there before\n"
 
 
@@ -54,11 +42,6 @@ def test_a_file_holds_what_standard_output_would_and_has_the_mode_of_all_files(
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("option", ["-o", "--trace"])
-def test_a_directory_is_no_place_for_an_answer(capsys: Capture, tmp_path: Path, option: str) -> None:
-    assert_one_line(run(capsys, "predict", option, str(tmp_path)), WRONG_INPUT, "is a directory")
-
-
 UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
 """Python then writes to streams without a buffer that would repeat what was taken in part."""
 
@@ -69,9 +52,9 @@ PRINTING = ("predict", "compare", "--help", "--version", "profiles", "completion
 @UNBUFFERED
 @pytest.mark.parametrize("command", [*PRINTING, "predict --ctx 0 --json"])
 def test_a_full_standard_output_is_one_line(command: str, unbuffered: str) -> None:
-    with FULL_DISK.open("w", encoding="utf-8") as full:
+    with commands.FULL_DISK.open("w", encoding="utf-8") as full:
         done = child(*command.split(), stdout=full, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
-    assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
+    assert_one_line(done, commands.CANNOT_WRITE, "cannot write standard output: No space left on device")
 
 
 @UNBUFFERED
@@ -81,7 +64,10 @@ def test_a_standard_output_that_takes_a_part_is_one_line(tmp_path: Path, unbuffe
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     command = [*limited, *CHILD, "profiles", "h200", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (CANNOT_WRITE, "twin: cannot write standard output: File too large\n")
+    assert (done.returncode, done.stderr) == (
+        commands.CANNOT_WRITE,
+        "twin: cannot write standard output: File too large\n",
+    )
 
 
 SERVED = "simulate --model llama-3.1-8b --hw h200 --requests 20"
@@ -94,7 +80,7 @@ def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
     os.close(reader)
     done = child(*command.split(), stdout=writer)
     os.close(writer)
-    assert (done.code, done.err) == (CLOSED_PIPE, "")
+    assert (done.code, done.err) == (commands.CLOSED_PIPE, "")
 
 
 NO_OUTPUT = "twin: cannot write standard output: Bad file descriptor\n"
@@ -103,7 +89,10 @@ NO_OUTPUT = "twin: cannot write standard output: Bad file descriptor\n"
 @pytest.mark.parametrize(
     ("command", "redirection", "code", "err"),
     [
-        *((command, ">&-", CANNOT_WRITE, NO_OUTPUT) for command in ("predict", "predict --ctx 0 --json", "--help")),
+        *(
+            (command, ">&-", commands.CANNOT_WRITE, NO_OUTPUT)
+            for command in ("predict", "predict --ctx 0 --json", "--help")
+        ),
         (f"predict -o {os.devnull}", ">&-", ANSWERED, ""),
         ("predict --ctx 0", "2>&-", WRONG_INPUT, ""),
         *((command, "2>&-", ANSWERED, "") for command in ("simulate --requests 2", "predict", "profiles")),
@@ -143,14 +132,23 @@ def test_two_documents_never_share_a_stream(command: str, place: str) -> None:
 
 
 @NEEDS_STREAMS
-def test_one_document_may_have_the_stream_for_itself(tmp_path: Path) -> None:
-    answer = tmp_path / "answer"
+def test_one_document_may_have_the_stream_for_itself_and_follows_what_is_written_there_already(tmp_path: Path) -> None:
+    path, answer = tmp_path / "log", tmp_path / "answer"
     done = child("predict", "--trace", "-", "-o", str(answer))
     assert (done.code, done.err) == (ANSWERED, "")
     assert json.loads(done.out)["traceEvents"]
-    assert child("predict").out == answer.read_text(encoding="utf-8")
     assert child("predict", "--trace", "-", "-o", "-").code == WRONG_INPUT
     assert child("predict", "--trace", "-", stdout=subprocess.DEVNULL).code == ANSWERED
+    with path.open("w", encoding="utf-8") as log:
+        log.write(OLD)
+        log.flush()
+        for place in ("/dev/stdout", "-"):
+            assert child("predict", "-o", place, stdout=log).code == ANSWERED
+    told = answer.read_text(encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == OLD + told * 2
+    assert sorted(os.listdir(tmp_path)) == ["answer", "log"]
+    assert not Path("-").exists()
+    assert child("predict", "-o", "/dev/stdout").out == child("predict").out == told
 
 
 @pytest.mark.parametrize(
@@ -173,23 +171,19 @@ def test_where_nothing_can_be_written_no_work_begins(
         monkeypatch.setattr(module, work, begun)
     place = tmp_path / "nowhere" / "file"
     done = run(capsys, *command.split(), option, str(place))
-    assert_one_line(done, CANNOT_WRITE, f"cannot write {place}: No such file or directory")
+    assert_one_line(done, commands.CANNOT_WRITE, f"cannot write {place}: No such file or directory")
     assert os.listdir(tmp_path) == []
 
 
-NO_FILES = {
-    "a folder": (".", "a folder"),
-    "a name too long": ("a" * 300, "File name too long"),
-    "a link in a circle": ("circle", "Too many levels of symbolic links"),
-    "below a file": ("file/below", "Not a directory"),
-    "nothing": ("nothing", "No such file or directory"),
-}
-
-
-@pytest.mark.parametrize("case", NO_FILES)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [(".", "a folder"), ("a" * 300, "File name too long"), ("circle", "Too many levels of symbolic links"),
+     ("file/below", "Not a directory"), ("nothing", "No such file or directory")],
+)  # fmt: skip
 @pytest.mark.parametrize("command", ["simulate --trace-in", "predict --hw", "predict --model", "quality --tensors"])
-def test_what_cannot_be_read_is_a_wrong_input(capsys: Capture, tmp_path: Path, command: str, case: str) -> None:
-    name, says = NO_FILES[case]
+def test_what_cannot_be_read_is_a_wrong_input(
+    capsys: Capture, tmp_path: Path, command: str, name: str, says: str
+) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     (tmp_path / "file").write_text(OLD, encoding="utf-8")
     path = tmp_path / name
@@ -255,20 +249,6 @@ def test_a_signal_while_nobody_reads_the_answer_is_heeded_at_once() -> None:
     assert child(*asked).out.startswith(part)
 
 
-@NEEDS_STREAMS
-def test_an_answer_to_dev_stdout_follows_what_is_written_there_already(tmp_path: Path) -> None:
-    path, answer = tmp_path / "log", child("predict").out
-    with path.open("w", encoding="utf-8") as log:
-        log.write(OLD)
-        log.flush()
-        assert child("predict", "-o", "/dev/stdout", stdout=log).code == ANSWERED
-        assert child("predict", "-o", "-", stdout=log).code == ANSWERED
-    assert path.read_text(encoding="utf-8") == OLD + answer * 2
-    assert os.listdir(tmp_path) == ["log"]
-    assert not Path("-").exists()
-    assert child("predict", "-o", "/dev/stdout").out == answer
-
-
 def test_a_trace_of_what_does_not_fit_leaves_with_its_answer_and_says_so(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(OLD, encoding="utf-8")
@@ -304,7 +284,7 @@ cli.end = ended
 cli.main()
 """
 
-SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")]
+SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, commands.TERMINATED, "terminated")]
 
 
 @pytest.mark.parametrize(("number", "code", "word"), SIGNALS)

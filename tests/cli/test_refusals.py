@@ -37,6 +37,8 @@ REFUSED = [
     ("predict --nonsense", "No such option '--nonsense'"),
     ("predict leftover", "leftover"),
     ("predict --model no/such/file.json", "no/such/file.json: cannot be read: No such file or directory"),
+    ("predict -o .", "is a directory"),
+    ("predict --trace .", "is a directory"),
     ("predicct", "No such command 'predicct'"),
     ("compare --staging 32MiB", "No such option '--staging'"),
     ("formats exl3_k1v1", "unknown KV format 'exl3_k1v1' (known: "),

@@ -82,10 +82,8 @@ def command_case(seed: str) -> Case:
     if draw.random() < 0.1:
         words.insert(draw.randint(0, len(words)), draw.choice(JUNK))
     if draw.random() < 0.05:
-        other = draw.choice(sorted(cli.twin.commands))
-        words += [
-            option for parameter in cli.twin.commands[other].params[:1] for option in _given(parameter, junk, draw)
-        ]
+        for parameter in cli.twin.commands[draw.choice(sorted(cli.twin.commands))].params[:1]:
+            words += _given(parameter, junk, draw)
     return Case(
         words=(*words, *_bounds(name, words)),
         files={"model.json": _text(_document("model", draw, draw.choice(model_names())))},
@@ -131,9 +129,8 @@ def _plausible(parameter: click.Parameter, draw: random.Random) -> str:
     if isinstance(kind, Name):
         return draw.choice([*_names(kind.name), "./model.json"])
     if isinstance(kind, Stream | click.Path):
-        return draw.choice(
-            ["out", "other", "nowhere/out", "-", "/dev/null", "/dev/full", ".", "model.json", "/dev/stderr"]
-        )
+        places = ["out", "other", "nowhere/out", "-", "/dev/null", "/dev/full", ".", "model.json", "/dev/stderr"]
+        return draw.choice(places)
     of_kind: dict[str, list[Any]] = {
         "float": [0.1, 0.5, 0.9, 1.0, 2.5, 10.0, draw.random()],
         "integer": [1, 2, 3, 8, 64, draw.randint(1, 5000)],

@@ -143,9 +143,8 @@ def stop_many(runs: int, seed: int, kinds: tuple[Run, ...], long_s: float | None
         counts[f"{number.name} {came}"] += 1
         if wrong:
             counts["defects"] += 1
-            print(
-                json.dumps({"words": run.words, "signal": number.name, "after_s": after_s, "wrong": wrong}), flush=True
-            )
+            told = {"words": run.words, "signal": number.name, "after_s": after_s, "wrong": wrong}
+            print(json.dumps(told), flush=True)
     signal.signal(signal.SIGINT, before)
     return dict(sorted(counts.items()))
 

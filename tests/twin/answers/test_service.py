@@ -62,6 +62,14 @@ def test_steps_by_hand() -> None:
     assert costs.mixed(3, 30, [(32, 16)]) == pytest.approx(beside * US, rel=EXACT)
     two = shared + 2 * 0.128 + chunk + 2 * (8 * 0.128 + 8 * 0.064)
     assert costs.mixed(0, 0, [(32, 16), (0, 8)]) == pytest.approx(two * US, rel=EXACT)
+    # 2 drafts and 1 certain token for each of 4 sequences: 12 rows of logits beside the chunk's one
+    verifying = CaseCosts(pooled(spec=FLAT.model, speculation=drafted(tokens=2)), TOY)
+    chunk_s = verifying.mixed(0, 0, [(0, 1)]) - (shared + 0.128) * US
+    beside_s = verifying.mixed(4, 100, [(0, 1)]) - verifying.decode(4, 100)[0]
+    assert beside_s == pytest.approx(chunk_s + 0.128 * US, rel=1e-6)
+    sparse = resolve(Question(ctx_tokens=1024))
+    with pytest.raises(Impossible, match="reads its whole cache, not for"):
+        CaseCosts(sparse, Roofs(load_profile(sparse.hw)))
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -107,15 +115,6 @@ def test_a_chunk_alone_is_that_of_a_prediction_and_its_logits(name: str, past: i
     assert costs.mixed(0, 0, [(past, rows)]) == pytest.approx(alone.seconds, rel=EXACT)
 
 
-def test_verified_drafts_are_rows_of_a_mixed_step() -> None:
-    """2 drafts and 1 certain token for each of 4 sequences: 12 rows of logits beside the chunk's one."""
-    case = pooled(spec=dense(layers=2, every=1), speculation=drafted(tokens=2))
-    costs = CaseCosts(case, TOY)
-    chunk_s = costs.mixed(0, 0, [(0, 1)]) - 2 * 0.576 * US - (0.256 + 0.128) * US  # without weights, head and logits
-    beside_s = costs.mixed(4, 100, [(0, 1)]) - costs.decode(4, 100)[0]
-    assert beside_s == pytest.approx(chunk_s + 0.128 * US, rel=1e-6)
-
-
 def ordered(low: int, high: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(low, high), min_size=2, max_size=2).map(sorted)
 
@@ -144,12 +143,6 @@ def test_a_mixed_step_costs_more_than_a_part_and_hardly_more_than_both(name: str
     both_s = costs.mixed(sequences, ctx_tokens, [(0, rows)])
     assert max(decode_s, chunk_s) <= both_s * 1.01
     assert both_s <= (decode_s + chunk_s) * 1.01
-
-
-def test_attention_that_selects_is_not_served() -> None:
-    case = resolve(Question(ctx_tokens=1024))
-    with pytest.raises(Impossible, match="reads its whole cache, not for"):
-        CaseCosts(case, Roofs(load_profile(case.hw)))
 
 
 @pytest.mark.parametrize("name", ASKED)

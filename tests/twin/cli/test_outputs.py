@@ -220,18 +220,12 @@ def test_files_apart_and_the_null_device_are_no_conflict_and_checking_leaves_old
     assert_alone(answer, OLD)
 
 
-WRONG_PLACES = {
-    "in no folder": ("nowhere/answer", "No such file or directory"),
-    "a folder": (".", "it is a folder"),
-    "below a file": ("file/answer", "Not a directory"),
-    "with a name too long": ("a" * 300, "File name too long"),
-    "a link in a circle": ("circle", "Too many levels of symbolic links"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_PLACES)
-def test_what_cannot_be_written_is_known_before_and_nothing_is_changed(tmp_path: Path, case: str) -> None:
-    where, says = WRONG_PLACES[case]
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [("nowhere/answer", "No such file or directory"), (".", "it is a folder"), ("file/answer", "Not a directory"),
+     ("a" * 300, "File name too long"), ("circle", "Too many levels of symbolic links")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_known_before_and_nothing_is_changed(tmp_path: Path, where: str, says: str) -> None:
     (tmp_path / "file").write_text(OLD, encoding="utf-8")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for asked in (check_outputs, lambda path: check_outputs(None, beside={"--one": path})):

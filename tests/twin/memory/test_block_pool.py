@@ -41,8 +41,6 @@ D7, D15, CACHED = "dflash2:7", "dflash2:15", {"prefix_caching": True}
 TWO = {"max_sequences": 2}
 LONG = CACHED | {"async_scheduling": False}
 FP32 = {"state_dtype": "fp32"}
-
-
 Row = tuple[dict[str, Any], int, tuple[int, int], int | None, int, tuple[int, int, int], int]
 PUBLISHED: dict[str, Row] = {
     "bf16": (q("bf16", D7), 65_536, (448, 8), PINNED, 380, (2 * 147, 6 * 8, 15), 69_758),
@@ -142,13 +140,9 @@ def test_a_drafters_layers_join_attention_unless_they_slide(
 
 
 SETTINGS = block_pool.PoolSettings(
-    promotes_sliding=True,
-    balances_groups=True,
-    speculative_tokens=0,
-    prefix_caching=False,
-    batched_tokens=2048,
+    promotes_sliding=True, balances_groups=True, speculative_tokens=0, prefix_caching=False, batched_tokens=2048,
     async_scheduling=True,
-)
+)  # fmt: skip
 
 
 SIZES = {
@@ -197,7 +191,7 @@ def test_layers_that_cannot_share_a_pool_sizes_of_another_kind_and_an_empty_requ
             replace(spec("attention", 16), **wrong)
 
 
-COUNT, SIZE = st.integers(1, 64), st.integers(1, 8192)
+COUNT, SIZE, BOOL = st.integers(1, 64), st.integers(1, 8192), st.booleans()
 UNIT = st.sampled_from([16, 64, 128])
 FULL = st.builds(CacheSpec, kind=st.just("attention"), layers=COUNT, token_bytes=SIZE, kernel_block=UNIT)
 STATE = st.builds(CacheSpec, kind=st.just("recurrent"), layers=COUNT, state_bytes=st.integers(1, 2**23))
@@ -207,13 +201,9 @@ SPECS = st.tuples(FULL, st.lists(STATE, max_size=1), st.lists(WINDOW, max_size=2
 )
 ANY_SETTINGS = st.builds(
     block_pool.PoolSettings,
-    promotes_sliding=st.booleans(),
-    balances_groups=st.booleans(),
-    speculative_tokens=st.integers(0, 16),
-    prefix_caching=st.booleans(),
-    batched_tokens=SIZE,
-    async_scheduling=st.booleans(),
-)
+    promotes_sliding=BOOL, balances_groups=BOOL, speculative_tokens=st.integers(0, 16), prefix_caching=BOOL,
+    batched_tokens=SIZE, async_scheduling=BOOL,
+)  # fmt: skip
 
 
 @LAWS

