@@ -124,16 +124,16 @@ def test_a_wrong_trace_is_one_line_or_document_and_leaves_old_files_as_they_were
     capsys: Capture, tmp_path: Path, as_json: bool
 ) -> None:
     trace, old = tmp_path / "trace.jsonl", tmp_path / "old.jsonl"
-    trace.write_text(GOOD * 30 + line()[:30], encoding="utf-8")
+    trace.write_text(GOOD + line()[:30], encoding="utf-8")
     old.write_text(OLD, encoding="utf-8")
     files = ("--requests-out", str(old), "--trace", str(tmp_path / "new.json"), "-o", str(tmp_path / "answer"))
     done = run(capsys, "simulate", *FAST, "--trace-in", str(trace), *files, *(["--json"] if as_json else []))
     if as_json:
         error = json.loads(done.out)["error"]
         assert (done.code, done.err, error["type"]) == (WRONG_INPUT, "", "BadFile")
-        assert f"{trace}:31: " in error["message"]
+        assert f"{trace}:2: " in error["message"]
     else:
-        assert_one_line(done, WRONG_INPUT, f"{trace}:31: ", "the file ends here")
+        assert_one_line(done, WRONG_INPUT, f"{trace}:2: ", "the file ends here")
     assert old.read_text(encoding="utf-8") == OLD
     assert sorted(os.listdir(tmp_path)) == ["old.jsonl", "trace.jsonl"]
 

@@ -1,6 +1,4 @@
-"""More work never takes less time.
-
-Two effects are physics, not errors, and are kept out of the strict laws by how examples are drawn:
+"""More work never takes less time; two effects are physics, not errors, and no example is drawn that meets them.
 
 - Below the sparse threshold everything is read, above it the best 512 blocks of 4 tokens and the open block. That grows
   by a token at each step, then closes and competes like the others: decode time is a saw of four teeth over a rising

@@ -42,7 +42,6 @@ ASKED = {
     "dflash2 and lookup": {"model": "qwen3.8-27b", "kv_dtype": "bf16", "speculation": "dflash2:15", "accepted": 6.0},
 }
 
-
 CASES = {name: resolve(Question(ctx_tokens=1024, **asked)) for name, asked in ASKED.items()}  # type: ignore[arg-type]
 COSTS = {name: CaseCosts(case, Roofs(load_profile(case.hw))) for name, case in CASES.items()}
 NAMES = st.sampled_from(list(COSTS))

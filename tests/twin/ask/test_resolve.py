@@ -108,20 +108,6 @@ def test_heads_that_do_not_fill_a_group_are_refused_even_by_a_what_if(tmp_path: 
         asked(model=path, kv_dtype="q8_0", what_if=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "backend", "alone", "verify"),
-    [
-        ("bf16", "triton", "triton", "triton"),
-        ("bf16", "split_kv", "flash_attention", "split_kv"),
-        ("int8_per_token_head", "split_kv_unpadded", "triton", "split_kv_unpadded"),
-    ],
-)
-def test_a_backend_that_is_asked_for_runs_all_that_it_can(name: str, backend: str, alone: str, verify: str) -> None:
-    """One that only verifies leaves single tokens and prefill to the format's first."""
-    case = asked(model=HYBRID, kv_dtype=name, backend=backend)
-    assert (case.backend, case.verify_backend) == (alone, verify)
-
-
 def test_every_name_of_a_question_is_found_whatever_its_case_and_separators() -> None:
     written = asked(
         model="Qwen3.8-27B", engine="vLLM", layout="VRAM", kv_dtype="FP8", backend="Flash Infer", hw="RTX 3090"

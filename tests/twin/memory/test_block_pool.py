@@ -144,7 +144,6 @@ SETTINGS = block_pool.PoolSettings(
     async_scheduling=True,
 )  # fmt: skip
 
-
 SIZES = {
     "attention": {"token_bytes": 4096},
     "recurrent": {"state_bytes": 1_634_304},

@@ -83,13 +83,9 @@ def test_few_thread_blocks_are_split_until_they_fill_264_places(thread_blocks: i
     assert occupancy.flash_splits(thread_blocks=thread_blocks, tiles=tiles, places=264) == splits
     written = 2 * splits * 100 if splits > 1 else 0
     assert FlashGrid(thread_blocks, tiles, partial_bytes=100).on(132).combined_bytes == written
-
-
-def test_splits_follow_the_places_and_tiles_the_head() -> None:
     assert occupancy.flash_splits(thread_blocks=1, tiles=5, places=4) == 3  # a fourth part of 5 tiles shortens no run
-    assert occupancy.even_splits(pairs=4, tiles=2048, slots=264) != occupancy.even_splits(
-        pairs=4, tiles=2048, slots=164
-    )
+    few, many = (occupancy.even_splits(pairs=4, tiles=2048, slots=slots) for slots in (164, 264))
+    assert few != many
     assert [ONE.tile_tokens(dim) for dim in (64, 128, 256, 512, 4096)] == [128, 128, 64, 32, 16]
 
 
