@@ -129,14 +129,9 @@ def test_waves_last_as_long_as_what_their_multiprocessors_hold(
 
 def split_kv(*, elements: float = 0, q_rows: int = 16, partial_bytes: int = 0) -> SplitKV:
     """One thread block of one tile on the toy's one multiprocessor; its beginning and end take two tiles' time more."""
-    return SplitKV(
-        pairs=1,
-        tiles=1,
-        tile_elements=round(elements / (1 + BEGUN_TILES)),
-        q_rows=q_rows,
-        per_multiprocessor=1,
-        partial_bytes=partial_bytes,
-    )
+    held = round(elements / (1 + BEGUN_TILES))
+    sizes = {"pairs": 1, "tiles": 1, "tile_elements": held, "per_multiprocessor": 1}
+    return SplitKV(**sizes, q_rows=q_rows, partial_bytes=partial_bytes)
 
 
 def test_partial_results_are_combined_after_the_reads_which_is_latency() -> None:

@@ -197,6 +197,10 @@ def test_a_step_is_its_backbone_its_head_and_its_attention(spec: Any) -> None:
     )
 
 
+TABLE = model(ngram=True).ngram
+assert TABLE is not None
+
+
 @pytest.mark.parametrize(
     ("where", "row_bytes", "engine", "read_bytes"),
     [("ram", 100, Engine.HOST, 100), ("disk", 100, Engine.DISK, 4096), ("disk", 5000, Engine.DISK, 5000)],
@@ -205,9 +209,7 @@ def test_ngram_rows_are_fetched_from_where_they_lie(
     where: str, row_bytes: int, engine: Engine, read_bytes: int
 ) -> None:
     """2 rows a token; a disk reads no less than a page for each; without a table nothing is fetched."""
-    table = model(ngram=True).ngram
-    assert table is not None
-    asked = replace(case(spec=replace(model(), ngram=replace(table, row_bytes=row_bytes))), ngram=where)
+    asked = replace(case(spec=replace(model(), ngram=replace(TABLE, row_bytes=row_bytes))), ngram=where)
     (graph,) = lower.prefetch_program(asked, step(0, 16, 2))
     fetch, send = graph.ops
     assert (fetch.engine, fetch.device) == (engine, HOST_DEVICE)
@@ -218,9 +220,7 @@ def test_ngram_rows_are_fetched_from_where_they_lie(
 
 @pytest.mark.parametrize(("before_layer", "position"), [(0, 0), (1, 0), (2, 1)])
 def test_a_decode_step_fetches_rows_beside_the_layer_before_their_use(before_layer: int, position: int) -> None:
-    table = model(ngram=True).ngram
-    assert table is not None
-    asked = case(spec=replace(model(), ngram=replace(table, before_layer=before_layer)))
+    asked = case(spec=replace(model(), ngram=replace(TABLE, before_layer=before_layer)))
     program = lower.decode_program(asked, step(100), 1)
     assert [at for at, graph in enumerate(program) if any(op.part == "ngram" for op in graph.ops)] == [position]
     graph = program[position]

@@ -100,13 +100,8 @@ def test_slower_steps_end_later_when_all_requests_are_there(
     requests: list[Request], costs: Affine, limits: Limits
 ) -> None:
     there = [replace(each, arrival_s=0.0) for each in requests]
-    slower = Affine(
-        fixed_s=2 * costs.fixed_s,
-        sequence_s=costs.sequence_s + 0.1,
-        token_s=2 * costs.token_s,
-        row_s=costs.row_s + 0.1,
-        pair_s=costs.pair_s,
-    )
+    more = {"sequence_s": costs.sequence_s + 0.1, "row_s": costs.row_s + 0.1}
+    slower = replace(costs, fixed_s=2 * costs.fixed_s, token_s=2 * costs.token_s, **more)
     fast, slow = (simulate_serving(there, each, worlds.PLENTY, limits) for each in (costs, slower))
     assert slow.total_s > fast.total_s
     pairs = zip(fast.requests, slow.requests, strict=True)

@@ -110,12 +110,9 @@ def pools(draw: st.DrawFn) -> BlockPool:
 def costs(draw: st.DrawFn) -> Affine:
     seconds = st.floats(0, 1)
     return Affine(
-        fixed_s=draw(st.floats(0.1, 1)),
-        sequence_s=draw(seconds),
-        token_s=draw(st.sampled_from((0.0, 1e-3, 0.05))),
-        row_s=draw(seconds),
-        pair_s=draw(st.sampled_from((0.0, 1e-3))),
-    )
+        fixed_s=draw(st.floats(0.1, 1)), sequence_s=draw(seconds), token_s=draw(st.sampled_from((0.0, 1e-3, 0.05))),
+        row_s=draw(seconds), pair_s=draw(st.sampled_from((0.0, 1e-3))),
+    )  # fmt: skip
 
 
 @st.composite
