@@ -57,6 +57,8 @@ def test_files_hold_every_finished_request_and_valid_events_with_and_without_int
         result = serve_asked(asked | {"no_interval": no_interval})[0].result
         texts.append((records.read_text(encoding="utf-8"), trace.read_text(encoding="utf-8")))
     assert asked == before
+    without = serve_asked(asked | {"requests_out": None, "trace": None, "no_interval": True})[0]
+    assert (without.result.total_s, without.fast) == (result.total_s, None)
     assert texts[0] == texts[1]
     told, events = [json.loads(each) for each in texts[0][0].splitlines()], json.loads(texts[0][1])["traceEvents"]
     assert [(each["id"], each["ttft_s"]) for each in told] == [(each.id, each.ttft_s) for each in result.requests]

@@ -7,13 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwprofiles import load_profile
-from tests.worlds import LAWS, case, flash_next
+from tests.worlds import LAWS, case, flash_next, machine, model, step
+from twin.cost.breakdown import Breakdown
 from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens, sample
 from twin.cost.roofline import Roofs
+from twin.operations.lower import prefetch_program
 from twin.prediction import chunk_breakdown, prefill_breakdown
 from twin.units import MAX_TOKENS, MIB
 
 ROOFS = Roofs(load_profile("3x-rtx3090"))
+
+
+def test_of_rows_that_take_longer_to_fetch_than_a_chunk_what_sticks_out_is_added() -> None:
+    asked, chunk, roofs = case(layout="vram", spec=model(ngram=True), ngram="disk"), step(32, 16), Roofs(machine())
+    fetch_s = Breakdown().run(prefetch_program(asked, chunk), roofs).seconds
+    assert chunk_breakdown(asked, chunk, roofs, fetch=Breakdown()).seconds < fetch_s
+    assert chunk_breakdown(asked, chunk, roofs).seconds == pytest.approx(fetch_s)
 
 
 @pytest.mark.parametrize(
