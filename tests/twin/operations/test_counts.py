@@ -52,13 +52,6 @@ def test_selected_tokens_are_the_budget_and_the_open_tail(end_tokens: int, selec
     assert counts.is_sparse(FLASH_NEXT, end_tokens) is (end_tokens > counts.sparse_threshold(FLASH_NEXT) == 2051)
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(1, 10.0), (2, 20 - 10 * 10 / 512), (10**6, 512.0)])
-def test_distinct_experts_of_independent_tokens(tokens: int, expected: float) -> None:
-    assert counts.expected_experts(FLASH_NEXT, tokens) == pytest.approx(expected, rel=1e-12)
-    read = counts.feed_forward_read_parameters(FLASH_NEXT, tokens)
-    assert read == pytest.approx(counts.parameters(FLASH_NEXT).always_on + expected * 3 * HIDDEN * 640, rel=1e-12)
-
-
 def test_a_dense_model_has_no_indexer_no_router_and_one_expert() -> None:
     dense = model(every=1, sparse=False)
     assert counts.sparse_threshold(dense) == counts.index_key_bytes(dense, 2) == 0
@@ -84,7 +77,11 @@ def test_a_selection_holds_no_more_than_there_is_nor_than_its_padded_row(blocks:
 
 @LAWS
 @given(st.integers(min_value=1, max_value=64), st.integers(min_value=1, max_value=10_000))
-def test_distinct_experts_lie_between_one_tokens_share_and_all(active: int, tokens: int) -> None:
+def test_distinct_experts_of_independent_tokens_lie_between_one_tokens_share_and_all(active: int, tokens: int) -> None:
     feed = FeedForward(experts=64, active=active, intermediate=4, shared_intermediate=0)
     experts = counts.expected_experts(replace(model(), feed_forward=feed), tokens)
     assert active - 1e-9 <= experts <= min(64, active * tokens) + 1e-9
+    for few, expected in ((1, 10.0), (2, 20 - 10 * 10 / 512), (10**6, 512.0)):
+        assert counts.expected_experts(FLASH_NEXT, few) == pytest.approx(expected, rel=1e-12)
+        read = counts.parameters(FLASH_NEXT).always_on + expected * 3 * HIDDEN * 640
+        assert counts.feed_forward_read_parameters(FLASH_NEXT, few) == pytest.approx(read, rel=1e-12)
