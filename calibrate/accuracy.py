@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from calibrate.live import compare
@@ -73,6 +74,13 @@ SUMMARY_HEAD = (
 )  # fmt: skip
 
 
+@cache
+def recorded_cases(machine: str) -> Sequence[Comparison]:
+    """Comparisons of a machine whose figures others published."""
+    return validate_recorded(machine).cases
+
+
+@cache
 def measured_groups(machine: str) -> dict[str, list[Comparison]]:
     """Comparisons of a machine that we measured ourselves, by group; cases of formats by operation."""
     measurements, profile = shipped_measurements(machine), load_profile(machine)
@@ -87,7 +95,7 @@ def summaries() -> list[tuple[str, ...]]:
     """One row for each source of figures."""
     rows = []
     for machine in recorded_machines():
-        held_out = [case for case in validate_recorded(machine).cases if case.role == "held_out"]
+        held_out = [case for case in recorded_cases(machine) if case.role == "held_out"]
         rows.append(summary_row(SOURCES[machine], summarise(held_out)))
     for machine in measured_machines():
         for group, cases in measured_groups(machine).items():
@@ -99,7 +107,7 @@ def sections() -> Iterable[str]:
     """Every case, source by source."""
     for machine in recorded_machines():
         yield f"## {machine}: {SOURCES[machine]}\n"
-        cases = sorted(validate_recorded(machine).cases, key=lambda case: case.role != "held_out")
+        cases = sorted(recorded_cases(machine), key=lambda case: case.role != "held_out")
         yield table(
             ("case", "published", "predicted", "interval", "error", "naive", "role"),
             (
