@@ -1,6 +1,9 @@
 """The one loop: verified before, fresh where it must be, checked again after; what is shared is opened once."""
 
+import gc
 import math
+import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,3 +181,20 @@ def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypat
         ("int8_per_token_head", "inline", 8192, "dequantise"),
     ]  # fmt: skip
     assert found == ["cuda:0", *(tuple(given("timed.compile_ahead", "Wanted")(*kernel)) for kernel in kernels)]
+
+
+def test_what_is_loaded_is_set_aside_and_what_comes_later_is_released() -> None:
+    pytest.importorskip("torch")
+
+    class Cache:
+        """One that only a collection ends."""
+
+        def __init__(self) -> None:
+            self.owner = self
+
+    timing.settle([SELECT, FORMAT])
+    assert {"realkernels.timed.sparse", "realkernels.timed.attend_decode"} <= sys.modules.keys()
+    assert gc.get_freeze_count() > len(gc.get_objects())
+    held = weakref.ref(Cache())
+    timing.release()
+    assert held() is None
