@@ -328,6 +328,14 @@ def compiled(device: str, wanted: Iterable[Pair]) -> list[str]:
     return told
 
 
+def settle(operations: Iterable[Operation]) -> None:
+    """Load what times them, and set all that is loaded aside: no `release` spends a tenth of a second on it."""
+    for module in {operation.timed.module for operation in operations}:
+        import_module(f"realkernels.timed.{module}")
+    gc.collect()
+    gc.freeze()
+
+
 def release() -> None:
     """The next point's caches may be as large as all that is free."""
     gc.collect()

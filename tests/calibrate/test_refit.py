@@ -18,7 +18,7 @@ from hwprofiles.store import RECORDS, shipped_document
 from tests.calibrate.test_fit import fitted, records_of
 
 MACHINE = "h200"
-SEEDS = range(6)
+SEEDS = range(3)
 """Each of them moves every sample and changes the order of all."""
 
 JITTER = 1e-12
@@ -100,7 +100,7 @@ def test_the_same_holds_where_nothing_is_known_of_thread_blocks() -> None:
     records = records_of(truth, change=lambda _operation, _point, time: time * chance.gauss(1, 0.03))
     one, *others = (
         json.loads(msgspec.json.encode(fitted(truth, dict(samples), instructions=None)[0].kernels))
-        for samples in (records, *(disturbed(seed)(records) for seed in SEEDS[:3]))
+        for samples in (records, *(disturbed(seed)(records) for seed in SEEDS))
     )
     for other in others:
         assert list(differences(other, one)) == []

@@ -1,6 +1,9 @@
 """The one loop: verified before, fresh where it must be, checked again after; what is shared is opened once."""
 
+import gc
 import math
+import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,3 +192,20 @@ def test_images_of_whole_pages_are_more_than_caches_hold_and_a_part_of_a_page_is
         assert pages * image_bytes >= mib * 2**20 > (pages - 1) * image_bytes
         assert tokens == 256 * pages
     assert timing._imaged(made, {"tier": "vram", "layers": 4, "rows": 96}) == (1, 96)
+
+
+def test_what_is_loaded_is_set_aside_and_what_comes_later_is_released() -> None:
+    pytest.importorskip("torch")
+
+    class Cache:
+        """One that only a collection ends."""
+
+        def __init__(self) -> None:
+            self.owner = self
+
+    timing.settle([SELECT, FORMAT])
+    assert {"realkernels.timed.sparse", "realkernels.timed.attend_decode"} <= sys.modules.keys()
+    assert gc.get_freeze_count() > len(gc.get_objects())
+    held = weakref.ref(Cache())
+    timing.release()
+    assert held() is None

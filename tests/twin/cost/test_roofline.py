@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from hwprofiles.profile import Roof
 from hwprofiles.rates import Rate
 from tests import worlds
-from tests.worlds import LINEAR, at_its_roof, curve, kernel, machine, rate
+from tests.worlds import LINEAR, at_its_roof, curve, kernel, link, machine, rate
 from twin.cost.roofline import WALLS, Roofs
 from twin.errors import MissingRate
 from twin.operations.occupancy import BEGUN_TILES, FlashGrid, SplitKV
