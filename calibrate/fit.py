@@ -49,6 +49,8 @@ class Fit:
     latency_note: str = ""
     kept: Callable[[Mapping[str, Any]], bool] = lambda _at: True
     """Whether a sample sets an efficiency; others tell the latency alone."""
+    between_runs: float = 0.0
+    """Relative standard deviation of the same call from one run to another, where samples of one run show less."""
     jointly: tuple[tuple[str, str, str], ...] = ()
     """Other parts of the same calls whose efficiency is fitted with it: (part, axis, note)."""
 
@@ -139,7 +141,7 @@ class Fitter:
             return
         rates = self._rates(fit, timings, kept)
         samples = [each.sample for each in kept]
-        source = self.provenance(samples, rates.spread, rates.note or fit.note)
+        source = self.provenance(samples, max(rates.spread, fit.between_runs), rates.note or fit.note)
         entry = rates.entry(fit.over, source)
         if fit.latency_of and "latency" in entry:
             latency = entry.pop("latency") | {"note": fit.latency_note}

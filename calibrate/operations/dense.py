@@ -211,7 +211,7 @@ DISK_ROWS = Operation(
     tolerance=exactly(shared.HOST_MEMORY),
     fits=(
         Fit(
-            part="ngram", form="streamed", over="tokens", kept=lambda at: at["source"] == "ram",
+            part="ngram", form="streamed", over="tokens", between_runs=0.08, kept=lambda at: at["source"] == "ram",
             note="16 rows of 102 bytes a token, selected by as many threads as torch takes; latency of a request"
         ),
         Fit(
@@ -235,6 +235,8 @@ def images(layers: Iterable[int], *parts: tuple[int, int]) -> tuple[Point, ...]:
 
 IMAGES_CALIBRATED = images((1, 8), (8, 16))
 IMAGE_NOTE = "images are pageable, and every copy is waited for"
+IMAGES_VARY = 0.18
+"""Three runs on one H200: the same image took 0.65 to 1.35 times as long as in another."""
 IMAGES = tuple(
     Operation(
         name=name,
@@ -246,11 +248,11 @@ IMAGES = tuple(
         tolerance=exactly(shared.HOST_MEMORY),
         fits=(
             Fit(
-                part="image", form="least_squares", over="tokens",
+                part="image", form="least_squares", over="tokens", between_runs=IMAGES_VARY,
                 note=f"planes in device memory, a copy each; {IMAGE_NOTE}; latency of a copy"
             ),
             Fit(
-                part="image_in_host", form="least_squares", over="tokens",
+                part="image_in_host", form="least_squares", over="tokens", between_runs=IMAGES_VARY,
                 note="offloaded planes, read and written in host memory, a copy each; latency of a copy"
             ),
         ),
