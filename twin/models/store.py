@@ -103,10 +103,11 @@ def _in_folder(folder: Path, *, name: str) -> Understood:
 
 
 def _config(raw: Table, path: Path, *, name: str) -> Understood:
-    from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a shipped model needs none
+    from twin.models.checkpoint import quantisation_beside, with_checkpoint  # noqa: PLC0415 - a shipped model needs none
     from twin.models.config import read_config  # noqa: PLC0415
 
-    return with_checkpoint(read_config(raw, str(path), name=name), path.parent)
+    beside = quantisation_beside(path.parent)
+    return with_checkpoint(read_config(raw, str(path), name=name, beside=beside), path.parent)
 
 
 def _gguf(path: Path) -> Understood:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,8 +24,11 @@ _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 """Tables that hold the language model of a multimodal one."""
 
 
-def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
-    """The model called `name` that the config.json at `where` describes. Raises BadFile."""
+def read_config(raw: dict[str, Any], where: str, *, name: str, beside: Fields | None = None) -> Understood:
+    """The model called `name` that the config.json at `where` describes. Raises BadFile.
+
+    beside: a file that says how weights are quantised where the config.json does not.
+    """
     outer = Fields(raw, where)
     tables = [outer]
     while (inner := _language(tables[-1])) is not None:
@@ -36,11 +40,14 @@ def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
     try:
         shape = reader(tables[-1])
         shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))
-        weights = read_weights(tables, shape)
+        weights = read_weights(tables, shape, beside)
         spec = _validated(_spec(shape, weights, name))
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{where}: {architecture}: {wrong}") from None
-    return Understood(spec=spec, origins={"architecture": architecture} | outer.origins(), ignored=outer.ignored())
+    origins = {"architecture": architecture} | outer.origins()
+    if beside is not None:
+        origins |= {f"{Path(beside.where).name}: {key}": value for key, value in beside.origins().items()}
+    return Understood(spec=spec, origins=origins, ignored=outer.ignored())
 
 
 def _language(outer: Fields) -> Fields | None:

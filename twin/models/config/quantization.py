@@ -31,12 +31,13 @@ _METHODS = METHODS | SCHEMES
 _TABLES = ("quantization_config", "compression_config", "quantization")
 
 
-def read_weights(tables: list[Fields], shape: Shape) -> Weights:
-    """Of the tables from the outermost to that of the language model. Raises BadFile."""
+def read_weights(tables: list[Fields], shape: Shape, beside: Fields | None = None) -> Weights:
+    """Of the tables from the outermost to that of the language model, else of the file beside. Raises BadFile."""
     plain = _dtype(tables)
     found = next((table for key in _TABLES for outer in reversed(tables) if (table := outer.table(key))), None)
     for outer in tables:
         outer.without_effect(*_TABLES)  # the others say the same once more
+    found = found or beside
     if found is None:
         parts: dict[Part, Stored] = {} if plain.format == "bf16" else {"vectors": plain}
         return Weights(format=plain.format, bits=plain.bits, parts=parts)
