@@ -103,8 +103,9 @@ def _check_text(text: str, where: str) -> None:
         raise ValueError(f"{where} holds half of a surrogate pair (character {wrong.start})") from None
 
 
-def read_whole(path: Path, *, most_bytes: int = MOST_BYTES) -> bytes:
+def read_whole(path: Path, *, most_bytes: int | None = None) -> bytes:
     """All bytes of a file, or of a pipe that somebody writes; BadFile for devices, silence and what is too long."""
+    most_bytes = MOST_BYTES if most_bytes is None else most_bytes
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block here
         try:

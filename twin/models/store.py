@@ -1,5 +1,6 @@
 """Finding and reading models: a shipped name, a file or folder of one's own, a name on a hub."""
 
+import os
 import re
 from functools import cache
 from operator import or_
@@ -54,7 +55,7 @@ def understand(what: str) -> Understood:
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         return _in_folder(find(what, hint=f"{meant}{_INSTEAD}"), name=path.name)
     if path.is_dir():
-        return _in_folder(path, name=path.resolve().name)
+        return _in_folder(path, name=_name_of(path))
     if what.endswith(".gguf"):
         return _gguf(path)
     if is_path(what):
@@ -77,7 +78,7 @@ def _in_file(path: Path) -> Understood:
         raw = read_json(path)
         if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
             return _plain(_described(raw, path), str(path))
-    return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
+    return _config(raw, path, name=path.stem if path.name != "config.json" else _name_of(path.parent))
 
 
 _OF_CONFIG = {"architectures", "model_type"}
@@ -89,17 +90,24 @@ def _in_folder(folder: Path, *, name: str) -> Understood:
 
     folder = snapshot(folder)
     path = folder / "config.json"
-    if path.exists():
+    if os.path.lexists(path):
         raw = read_json(path)
         if not isinstance(raw, dict):
             raise BadFile(f"{path}: not a JSON object")
-        return _config(raw, path, name=name.removeprefix("models--").split("--")[-1])
+        return _config(raw, path, name=name)
     models = sorted(each for each in folder.glob("*.gguf") if not each.name.startswith("mmproj"))
     firsts = [each for each in models if "-of-" not in each.name or "-00001-of-" in each.name]
     if len(firsts) == 1:
         return _gguf(firsts[0])
     held = f"{len(firsts)} GGUF models: name one of them" if firsts else "neither config.json nor a GGUF"
     raise BadFile(f"{folder}: a folder with {held}", hint=_INSTEAD)
+
+
+def _name_of(folder: Path) -> str:
+    """What its model is called: in a hub's cache models--org--name/snapshots/commit, elsewhere as the folder is."""
+    folder = folder.resolve()
+    kept = folder.parent.parent if folder.parent.name == "snapshots" else folder
+    return kept.name.split("--")[-1] if kept.name.startswith("models--") else kept.name
 
 
 def _config(raw: Table, path: Path, *, name: str) -> Understood:
