@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from hwprofiles.files import read_json, read_whole
 from twin.errors import BadFile
 from twin.models.fields import Fields, Understood
+from twin.models.hub import kept_headers
 from twin.models.safetensors import read_header
 from twin.models.spec import ModelSpec, Part
 from twin.models.tensors import UNUSED, Stored, part_of, with_bytes
@@ -44,6 +45,9 @@ def with_checkpoint(understood: Understood, folder: Path) -> Understood:
 
     Raises BadFile where the index names files that are missing beside others, or tensors are of another model.
     """
+    fetched = None if any(folder.glob("*.safetensors")) else kept_headers(folder)
+    if fetched is not None:
+        return _changed(understood, with_bytes(understood.spec, fetched, str(folder)), "headers that the hub sent")
     path = folder / INDEX
     held = {shard.name: shard for shard in folder.glob("*.safetensors")}
     if os.path.lexists(path):
