@@ -1,4 +1,4 @@
-"""What lies beside a config.json: bytes of every part from safetensors headers or their index, and quantisation."""
+"""The checkpoint beside a config.json: bytes of every part from its safetensors headers, or from its index."""
 
 import os
 import re
@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from hwprofiles.files import read_json, read_whole
+from hwprofiles.files import read_whole
 from twin.errors import BadFile
-from twin.models.fields import Fields, Understood
+from twin.models.fields import Understood
 from twin.models.hub import kept_headers
 from twin.models.safetensors import read_header
 from twin.models.spec import ModelSpec, Part
@@ -23,21 +23,6 @@ LONGEST_INDEX = 2**26  # bytes: half a million tensors
 MOST_SHARDS = 4096
 LONGEST_HEADERS = 3 * 2**24  # bytes of all shards together: 300,000 tensors
 FURTHEST = 0.05  # share of a checkpoint's bytes by which its configuration may miss what its index says
-
-BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
-"""Files that say how a checkpoint was quantised where its config.json does not, and the method of each."""
-
-
-def quantisation_beside(folder: Path) -> Fields | None:
-    """The file of the folder that says how weights are quantised. Raises BadFile."""
-    for name, method in BESIDE.items():
-        path = folder / name
-        if os.path.lexists(path):
-            said = read_json(path)
-            if not isinstance(said, dict):
-                raise BadFile(f"{path}: not a JSON object")
-            return Fields({"quant_method": method} | said, str(path))
-    return None
 
 
 def with_checkpoint(understood: Understood, folder: Path) -> Understood:

@@ -111,11 +111,16 @@ def _name_of(folder: Path) -> str:
 
 
 def _config(raw: Table, path: Path, *, name: str) -> Understood:
-    from twin.models.checkpoint import quantisation_beside, with_checkpoint  # noqa: PLC0415 - a shipped model needs none
-    from twin.models.config import read_config  # noqa: PLC0415
+    from twin.models.config import read_config  # noqa: PLC0415 - a shipped model needs none
+    from twin.models.config.quantization import quantisation_beside  # noqa: PLC0415
 
-    beside = quantisation_beside(path.parent)
-    return with_checkpoint(read_config(raw, str(path), name=name, beside=beside), path.parent)
+    folder = path.parent
+    found = read_config(raw, str(path), name=name, beside=quantisation_beside(folder))
+    if folder.parent.name != "snapshots" and not any(".safetensors" in held for held in os.listdir(folder)):
+        return found
+    from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a config.json alone needs none
+
+    return with_checkpoint(found, folder)
 
 
 def _gguf(path: Path) -> Understood:

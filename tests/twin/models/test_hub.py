@@ -14,7 +14,8 @@ import pytest
 from tests.twin.models.checkpoints import LLAMA, PLAIN
 from tests.twin.models.written import write
 from twin.errors import BadFile
-from twin.models.checkpoint import BESIDE, INDEX
+from twin.models.checkpoint import INDEX
+from twin.models.config.quantization import BESIDE
 from twin.models.hub import FETCHED, cache_folder, kept_headers, snapshot
 from twin.models.store import load_model, understand
 

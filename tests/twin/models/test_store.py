@@ -48,7 +48,7 @@ def test_a_name_of_an_organisation_and_a_model_is_a_path_where_the_folder_is_the
     with pytest.raises(BadFile, match="cannot be read: No such file or directory"):
         load_model(name)
     (tmp_path / name).mkdir()
-    with pytest.raises(BadFile, match="a folder with neither config.json nor a GGUF") as refused:
+    with pytest.raises(BadFile, match=r"a folder with neither config.json nor a GGUF") as refused:
         load_model(name)
     assert refused.value.hint.startswith("--model reads a shipped name, a config.json or its folder, a GGUF, org/name")
 

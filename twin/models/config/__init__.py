@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from hwprofiles.spelling import nearest
 from twin.errors import BadFile
-from twin.models.config.architectures import readers
+from twin.models.config.architectures import reader_of, readers
 from twin.models.config.defaults import DEFAULTS
 from twin.models.config.quantization import read_weights
 from twin.models.config.shape import Reader, Shape
@@ -64,14 +63,15 @@ def _language(outer: Fields) -> Fields | None:
 
 def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
     """The name that is known, and its reader: of the innermost table first. Raises BadFile."""
-    known = readers()
     names = [name for table in reversed(tables) for name in _names(table)]
     if not names:
         raise BadFile(f"{where}: architectures and model_type are missing", hint=_HINT)
     for name in names:
-        if name in known:
-            return name, known[name]
-    near = nearest(names[-1], known)
+        if (reader := reader_of(name)) is not None:
+            return name, reader
+    from hwprofiles.spelling import nearest  # noqa: PLC0415 - of a refusal alone
+
+    near = nearest(names[-1], readers())
     raise BadFile(
         f"{where}: architecture {names[-1]!r} is not known",
         hint=(f"the nearest known one is {near}; " if near else "") + _HINT,
