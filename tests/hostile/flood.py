@@ -1,6 +1,7 @@
 """Thousands of hostile calls, each a process of its own with bounds on time and memory; what ends badly is reported.
 
-    python -m tests.hostile.flood --commands 10000 --files 10000 --seed 1 [--seconds 3600] [--begin 500] [--jobs 2]
+    python -m tests.hostile.flood --commands 10000 --files 10000 --models 10000 --seed 1
+        [--seconds 3600] [--begin 500] [--jobs 2]
 
 A case is its seed, kind and number, so a run goes on with --begin and a case comes again with --only commands/123.
 """
@@ -20,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.hostile.cases import Case, command_case, file_case
+from tests.hostile.models import model_case
 from tests.hostile.verdict import Ended, wrong_with
 
-MAKE = {"commands": command_case, "files": file_case}
+MAKE = {"commands": command_case, "files": file_case, "models": model_case}
 MOST_S, MOST_BYTES = 10.0, 500 * 2**20
 """Of a processor, so that a busy machine does not count, and of memory."""
 LONGEST_WAIT_S = 60.0

@@ -9,6 +9,7 @@ from twin.errors import BadFile
 from twin.models.spec import ModelSpec
 
 LARGEST = 2**31  # of whole numbers that say nothing else
+LONGEST_WHY = 400  # characters of a reason, with what it cites of the file
 
 T = TypeVar("T")
 
@@ -35,7 +36,8 @@ class Fields:
 
     def wrong(self, key: str, why: str) -> BadFile:
         """What to raise about a key."""
-        return BadFile(f"{self.where}: {self.prefix}{key}: {why}")
+        why = why if len(why) <= LONGEST_WHY else f"{why[: LONGEST_WHY // 2]}...{why[-LONGEST_WHY // 2 :]}"
+        return BadFile(f"{self.where}: {self.prefix[:LONGEST_WHY]}{key[:LONGEST_WHY]}: {why}")
 
     def contradiction(self, why: str, *keys: str) -> BadFile:
         """What to raise about keys that cannot all be right."""

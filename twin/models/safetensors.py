@@ -101,38 +101,41 @@ def parse_header(raw: bytes) -> dict[str, Entry]:
         try:
             entries[name] = _ENTRY.decode(entry)
         except (ValueError, RecursionError) as wrong:
-            raise Wrong(f"tensor {name[:LONGEST_SHOWN]!r}: {wrong}") from None
+            raise Wrong(f"tensor {_shown(name)}: {str(wrong)[:LONGEST_SHOWN]}") from None
     return entries
 
 
 # a name that is there twice leaves the bytes of its first tensor to nobody, which is refused
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(Entry)
-LONGEST_SHOWN = 120  # characters of a name in a message
+LONGEST_SHOWN = 160  # characters of a name, or of what is wrong with it, in a message
 
 
 def _check_places(entries: dict[str, Entry], data_bytes: int) -> None:
     """Each as long as its shape says, one behind the other, to the end of the file."""
     for name, entry in entries.items():
         if entry.dtype not in ELEMENT_BITS:
-            raise Wrong(
-                f"tensor {name!r}: unknown dtype {entry.dtype[:LONGEST_SHOWN]!r}; known are {', '.join(ELEMENT_BITS)}"
-            )
+            said, known = entry.dtype[:LONGEST_SHOWN], ", ".join(ELEMENT_BITS)
+            raise Wrong(f"tensor {_shown(name)}: unknown dtype {said!r}; known are {known}")
         begin, end = entry.data_offsets
         needed = prod(entry.shape) * ELEMENT_BITS[entry.dtype] // 8
         if end < begin or end - begin != needed:
             raise Wrong(
-                f"tensor {name!r}: data_offsets [{begin}, {end}] do not hold the {needed:,} bytes of {entry.dtype} "
+                f"tensor {_shown(name)}: data_offsets [{begin}, {end}] do not hold the {needed:,} bytes of {entry.dtype} "
                 f"{list(entry.shape)}"
             )
         if end > data_bytes:
-            raise Wrong(f"tensor {name!r} ends at byte {end:,} of the data, of which the file has {data_bytes:,}")
+            raise Wrong(f"tensor {_shown(name)} ends at byte {end:,} of the data, of which the file has {data_bytes:,}")
     placed = sorted((entry.data_offsets, name) for name, entry in entries.items())
     for ((_, end), before), ((begin, _), name) in pairwise([((0, 0), ""), *placed]):
         if begin < end:
-            raise Wrong(f"tensor {name!r} begins at byte {begin:,} of the data, within {before!r}")
+            raise Wrong(f"tensor {_shown(name)} begins at byte {begin:,} of the data, within {_shown(before)}")
         if begin > end:
-            raise Wrong(f"bytes {end:,} to {begin:,} of the data, before tensor {name!r}, belong to no tensor")
+            raise Wrong(f"bytes {end:,} to {begin:,} of the data, before tensor {_shown(name)}, belong to no tensor")
     last = placed[-1][0][1] if placed else 0
     if last < data_bytes:
         raise Wrong(f"the data's last {data_bytes - last:,} bytes belong to no tensor")
+
+
+def _shown(name: str) -> str:
+    return repr(name[:LONGEST_SHOWN])

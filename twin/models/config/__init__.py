@@ -71,9 +71,10 @@ def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
             return name, reader
     from hwprofiles.spelling import nearest  # noqa: PLC0415 - of a refusal alone
 
-    near = nearest(names[-1], readers())
+    asked = names[-1][:100]
+    near = nearest(asked, readers())
     raise BadFile(
-        f"{where}: architecture {names[-1]!r} is not known",
+        f"{where}: architecture {asked!r} is not known",
         hint=(f"the nearest known one is {near}; " if near else "") + _HINT,
     )
 

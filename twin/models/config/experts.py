@@ -106,4 +106,6 @@ def qwen_dense(fields: Fields, layers: int) -> list[bool]:
     """Layers that `mlp_only_layers` names, and all but every `decoder_sparse_step`-th."""
     named = set(fields.integers("mlp_only_layers", default=[]))
     step = fields.integer("decoder_sparse_step", default=1)
+    if step > layers:
+        raise fields.contradiction("no layer is left for its experts", "decoder_sparse_step", "num_hidden_layers")
     return [layer in named or (layer + 1) % step != 0 for layer in range(layers)]

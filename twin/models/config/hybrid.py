@@ -122,7 +122,9 @@ def qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
         vectors=hidden,  # the shared expert's gate
     )
     dense = set(fields.integers("mlp_only_layers", default=[], high=layers - 1))
-    period = fields.integer("decoder_sparse_step", default=1, high=4096)
+    period = fields.integer("decoder_sparse_step", default=1)
+    if period > layers:
+        raise fields.contradiction("no layer is left for its experts", "decoder_sparse_step", "num_hidden_layers")
     dense |= {layer for layer in range(layers) if (layer + 1) % period}
     if not dense:
         fields.without_effect("intermediate_size")

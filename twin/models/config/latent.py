@@ -201,6 +201,9 @@ def mixed_feeds(fields: Fields, layers: int, *, corrected: bool) -> list[FeedFor
         first = fields.integer("first_k_dense_replace", low=0)
         period = fields.integer("moe_layer_freq", default=1)
         kinds = [_MLP_KINDS[layer >= first and layer % period == 0] for layer in range(layers)]
+        if "sparse" not in kinds:
+            key = "first_k_dense_replace" if first >= layers else "moe_layer_freq"
+            raise fields.contradiction("no layer is left for its experts", key, "num_hidden_layers")
     if len(kinds) != layers:
         raise fields.contradiction(f"it names {len(kinds)} layers", "mlp_layer_types", "num_hidden_layers")
     unknown = next((kind for kind in kinds if kind not in _MLP_KINDS), None)

@@ -54,6 +54,8 @@ def _routed(fields: Fields) -> FeedForward:
 def _routing(fields: Fields, layers: int) -> set[int]:
     """Layers with experts: as listed, or every so many."""
     step = fields.integer("interleave_moe_layer_step", default=1)
+    if step > layers:
+        raise fields.contradiction("no layer is left for its experts", "interleave_moe_layer_step", "num_hidden_layers")
     spaced = set(range(step - 1, layers, step))
     if "moe_layers" not in fields:
         return spaced
