@@ -121,8 +121,8 @@ def _check_places(entries: dict[str, Entry], data_bytes: int) -> None:
         needed = prod(entry.shape) * ELEMENT_BITS[entry.dtype] // 8
         if end < begin or end - begin != needed:
             raise Wrong(
-                f"tensor {_shown(name)}: data_offsets [{begin}, {end}] do not hold the {needed:,} bytes of {entry.dtype} "
-                f"{list(entry.shape)}"
+                f"tensor {_shown(name)}: data_offsets [{begin}, {end}] do not hold the {needed:,} bytes of "
+                f"{entry.dtype} {list(entry.shape)}"
             )
         if end > data_bytes:
             raise Wrong(f"tensor {_shown(name)} ends at byte {end:,} of the data, of which the file has {data_bytes:,}")
