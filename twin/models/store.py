@@ -116,11 +116,19 @@ def _config(raw: Table, path: Path, *, name: str) -> Understood:
 
     folder = path.parent
     found = read_config(raw, str(path), name=name, beside=quantisation_beside(folder))
-    if folder.parent.name != "snapshots" and not any(".safetensors" in held for held in os.listdir(folder)):
+    if folder.parent.name != "snapshots" and not _holds_tensors(folder):
         return found
     from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a config.json alone needs none
 
     return with_checkpoint(found, folder)
+
+
+def _holds_tensors(folder: Path) -> bool:
+    """Whether a checkpoint or its index may be there; of a folder that cannot be listed its config.json is read."""
+    try:
+        return any(".safetensors" in held for held in os.listdir(folder))
+    except PermissionError:
+        return False
 
 
 def _gguf(path: Path) -> Understood:

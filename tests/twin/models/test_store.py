@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.twin.models.checkpoints import PLAIN
 from tests.worlds import model
 from twin.answers.comparison import Quality
 from twin.errors import BadFile, UnknownName
@@ -51,6 +52,19 @@ def test_a_name_of_an_organisation_and_a_model_is_a_path_where_the_folder_is_the
     with pytest.raises(BadFile, match=r"a folder with neither config.json nor a GGUF") as refused:
         load_model(name)
     assert refused.value.hint.startswith("--model reads a shipped name, a config.json or its folder, a GGUF, org/name")
+
+
+def test_a_config_is_read_of_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN.config), encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+    with pytest.raises(BadFile, match=r"model.safetensors: a header of"):
+        load_model(str(tmp_path))
+
+    def closed(_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", closed)
+    assert load_model(str(tmp_path / "config.json")).layers == PLAIN.config["num_hidden_layers"]
 
 
 def laid_over(folder: Path, **own: Any) -> ModelSpec:
