@@ -40,12 +40,12 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Tensor(NamedTuple):
-    """What the table says of a tensor; `offset` in bytes of the data."""
+    """What the table says of a tensor; `at` which byte of the data it begins."""
 
     name: str
     dims: tuple[int, ...]
     type: Type
-    offset: int
+    at: int
 
     @property
     def elements(self) -> int:
@@ -61,14 +61,14 @@ class Tensor(NamedTuple):
 class Unread(NamedTuple):
     """An array that is too long to matter here."""
 
-    count: int
+    elements: int
 
     def __repr__(self) -> str:
-        return f"an array of {self.count:,} elements"
+        return f"an array of {self.elements:,} elements"
 
 
 class Header(NamedTuple):
-    """Metadata by key (numbers, texts, lists or `Unread`) and tensors by name."""
+    """Metadata by key (numbers, texts, `Unread` or lists, in which flags are 0 or 1) and tensors by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -245,7 +245,7 @@ def _array(cursor: _Cursor, kind: int, count: int) -> list[Any] | Unread:
         return [cursor.text() for _ in range(count)]
     form = f"<{count}{_SCALARS[kind]}"
     values = list(struct.unpack(form, cursor.take(struct.calcsize(form))))
-    return [_flag(cursor, value) for value in values] if kind == _FLAG else values
+    return [int(_flag(cursor, value)) for value in values] if kind == _FLAG else values
 
 
 def _flag(cursor: _Cursor, value: int) -> bool:
@@ -274,13 +274,13 @@ def _tensor(cursor: _Cursor) -> Tensor:
 
 def _check_places(table: dict[str, Tensor], alignment: int, data_at: int, size: int) -> None:
     """Each aligned, behind the one before it and inside the file."""
-    placed = sorted(table.values(), key=attrgetter("offset"))
+    placed = sorted(table.values(), key=attrgetter("at"))
     for tensor in placed:
-        if tensor.offset % alignment:
-            raise Wrong(f"tensor {tensor.name!r}: offset {tensor.offset:,} is not a multiple of {alignment:,}")
-        end = data_at + tensor.offset + tensor.size_bytes
+        if tensor.at % alignment:
+            raise Wrong(f"tensor {tensor.name!r}: offset {tensor.at:,} is not a multiple of {alignment:,}")
+        end = data_at + tensor.at + tensor.size_bytes
         if end > size:
             raise Wrong(f"cut short: it has {size:,} bytes, tensor {tensor.name!r} ends at byte {end:,}")
     for before, tensor in pairwise(placed):
-        if tensor.offset < before.offset + before.size_bytes:
-            raise Wrong(f"tensor {tensor.name!r}: offset {tensor.offset:,} lies within {before.name!r}")
+        if tensor.at < before.at + before.size_bytes:
+            raise Wrong(f"tensor {tensor.name!r}: offset {tensor.at:,} lies within {before.name!r}")

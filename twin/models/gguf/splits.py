@@ -1,4 +1,4 @@
-"""The header of a model that is split over files: NAME-00001-of-0000N.gguf and so on, as `llama-gguf-split` writes them.
+"""The header of a model that is split over files NAME-00001-of-0000N.gguf and so on.
 
 The first file has the metadata; each has `split.no` (from 0), `split.count` and the tensors that lie in it. Source:
 `tools/gguf-split/gguf-split.cpp` of github.com/ggml-org/llama.cpp.

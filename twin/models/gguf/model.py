@@ -1,0 +1,193 @@
+"""A model from the header of its GGUF: the shape from the table of tensors, heads and states from the metadata."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from twin.errors import BadFile
+from twin.models.config.shape import in_runs
+from twin.models.config.summary import summary_of
+from twin.models.fields import Fields, Understood
+from twin.models.gguf.blocks import HINT, Block, blocks_of, in_layer, is_vector
+from twin.models.gguf.feeding import feed_forward_of
+from twin.models.gguf.header import Header, Tensor
+from twin.models.gguf.mixing import Reading
+from twin.models.gguf.weights import Tally, part_in_layer
+from twin.models.gguf.windows import windows_of
+from twin.models.mixers import mixer_tag
+from twin.models.spec import SCHEMA, Layer, ModelSpec, Part
+
+_PLAIN_WORD = re.compile(r"[\w.-]{1,64}")
+_LONGEST_TITLE = 128  # letters
+_TOWERS = {"v.": "vision", "mm.": "vision", "a.": "audio", "nextn.": "mtp"}
+_TABLES = {"per_layer_token_embd.weight", "position_embd.weight"}
+_OUTSIDE = {"per_layer_model_proj.weight", "altup_proj.weight", "altup_unembd_proj.weight"}
+"""Matrices outside of layers that each token runs through before the first of them."""
+_WITHOUT_EFFECT = (
+    *("feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count"),
+    *("leading_dense_block_count", "interleave_moe_layer_step", "moe_every_n_layers", "vocab_size"),
+    *("full_attention_interval", "attention.recurrent_layers"),
+)
+"""What the table of tensors says itself."""
+
+
+class _Sorted:
+    """Tensors by where they lie: all of them by part, those of layers by number and name, parameters of the rest."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.layers: list[tuple[int, str, Tensor]] = []
+        self.towers: dict[str, int] = {}
+        self.outside: dict[Part, int] = {}
+
+
+def model_of(header: Header, where: str, *, name: str) -> Understood:
+    """The model; `name` is what it is called where the metadata do not say it. Raises BadFile."""
+    about = Fields(header.metadata, where)
+    architecture = about.text("general.architecture")
+    if not _PLAIN_WORD.fullmatch(architecture):
+        raise about.wrong("general.architecture", f"is {architecture[:64]!r}, not the name of an architecture")
+    told = about.text("general.name", default="").strip()
+    name = told if told.isprintable() and 0 < len(told) <= _LONGEST_TITLE else name
+    own = f"{architecture}."
+    fields = Fields({key[len(own) :]: told for key, told in about.raw.items() if key.startswith(own)}, where, own)
+    try:
+        spec = _spec(header.tensors, architecture, fields, name)
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{where}: {architecture}: {wrong}", hint=HINT) from None
+    except BadFile as wrong:
+        raise BadFile(str(wrong), hint=wrong.hint or HINT) from None
+    except ValueError as wrong:
+        raise BadFile(f"{where}: {architecture}: {wrong}", hint=HINT) from None
+    others = {key: told for key, told in header.metadata.items() if not key.startswith(own)}
+    ignored = (*fields.ignored(), *_summed_up(key for key in others if key not in about.used))
+    return Understood(spec=spec, origins=about.origins() | fields.origins(), ignored=tuple(sorted(ignored)))
+
+
+def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: str) -> ModelSpec:
+    if not fields.flag("attention.causal", default=True):
+        raise fields.wrong("attention.causal", "is false: a model that does not write token by token")
+    if fields.integer("num_loops", default=1) > 1:
+        raise fields.wrong("num_loops", f"is {fields.raw['num_loops']}: layers that run more than once are not known")
+    fields.without_effect(*_WITHOUT_EFFECT)
+    stored = fields.integer("block_count", high=4096)
+    layers = stored - fields.integer("nextn_predict_layers", default=0, low=0, high=stored - 1)
+    hidden, vocab = _embedding(tensors, fields)
+    held = _sorted(tensors, fields.where, layers, stored)
+    blocks = blocks_of(fields.where, held.layers, layers)
+    reading = Reading(architecture, fields, hidden, layers, windows_of(architecture, fields, layers))
+    kinds: dict[Layer, str] = {}
+    order = []
+    for block in blocks:
+        layer = _layer(block, reading, held.outside.get("feed_forward", 0) if block.index == 0 else 0)
+        order.append(kinds.setdefault(layer, _kind_name(layer, set(kinds.values()))))
+    plain = ModelSpec(
+        schema=SCHEMA,
+        name=name,
+        summary="",
+        source=f"GGUF of {name}, architecture {architecture}",
+        hidden=hidden,
+        vocab=vocab,
+        layers=layers,
+        kinds={kind: layer for layer, kind in kinds.items()},
+        order=in_runs(order),
+        residual_streams=fields.integer("altup.num_inputs", default=1),
+        native_ctx_tokens=fields.integer("context_length"),
+        tied="output.weight" not in tensors,
+        vectors=held.outside.get("vectors", 0),
+        tables=held.outside["embedding"] - hidden * vocab,
+        towers=held.towers,
+        weights=held.tally.weights(),
+    )
+    difference = held.tally.difference(plain)
+    if difference:
+        raise BadFile(f"{fields.where}: {difference}")
+    spec = msgspec.structs.replace(plain, summary=summary_of(plain))
+    return msgspec.convert(msgspec.to_builtins(spec), ModelSpec)
+
+
+def _embedding(tensors: dict[str, Tensor], fields: Fields) -> tuple[int, int]:
+    """Width of the model and size of its vocabulary."""
+    table = tensors.get("token_embd.weight")
+    if table is None or len(table.dims) != 2:
+        said = "is missing" if table is None else f"has dimensions {list(table.dims)}"
+        raise BadFile(f"{fields.where}: tensor token_embd.weight {said}: no language model of one file")
+    hidden, vocab = table.dims
+    if fields.integer("embedding_length") != hidden:
+        raise fields.wrong("embedding_length", f"is {fields.raw['embedding_length']}, token_embd.weight has {hidden}")
+    head = tensors.get("output.weight")
+    if head is not None and head.dims != table.dims:
+        raise BadFile(f"{fields.where}: output.weight is {list(head.dims)}, token_embd.weight {list(table.dims)}")
+    return hidden, vocab
+
+
+def _sorted(tensors: dict[str, Tensor], where: str, layers: int, stored: int) -> _Sorted:
+    """All tensors; layers from `layers` to `stored` predict further tokens. Raises BadFile for an unknown one."""
+    held = _Sorted()
+    for name, tensor in tensors.items():
+        found = in_layer(name)
+        if found and found[0] >= stored:
+            raise BadFile(f"{where}: tensor {name!r} lies in layer {found[0]}, and block_count is {stored}")
+        tower = _tower(name, found, layers)
+        if tower:
+            held.towers[tower] = held.towers.get(tower, 0) + tensor.elements
+        elif found:
+            held.layers.append((*found, tensor))
+            held.tally.add(part_in_layer(found[1], tensor), tensor)
+        else:
+            part = _part_outside(name, tensor, where)
+            held.outside[part] = held.outside.get(part, 0) + tensor.elements
+            held.tally.add(part, tensor)
+    return held
+
+
+def _tower(name: str, found: tuple[int, str] | None, layers: int) -> str:
+    """What a tensor belongs to that is no part of the language model; empty: it is a part."""
+    if found:
+        index, name = found
+        if index >= layers:
+            return "mtp"
+        if name.startswith("vis_"):
+            return "vision"
+    return next((tower for prefix, tower in _TOWERS.items() if name.startswith(prefix)), "")
+
+
+def _part_outside(name: str, tensor: Tensor, where: str) -> Part:
+    if name == "token_embd.weight" or name in _TABLES:
+        return "embedding"
+    if name == "output.weight":
+        return "head"
+    if name in _OUTSIDE:
+        return "feed_forward"
+    if not is_vector(name, tensor):
+        raise BadFile(f"{where}: tensor {name!r} is of a kind that is not known")
+    return "vectors"
+
+
+def _layer(block: Block, reading: Reading, outside: int) -> Layer:
+    mixers = reading.mixers(block)
+    feed_forward = feed_forward_of(block, reading.fields, reading.hidden, outside)
+    if block.matrices:
+        name = ascii(min(block.matrices))[1:-1]
+        raise block.wrong(f"{name}: of a kind that is not known, or not beside what else the layer has")
+    return Layer(mixers=mixers, feed_forward=feed_forward, vectors=sum(block.vectors.values()))
+
+
+def _kind_name(layer: Layer, taken: set[str]) -> str:
+    """What a kind of layers is called: after its mixers, with a number where others are called so, too."""
+    names = [mixer_tag(mixer) for mixer in layer.mixers] or ["feed_forward"]
+    if layer.feed_forward and layer.feed_forward.experts > 1:
+        names.append("experts")
+    plain = "_".join(names)
+    numbers = (f"{plain}_{number}" for number in range(2, len(taken) + 3))
+    return next(name for name in (plain, *numbers) if name not in taken)
+
+
+def _summed_up(keys: Iterator[str]) -> Iterator[str]:
+    """Keys of other things than the architecture, one entry for each thing."""
+    counts: dict[str, int] = {}
+    for key in keys:
+        thing = key.partition(".")[0]
+        counts[thing] = counts.get(thing, 0) + 1
+    yield from (f"{thing}.* ({count} keys)" if count > 1 else f"{thing}.*" for thing, count in counts.items())
