@@ -268,11 +268,28 @@ def profiles(*, name: str | None, as_json: bool) -> int:
 
 
 @twin.command()
-@click.argument("name", type=Name("model"), required=False)
+@click.argument("what", type=Name("model"), required=False)
+@click.option("--weights", help="The same shape in other weights: bf16, fp8, awq, q4_k_m, 4.05bpw and so on.")
+@click.option("--save", type=FILE, help="Write the model in the project's own format, to be edited by hand.")
 @JSON
-def models(*, name: str | None, as_json: bool) -> int:
-    """List the models, or the shape of one."""
-    return _list("model", name, as_json=as_json)
+def models(*, what: str | None, weights: str | None, save: Path | None, as_json: bool) -> int:
+    """List the models, or what is understood of one: layers, parameters, weights, cache, and the keys behind them.
+
+    \b
+    Examples:
+      twin models llama-3.1-8b
+      twin models ./config.json --json
+      twin models model.gguf --save my-model.json
+      twin models meta-llama/Llama-3.1-8B --weights q4_k_m
+    """
+    from twin.render.model import listed, saved  # noqa: PLC0415
+
+    check_outputs(save)
+    text = listed(what, weights=weights, as_json=as_json, saves=save is not None)
+    if what is not None and save is not None:
+        deliver(saved(what, weights=weights), save)
+    deliver(text, None)
+    return 0
 
 
 @twin.command()

@@ -60,7 +60,7 @@ class Case(Struct, frozen=True, kw_only=True):
             return 0
         sparse = self.rules.sparse_kernels
         element = sparse.index_element_bytes if sparse else None
-        return self.indexer.head_dim * (self.fmt.element_bytes if element is None else element)
+        return self.indexer.key_bytes(self.fmt.element_bytes if element is None else element)
 
     @property
     def plane_bytes(self) -> int:

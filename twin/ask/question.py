@@ -45,6 +45,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
     ctx_tokens: int  # tokens in the cache when the predicted decode step begins, and length of the prompt in prefill
     model: str = "qwen3.8-flash-next"
+    weights: str | None = None  # other weights than the checkpoint's, such as q4_k_m or 4.05bpw
     hw: str | None = None
     engine: str | None = None
     layout: str | None = None

@@ -12,6 +12,7 @@ from twin.layouts import CacheLayout, load_layout
 from twin.memory.block_pool import with_prefix_cache
 from twin.models import ModelSpec, load_model
 from twin.models.mixers import LatentAttention
+from twin.models.rewritten import in_weights
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import HALF_BYTES
 
@@ -33,6 +34,8 @@ def resolve(question: Question) -> Case:
     """Look every name up and check every number. Raises UnknownName, BadValue or Impossible."""
     check_numbers(question)
     model = load_model(question.model)
+    if question.weights is not None:
+        model = in_weights(model, question.weights)
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
     if question.layout is None:  # the engine's first that the model can be asked for
         layouts = (load_layout(name) for name in rules.layouts)

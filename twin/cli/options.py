@@ -106,7 +106,7 @@ OUT = option("-o", "--output", type=OUTPUT, help="Write the answer to a file ins
 
 def _model(default: str) -> Option:
     return option("--model", type=Name("model"), default=default, show_default=True,
-                  help="A shipped model or the path of a model file.")  # fmt: skip
+                  help="A shipped model, a config.json or its folder, a GGUF, org/name, or a model file.")  # fmt: skip
 
 
 def _longest(default: str) -> Option:
@@ -115,6 +115,7 @@ def _longest(default: str) -> Option:
 
 
 _NAMES = (
+    option("--weights", help="The same shape in other weights: bf16, fp8, awq, q4_k_m, 4.05bpw and so on."),
     option("--hw", type=Name("machine"), help="A shipped machine or the path of a profile [default: the engine's]."),
     option("--engine", type=Name("engine"),
            help="The inference engine whose rules apply [default: one that loads the model]."),

@@ -45,6 +45,20 @@ class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Longest context that is still read whole. 4 is literal in exllamav3's `modules/qsa_indexer.py`."""
         return self.budget if self.ratio == 1 else 4 * self.block_topk + 3
 
+    def key_bytes(self, element_bytes: int) -> int:
+        """Bytes that are kept of a token, pooled keys of blocks left out.
+
+        Weighted heads score keys in 8 bits with a scale for every 128 elements (DeepSeek-V3.2's `inference/model.py`).
+        """
+        if self.shared:
+            return 0
+        return self.head_dim + 4 * -(-self.head_dim // 128) if self.weighted else self.head_dim * element_bytes
+
+    def cached_bytes(self, element_bytes: int) -> int:
+        """The same with a token's share of pooled keys."""
+        key = self.key_bytes(element_bytes)
+        return key + (key // self.ratio if self.ratio > 1 else 0)
+
     def matrices(self, hidden: int, query_rank: int = 0) -> int:
         """Parameters: queries (from the compressed query where there is one), one key, and the heads' weights."""
         if self.shared:
@@ -72,12 +86,15 @@ class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
     local_chunk: Reach = 0  # tokens of the chunks outside of which nothing is seen
     indexer: Indexer | None = None
     shares_kv: bool = False  # reads the cache of an earlier layer and has no keys and values of its own
+    values_from_keys: bool = False  # one matrix makes both; what is cached of them still differs by norms and positions
 
     def __post_init__(self) -> None:
         if self.query_heads % self.kv_heads:
             raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
         if self.window and self.local_chunk:
             raise ValueError("attention has a window or local chunks, not both")
+        if self.values_from_keys and self.value_width != self.head_dim:
+            raise ValueError("values made by the matrix of keys are as wide as keys")
 
     @property
     def value_width(self) -> int:
@@ -93,6 +110,10 @@ class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
     def keeps_cache(self) -> bool:
         """Whether it has a cache of its own."""
         return not self.shares_kv
+
+    def cached_bytes(self, element_bytes: int) -> int:
+        """Bytes of one token in a plain format, an indexer's keys included."""
+        return self.kv_elements * element_bytes + (self.indexer.cached_bytes(element_bytes) if self.indexer else 0)
 
     @property
     def rotated_elements(self) -> int:
@@ -112,7 +133,8 @@ class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
     def matrices(self, hidden: int) -> int:
         """Parameters of its matrices."""
         queries = hidden * self.query_heads * (self.head_dim + (self.value_width if self.output_gate else 0))
-        keys_values = 0 if self.shares_kv else hidden * self.kv_elements
+        made = self.kv_heads * self.head_dim if self.values_from_keys else self.kv_elements
+        keys_values = 0 if self.shares_kv else hidden * made
         index = self.indexer.matrices(hidden) if self.indexer else 0
         return queries + keys_values + self.query_heads * self.value_width * hidden + index + self.other_matrices
 
@@ -134,6 +156,10 @@ class LatentAttention(_Mixer, frozen=True, kw_only=True, tag="latent_attention")
     def kv_elements(self) -> int:
         """Cached elements of one token."""
         return self.kv_rank + self.rope_dim
+
+    def cached_bytes(self, element_bytes: int) -> int:
+        """Bytes of one token in a plain format, an indexer's keys included."""
+        return self.kv_elements * element_bytes + (self.indexer.cached_bytes(element_bytes) if self.indexer else 0)
 
     @property
     def rotated_elements(self) -> int:

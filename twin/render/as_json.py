@@ -68,6 +68,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "pooled": case.pooled,
         "host_pages": of_layout("host_pages", "huge" if case.huge_pages else "4KiB"),
         "ngram": case.ngram if case.model.ngram is not None else None,
+        "weights": case.model.weights.format,
         "lanes": question.lanes,
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,

@@ -1,4 +1,4 @@
-"""Lists of what is known: machines with every rate, models with their shape, layouts and formats with their engines."""
+"""Lists of what is known: machines with every rate, layouts and formats with their engines."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,10 +12,8 @@ from twin.cost.roofline import Roofs
 from twin.engines import engine_names, load_engine
 from twin.formats import KVFormat, Plane, format_names, is_exl3, kv_format
 from twin.layouts import layout_names, load_layout
-from twin.models import ModelSpec, load_model, model_names
-from twin.models.mixers import mixer_name
 from twin.render.text import table
-from twin.units import GB, format_rate
+from twin.units import format_rate
 
 HEADS, HEAD_DIM = 4, 256  # shape for which a format's bytes are listed
 _BYTES_OF = f"of a token in a layer of {HEADS} KV heads x {HEAD_DIM}, K and V with their scales"
@@ -24,7 +22,7 @@ _KINDS = {"plain": "as they are", "scaled": "by a scale", "rotated": "rotated, t
 
 
 def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None) -> str:
-    """All of a kind (`profile`, `model`, `layout`, `format`) or one; with `hw`, from where on formats are faster."""
+    """All of a kind (`profile`, `layout`, `format`) or one; with `hw`, from where on formats are faster."""
     if hw is not None:
         from twin.answers.crossover import crossover, kept  # noqa: PLC0415
         from twin.render.comparison import crossover_json, crossover_text  # noqa: PLC0415
@@ -33,10 +31,10 @@ def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None)
         return dump(crossover_json(found)) if as_json else crossover_text(found)
     if kind == "format":
         return dump(format_json(name)) if as_json else format_text(name)
-    return {"profile": _profile, "model": _model, "layout": _layout}[kind](name, as_json=as_json)
+    return {"profile": _profile, "layout": _layout}[kind](name, as_json=as_json)
 
 
-def _summaries(head: str, names: Sequence[str], load: Callable[[str], Any], *, as_json: bool) -> str:
+def summaries(head: str, names: Sequence[str], load: Callable[[str], Any], *, as_json: bool) -> str:
     """All of a kind in a line each."""
     rows = [{"name": each, "summary": load(each).summary} for each in names]
     return dump(rows) if as_json else table((head, "what it is"), [tuple(row.values()) for row in rows])
@@ -45,7 +43,7 @@ def _summaries(head: str, names: Sequence[str], load: Callable[[str], Any], *, a
 def _profile(name: str | None, *, as_json: bool) -> str:
     """All machines, or one with its rates."""
     if name is None:
-        return _summaries("machine", profile_names(), load_profile, as_json=as_json)
+        return summaries("machine", profile_names(), load_profile, as_json=as_json)
     profile = load_profile(name)
     if as_json:
         return dump(msgspec.to_builtins(profile))
@@ -64,29 +62,6 @@ def _value(rate: Provenance) -> str:
         points = zip(rate.at, rate.efficiency, strict=True)
         return ", ".join(f"{efficiency:.3g} at {at:g}" for at, efficiency in points) + f" {rate.over}"
     return format_rate(rate.value, rate.unit) if isinstance(rate, Rate) else ""
-
-
-def _model(name: str | None, *, as_json: bool) -> str:
-    """All models, or the shape of one."""
-    if name is None:
-        return _summaries("model", model_names(), load_model, as_json=as_json)
-    model = load_model(name)
-    if as_json:
-        return dump(msgspec.to_builtins(model))
-    return f"{model.name}: {model.summary}\n\n{table(('what', 'value'), list(_facts(model).items()))}"
-
-
-def _facts(model: ModelSpec) -> dict[str, str]:
-    total, active = sum(model.parameters.values()), model.active_parameters
-    mixers = [f"{count} x {mixer_name(mixer)}" for mixer, count in model.mixers.items()]
-    return {
-        "parameters": f"{total / GB:.1f}e9, {active / GB:.2f}e9 active",
-        "layers": f"{model.layers}, of which {model.attention_layers} keep a KV cache",
-        "mixers": ", ".join(mixers),
-        "weights": f"{model.weights.format} at {model.weights.bits:g} bits",
-        "native context": f"{model.native_ctx_tokens:,} tokens",
-        "source": model.source,
-    }
 
 
 def _layout(_: str | None, *, as_json: bool) -> str:

@@ -15,16 +15,8 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
 from twin.errors import BadValue, Impossible
-from twin.memory.block_pool import (
-    BlockPlan,
-    CacheSpec,
-    PoolSettings,
-    block_plan,
-    fixed_parts,
-    plan_blocks,
-    pool_rules,
-    scratch_token_bytes,
-)
+from twin.memory import block_pool
+from twin.memory.block_pool import BlockPlan, CacheSpec, block_plan
 from twin.memory.plan import plan_memory
 from twin.units import GIB, MIB, format_bytes
 
@@ -48,8 +40,6 @@ D7, D15, CACHED = "dflash2:7", "dflash2:15", {"prefix_caching": True}
 TWO = {"max_sequences": 2}
 LONG = CACHED | {"async_scheduling": False}
 FP32 = {"state_dtype": "fp32"}
-
-
 Row = tuple[dict[str, Any], int, tuple[int, int], int | None, int, tuple[int, int, int], int]
 PUBLISHED: dict[str, Row] = {
     "bf16": (q("bf16", D7), 65_536, (448, 8), PINNED, 380, (2 * 147, 6 * 8, 15), 69_758),
@@ -148,17 +138,10 @@ def test_a_drafters_layers_join_attention_unless_they_slide(
     assert [plan.blocks_per_request(tokens) for tokens in (1, 16, 17, 8192)] == blocks
 
 
-# Laws for any layers
-
-SETTINGS = PoolSettings(
-    promotes_sliding=True,
-    balances_groups=True,
-    speculative_tokens=0,
-    prefix_caching=False,
-    batched_tokens=2048,
+SETTINGS = block_pool.PoolSettings(
+    promotes_sliding=True, balances_groups=True, speculative_tokens=0, prefix_caching=False, batched_tokens=2048,
     async_scheduling=True,
-)
-
+)  # fmt: skip
 
 SIZES = {
     "attention": {"token_bytes": 4096},
@@ -174,50 +157,39 @@ def spec(kind: Any, layers: int, **more: Any) -> CacheSpec:
 @pytest.mark.parametrize(
     ("layers", "balances", "full", "groups"),
     [
-        ((16, 48, 5), True, 8, [8, 8] + [8] * 6 + [5]),
-        ((16, 48, 5), False, 5, [4] * 4 + [5] * 8 + [4] * 2 + [5]),
-        ((16, 48, 8), True, 16, [16] + [16] * 3 + [8]),
-        ((16, 48, 4), True, 8, [8, 8] + [8] * 6 + [4]),
-        ((16, 48, 3), True, 4, [4] * 4 + [4] * 12 + [3]),
-        ((17, 48, 5), True, 5, [5, 4, 4, 4] + [5] * 8 + [4] * 2 + [5]),
-        ((10, 0, 20), True, 10, [10, 10, 10]),
-        ((13, 0, 12), True, 13, [13, 12]),
-        ((12, 0, 8), False, 8, [6, 6, 8]),
-        ((16, 48, 0), True, 16, [16] * 4),
+        ((16, 48, 5), True, 8, [8] * 8 + [5]), ((16, 48, 5), False, 5, [4] * 6 + [5] * 9),
+        ((16, 48, 8), True, 16, [16] * 4 + [8]), ((16, 48, 4), True, 8, [8] * 8 + [4]),
+        ((16, 48, 3), True, 4, [4] * 16 + [3]), ((17, 48, 5), True, 5, [4] * 5 + [5] * 10),
+        ((10, 0, 20), True, 10, [10] * 3), ((13, 0, 12), True, 13, [13, 12]),
+        ((12, 0, 8), False, 8, [6, 6, 8]), ((16, 48, 0), True, 16, [16] * 4),
     ],
-)
+)  # fmt: skip
 def test_groups_are_as_long_as_the_fewest_layers_of_a_type_unless_padding_windows_is_cheaper(
     layers: tuple[int, int, int], *, balances: bool, full: int, groups: list[int]
 ) -> None:
     kinds = zip(("attention", "recurrent", "sliding"), layers, strict=True)
-    plan = plan_blocks(
-        [spec(kind, count) for kind, count in kinds if count], replace(SETTINGS, balances_groups=balances)
-    )
+    specs = [spec(kind, count) for kind, count in kinds if count]
+    plan = block_pool.plan_blocks(specs, replace(SETTINGS, balances_groups=balances))
     assert plan.group_layers == full
     assert sorted(group.layers for group in plan.groups) == sorted(groups)
 
 
-def test_layers_that_cannot_share_a_pool_and_an_empty_request_are_refused() -> None:
+def test_layers_that_cannot_share_a_pool_sizes_of_another_kind_and_an_empty_request_are_refused() -> None:
     odd = spec("sliding", 5, token_bytes=2112, takes_padding=False)
     hybrid = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
     with pytest.raises(Impossible, match="sliding layers neither divides 1,664,000 B"):
-        plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
+        block_pool.plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
     for specs in ([spec("recurrent", 48)], [spec("attention", 16), spec("attention", 16, token_bytes=2048)]):
         with pytest.raises(Impossible, match="exactly 1"):
-            plan_blocks(specs, SETTINGS)
+            block_pool.plan_blocks(specs, SETTINGS)
     with pytest.raises(BadValue, match="at least 1 token"):
-        plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
+        block_pool.plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
+    for wrong in ({"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}):
+        with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
+            replace(spec("attention", 16), **wrong)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}]
-)
-def test_a_spec_of_sizes_that_its_kind_has_not_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
-        replace(spec("attention", 16), **wrong)
-
-
-COUNT, SIZE = st.integers(1, 64), st.integers(1, 8192)
+COUNT, SIZE, BOOL = st.integers(1, 64), st.integers(1, 8192), st.booleans()
 UNIT = st.sampled_from([16, 64, 128])
 FULL = st.builds(CacheSpec, kind=st.just("attention"), layers=COUNT, token_bytes=SIZE, kernel_block=UNIT)
 STATE = st.builds(CacheSpec, kind=st.just("recurrent"), layers=COUNT, state_bytes=st.integers(1, 2**23))
@@ -226,21 +198,19 @@ SPECS = st.tuples(FULL, st.lists(STATE, max_size=1), st.lists(WINDOW, max_size=2
     lambda drawn: [drawn[0], *drawn[1], *drawn[2]]
 )
 ANY_SETTINGS = st.builds(
-    PoolSettings,
-    promotes_sliding=st.booleans(),
-    balances_groups=st.booleans(),
-    speculative_tokens=st.integers(0, 16),
-    prefix_caching=st.booleans(),
-    batched_tokens=SIZE,
-    async_scheduling=st.booleans(),
-)
+    block_pool.PoolSettings,
+    promotes_sliding=BOOL, balances_groups=BOOL, speculative_tokens=st.integers(0, 16), prefix_caching=BOOL,
+    batched_tokens=SIZE, async_scheduling=BOOL,
+)  # fmt: skip
 
 
 @LAWS
 @given(SPECS, ANY_SETTINGS)
-def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec], settings: PoolSettings) -> None:
+def test_every_layer_lies_in_one_group_and_every_page_fits(
+    specs: list[CacheSpec], settings: block_pool.PoolSettings
+) -> None:
     """A promoted window fills more than half of its page."""
-    plan = plan_blocks(specs, settings)
+    plan = block_pool.plan_blocks(specs, settings)
     layers: Counter[str] = Counter()
     for group in plan.groups:
         layers[group.kind] += group.layers
@@ -254,7 +224,12 @@ def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec
 
 
 @LAWS
-@given(st.builds(plan_blocks, SPECS, ANY_SETTINGS), st.integers(0, 2**40), st.integers(1, 2**20), st.integers(0, 2**20))
+@given(
+    st.builds(block_pool.plan_blocks, SPECS, ANY_SETTINGS),
+    st.integers(0, 2**40),
+    st.integers(1, 2**20),
+    st.integers(0, 2**20),
+)
 def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
     plan: BlockPlan, pool_bytes: int, tokens: int, more: int
 ) -> None:
@@ -264,9 +239,6 @@ def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
     assert plan.state_blocks + -(-tokens // plan.block_tokens) <= needed <= plan.blocks_per_request(tokens + more)
     assert plan.bytes_per_request(tokens) == needed * plan.block_bytes
     assert (plan.concurrency(needed, tokens), plan.printed_tokens(needed, tokens)) == (1, tokens)
-
-
-# The pool of a case
 
 
 def test_the_pools_of_a_batch_server_come_out_near_what_was_published() -> None:
@@ -310,7 +282,7 @@ def test_a_pool_is_what_utilisation_leaves_of_the_device(backend: str) -> None:
 def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: str, kv_dtype: str) -> None:
     """It is taken whole, after weights and buffers: a byte more than is left, and no context at all fits."""
     about = {"model": model, "kv_dtype": kv_dtype, "utilisation": 0.5}
-    before = sum(fixed_parts(asked(**about), POOL).values())
+    before = sum(block_pool.fixed_parts(asked(**about), POOL).values())
     room = int(VRAM_BYTES - before)
     held, refused = (planned(**about, pool_bytes=size) for size in (room, room + 1))
     assert pool_of(held).blocks == room // pool_of(held).plan.block_bytes
@@ -323,7 +295,7 @@ def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: st
 
 @pytest.mark.parametrize("pool_bytes", [30 * GIB, 2**50])
 def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes: int) -> None:
-    needed = sum(fixed_parts(asked(kv_dtype="bf16"), POOL).values()) + pool_bytes
+    needed = sum(block_pool.fixed_parts(asked(kv_dtype="bf16"), POOL).values()) + pool_bytes
     missing = format_bytes(math.ceil(needed - VRAM_BYTES))
     text = f"needs {format_bytes(needed)} of VRAM, the machine has 23.56 GiB ({missing} short)"
     assert planned(1024, kv_dtype="bf16", pool_bytes=pool_bytes).shortage() == text
@@ -332,13 +304,10 @@ def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes:
 @pytest.mark.parametrize(
     ("kv_dtype", "sequences", "slots", "slot_mib", "longest", "tokens"),
     [
-        (KVARN, 64, 152, 8, 1000, 64_000),
-        (KVARN, 4, 32, 8, 262_144, 262_144),
-        (KVARN, 1, 26, 8, 1000, 4096),
-        (KVARN, 1, 26, 8, 400_000, 262_144),
-        ("kvarn_k4v2_g64", 64, 168, 4, 1000, 64_000),
+        (KVARN, 64, 152, 8, 1000, 64_000), (KVARN, 4, 32, 8, 262_144, 262_144), (KVARN, 1, 26, 8, 1000, 4096),
+        (KVARN, 1, 26, 8, 400_000, 262_144), ("kvarn_k4v2_g64", 64, 168, 4, 1000, 64_000),
     ],
-)
+)  # fmt: skip
 def test_waiting_tiles_take_2_slots_a_sequence_those_of_a_step_and_8_and_a_rebuilt_history_4_kib_a_token(
     kv_dtype: str, sequences: int, slots: int, slot_mib: int, *, longest: int, tokens: int
 ) -> None:
@@ -368,7 +337,7 @@ def test_turboquant_runs_out_of_memory_where_it_was_seen_to(ctx_tokens: int, uti
     device, outside, _ = plan.memories
     assert device.fixed["prefill scratch"] == 0.5 * GIB
     copies = POOL.dequantises_prefix["turboquant"].value
-    assert scratch_token_bytes(asked(kv_dtype=TURBO)) == copies * 4096
+    assert block_pool.scratch_token_bytes(asked(kv_dtype=TURBO)) == copies * 4096
     assert outside.page_bytes["prefill scratch"] == copies * 4096 * pool_of(plan).plan.block_tokens
 
 
@@ -403,22 +372,18 @@ def test_the_engine_prints_one_block_more_than_it_can_use(blocks: int, residents
         assert plan.max_ctx_tokens() == max(0, (blocks - 1) // batch - 3) * 800
 
 
-def test_several_devices_and_engines_without_a_pool_are_refused() -> None:
+def test_several_devices_and_engines_without_a_pool_are_refused_and_without_room_there_is_none() -> None:
     with pytest.raises(Impossible, match="vllm is modelled on one device, rtx3090 has 2") as refused:
         plan_memory(asked(), replace(RTX3090, gpu_count=2))
     assert "--hw rtx3090" in refused.value.hint
+    for model in (BATCH, LLAMA):  # whose weights alone do not fit
+        plan = plan_memory(asked(model=model), machine(vram_bytes=8 * GIB))
+        assert (plan.fits, plan.max_ctx_tokens()) == (False, 0)
+        assert (pool_of(plan).pool_bytes, pool_of(plan).blocks, pool_of(plan).printed_tokens) == (0, 0, 0)
     other = resolve(Question(ctx_tokens=1))
-    for wanted in (block_plan, pool_rules):
+    for wanted in (block_plan, block_pool.pool_rules):
         with pytest.raises(Impossible, match="exllamav3 shares no pool of blocks among requests"):
             wanted(other)
-
-
-@pytest.mark.parametrize("model", [BATCH, LLAMA])
-def test_weights_that_do_not_fit_leave_no_pool(model: str) -> None:
-    plan = plan_memory(asked(model=model), machine(vram_bytes=8 * GIB))
-    found = pool_of(plan)
-    assert (found.pool_bytes, found.blocks, found.printed_tokens) == (0, 0, 0)
-    assert (plan.fits, plan.max_ctx_tokens()) == (False, 0)
 
 
 @pytest.mark.parametrize(

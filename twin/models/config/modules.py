@@ -16,6 +16,7 @@ _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 _OWN_PREFIX = re.compile(r"^(?:(?:model|language_model|transformer|backbone|decoder)\.)+")
 _BACKTRACKS = re.compile(r"[+*}]\)[+*{]")  # a repetition of a repetition
 _LONGEST = 500  # characters of a regular expression
+_MOST = 256  # expressions in a list
 
 
 class Module(Struct, frozen=True):
@@ -118,6 +119,8 @@ class Patterns:
                 self.expressions.append(_expression(translate(pattern), fields, key, parents=True))
             else:
                 self.beginnings.add(_OWN_PREFIX.sub("", pattern[:-1]))
+            if len(self.expressions) > _MOST:
+                raise fields.wrong(key, f"has more than {_MOST} expressions")
 
     def __contains__(self, module: Module) -> bool:
         """Whether one of the module's names is meant."""
