@@ -142,14 +142,12 @@ class _Cursor:
         while count:
             block, at = self.block, self.at
             try:
-                for _ in range(count):
+                for left in range(count, 0, -1):  # noqa: B007 - read where a block ends
                     at += 8 + unpack(block, at)[0]
-                    count -= 1
-            except (struct.error, OverflowError, IndexError):  # the next length lies beyond what has been read
-                self.at = at
+                self.at, count = at, 0
+            except (struct.error, OverflowError):  # the next length lies beyond what has been read
+                self.at, count = at, left
                 self._refill(8)
-            else:
-                self.at = at
         self._within(0)
 
     def _refill(self, needed: int) -> None:

@@ -40,7 +40,8 @@ class Reading:
     def __init__(self, architecture: str, fields: Fields, hidden: int, layers: int, windows: Windows) -> None:
         self.architecture, self.fields, self.hidden, self.windows = architecture, fields, hidden, windows
         own = _GEMMA_3N_OWN_KV if architecture == "gemma3n" else layers
-        self.own_kv = layers - fields.integer("attention.shared_kv_layers", default=layers - own, low=0, high=layers)
+        shared = fields.integer("attention.shared_kv_layers", default=max(0, layers - own), low=0, high=layers - 1)
+        self.own_kv = layers - shared
         self.indexer_seen = False
 
     def mixers(self, block: Block) -> tuple[Mixer, ...]:
@@ -85,7 +86,8 @@ class Reading:
             output_gate=gated,
             window=window,
             local_chunk=chunk,
-            shares_kv=block.index >= self.own_kv or ("attn_k" not in block and "attn_qkv" not in block),
+            values_from_keys="attn_k" in block and "attn_v" not in block,
+            shares_kv=block.index >= self.own_kv,
         )
         mixer = replace(plain, output_gate=self._check_rows(block, plain, gates) or gated)
         taken = block.take(*_QKV, "attn_gate", "attn_output")
@@ -100,8 +102,8 @@ class Reading:
         """Whether there are gates among the queries. Raises BadFile where heads and matrices contradict each other."""
         queries = attention.query_heads * attention.head_dim
         keys, values = attention.kv_heads * attention.head_dim, attention.kv_heads * attention.value_width
-        if "attn_k" in block and "attn_v" not in block:
-            raise block.wrong("attn_v is missing: keys that are values, too, cannot be described")
+        if not attention.shares_kv and "attn_k" not in block and "attn_qkv" not in block:
+            raise block.wrong("attn_k is missing, and attention.shared_kv_layers does not say that it may be")
         rows = {"attn_q": queries, "attn_k": keys, "attn_v": values, "attn_qkv": queries + keys + values}
         for kind, implied in rows.items():
             if kind in block and block.rows(kind) != implied:

@@ -177,6 +177,8 @@ def _layer(block: Block, reading: Reading, outside: int) -> Layer:
 def _kind_name(layer: Layer, taken: set[str]) -> str:
     """What a kind of layers is called: after its mixers, with a number where others are called so, too."""
     names = [mixer_tag(mixer) for mixer in layer.mixers] or ["feed_forward"]
+    if any(mixer.reach for mixer in layer.attending):
+        names.insert(0, "windowed")
     if layer.feed_forward and layer.feed_forward.experts > 1:
         names.append("experts")
     plain = "_".join(names)

@@ -14,8 +14,15 @@ class Model(NamedTuple):
     tensors: Tensors
 
 
-def model(architecture: str, layers: list[Tensors], *, tied: bool = False, kind: str = "q4_k", **own: Any) -> Model:
-    """A model of layers whose tensors are named without `blk.N.`; keys of its own are written with _ for points."""
+def model(
+    architecture: str,
+    layers: list[Tensors],
+    *,
+    tied: bool = False,
+    kind: str = "q4_k",
+    keys: dict[str, Any] | None = None,
+) -> Model:
+    """A model of layers whose tensors are named without `blk.N.`, and of keys beside those that all models have."""
     metadata = {
         "general.architecture": architecture,
         "general.name": f"small {architecture}",
@@ -33,7 +40,7 @@ def model(architecture: str, layers: list[Tensors], *, tied: bool = False, kind:
     for number, layer in enumerate(layers):
         for name, (dims, told) in layer.items():
             tensors[f"blk.{number}.{name}"] = (dims, told or (kind if len(dims) > 1 else "f32"))
-    return Model(metadata | {key: value for key, value in own.pop("keys", {}).items()}, tensors)
+    return Model(metadata | (keys or {}), tensors)
 
 
 def of(**dims: tuple[int, ...]) -> Tensors:
@@ -84,7 +91,11 @@ LATENT = of(
 ) | {"attn_k_b.weight": ((32, 256, HEADS), "q8_0"), "attn_v_b.weight": ((256, 32, HEADS), "q8_0")}  # fmt: skip
 SPARSE = of(**{"indexer.attn_k": (H, 128), "indexer.attn_q_b": (512, 4 * 128)}) | f32(**{"indexer.proj": (H, 4)})
 SPARSE |= of(**{"indexer.k_norm": (128,)}) | bias(**{"indexer.k_norm": (128,)})
-INDEXER_KEYS = {".attention.indexer.head_count": 4, ".attention.indexer.key_length": 128, ".attention.indexer.top_k": 64}
+INDEXER_KEYS = {
+    ".attention.indexer.head_count": 4,
+    ".attention.indexer.key_length": 128,
+    ".attention.indexer.top_k": 64,
+}
 MAMBA_2 = of(attn_norm=(H,), ssm_in=(H, 2 * 512 + 2 * 2 * 16 + 8), ssm_out=(512, H)) | bias(ssm_dt=(8,))
 MAMBA_2 |= f32(ssm_conv1d=(4, 512 + 2 * 2 * 16), ssm_norm=(256, 2)) | bias(ssm_conv1d=(512 + 2 * 2 * 16,))
 MAMBA_2 |= {"ssm_a": ((1, 8), "f32"), "ssm_d": ((1, 8), "f32")}
@@ -113,6 +124,9 @@ MTP = of(**{"nextn.eh_proj": (2 * H, H), "nextn.enorm": (H,), "nextn.hnorm": (H,
 GEMMA_3N = POST_NORMS | attention() | QK_NORMS | MLP | of(laurel_l=(H, 64), laurel_r=(256, H), proj=(256, H))
 GEMMA_3N |= of(inp_gate=(H, 256), post_norm=(H,), altup_correct_scale=(H,), altup_router_norm=(H,))
 GEMMA_3N |= f32(altup_correct_coef=(4, 4), altup_predict_coef=(4, 16), altup_router=(H, 4))
+GEMMA_4 = POST_NORMS | MLP | of(inp_gate=(H, 256), proj=(256, H), post_norm=(H,), layer_output_scale=(1,))
+KEYS_AS_VALUES = of(attn_q=(H, 512), attn_k=(H, 64), attn_output=(512, H))
+QUERIES_ALONE = of(attn_q=(H, H), attn_output=(H, H))
 
 DENSE = attention() | NORMS | MLP
 MOE = attention() | NORMS | QK_NORMS | experts(8)
@@ -129,6 +143,12 @@ MODELS: dict[str, Model] = {
                     keys={".attention.sliding_window": 512, ".attention.key_length": D, ".attention.value_length": D}),
     "gemma3n": model("gemma3n", [GEMMA_3N] * 22, tied=True, keys={
         ".attention.sliding_window": 512, ".attention.sliding_window_pattern": [True] * 4 + [False] + [True] * 17}),
+    "gemma4": model("gemma4", [GEMMA_4 | attention()] * 2 + [GEMMA_4 | KEYS_AS_VALUES] + [GEMMA_4 | QUERIES_ALONE],
+                    tied=True, keys={
+        ".attention.sliding_window": 512, ".attention.sliding_window_pattern": [True, True, False, True],
+        ".attention.key_length": 64, ".attention.value_length": 64, ".attention.key_length_swa": D,
+        ".attention.value_length_swa": D, ".attention.head_count_kv": [KV, KV, 1, KV],
+        ".attention.shared_kv_layers": 1, ".embedding_length_per_layer_input": 256}),
     "gpt-oss": model("gpt-oss", [GPT_OSS] * 4, kind="mxfp4", keys=MOE_KEYS | {
         ".attention.sliding_window": 128, ".attention.key_length": 64, ".attention.value_length": 64}),
     "llama4": model("llama4", [NORMS | attention() | experts(8, shared=256), NORMS | attention() | MLP] * 4,
@@ -151,7 +171,7 @@ MODELS: dict[str, Model] = {
     "jamba": model("jamba", [MAMBA_1 | of(ffn_norm=(H,), ssm_dt_norm=(16,), ssm_b_norm=(16,)) | MLP, MOE],
                    keys=SSM_KEYS | MOE_KEYS | {".ssm.time_step_rank": 16, ".attention.head_count_kv": [0, KV]}),
     "qwen3next": model("qwen3next", [DELTA | of(ssm_ba=(H, 16)) | experts(8, shared=256)] * 3
-                       + [attention(gates=256) | NORMS | QK_NORMS | experts(8, shared=256) | of(ffn_gate_inp_shexp=(H,))],
+                       + [attention(gates=256) | NORMS | QK_NORMS | experts(8, 256, 256) | of(ffn_gate_inp_shexp=(H,))],
                        keys=MOE_KEYS | DELTA_KEYS),
     "qwen35": model("qwen35", [DELTA | of(ssm_alpha=(H, 8), ssm_beta=(H, 8)) | MLP] * 3
                     + [attention(gates=256) | NORMS | QK_NORMS | MLP], keys=DELTA_KEYS),
@@ -182,6 +202,10 @@ MODELS: dict[str, Model] = {
 MODELS["gemma3n"].tensors.update({
     "per_layer_token_embd.weight": ((22 * 256, V), "q8_0"), "per_layer_model_proj.weight": ((H, 22 * 256), "bf16"),
     "altup_proj.weight": ((H, H, 3), "f16"), "altup_unembd_proj.weight": ((H, H, 3), "f16"),
+    "per_layer_proj_norm.weight": ((256,), "f32"),
+})  # fmt: skip
+MODELS["gemma4"].tensors.update({
+    "per_layer_token_embd.weight": ((4 * 256, V), "q8_0"), "per_layer_model_proj.weight": ((H, 4 * 256), "bf16"),
     "per_layer_proj_norm.weight": ((256,), "f32"),
 })  # fmt: skip
 MODELS["gpt2"].tensors["position_embd.weight"] = ((H, 1024), "f32")
