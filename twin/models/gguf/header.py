@@ -170,8 +170,8 @@ def _header(cursor: _Cursor) -> Header:
     tensors, keys = _counts(cursor)
     metadata = _metadata(cursor, keys)
     alignment = metadata.get("general.alignment", 32)
-    powers = {2**power for power in range(3, LARGEST_ALIGNMENT.bit_length())}
-    if isinstance(alignment, bool) or alignment not in powers:
+    whole = isinstance(alignment, int) and not isinstance(alignment, bool)
+    if not whole or not 8 <= alignment <= LARGEST_ALIGNMENT or alignment.bit_count() != 1:
         raise Wrong(f"general.alignment is {alignment!r}, not a power of two from 8 to {LARGEST_ALIGNMENT:,}")
     table: dict[str, Tensor] = {}
     for number in range(tensors):

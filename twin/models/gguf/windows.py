@@ -16,30 +16,30 @@ class Rule(NamedTuple):
 
     period: int  # 0: all layers have the window
     full_first: bool = False  # the first layer of a period sees all, and not the last
-    window: int = 0  # tokens, where the file says nothing
+    window: int | None = None  # tokens, where the file says nothing; 0: all; None: it has to say it
     fixed: int = 0  # tokens, whatever the file says
     chunked: bool = False  # local chunks, not a window that slides
 
 
 RULES = {
-    "afmoe": Rule(4),
+    "afmoe": Rule(4, window=0),
     "cohere2": Rule(4),
     "cohere2moe": Rule(4, full_first=True),
     "exaone-moe": Rule(4),
     "gemma2": Rule(2, window=4096),
-    "gemma3": Rule(6),
+    "gemma3": Rule(6, window=0),
     "gemma3n": Rule(5),
     "gpt-oss": Rule(2),
-    "laguna": Rule(4, full_first=True),
-    "lfm2": Rule(0),
+    "laguna": Rule(4, full_first=True, window=0),
+    "lfm2": Rule(0, window=0),
     "llama4": Rule(4, window=8192, fixed=8192, chunked=True),
-    "mellum": Rule(4),
+    "mellum": Rule(4, window=0),
     "muse-glimmer": Rule(4),
-    "olmo2": Rule(4),
-    "plamo3": Rule(8),
-    "smallthinker": Rule(4, full_first=True, fixed=4096),
+    "olmo2": Rule(4, window=0),
+    "plamo3": Rule(8, window=0),
+    "smallthinker": Rule(4, full_first=True, fixed=4096, window=0),
 }
-_EXAONE_4 = Rule(4, window=4096)  # of 64 layers; smaller ones have no window
+_EXAONE_4, _LAYERS_OF_EXAONE_4 = Rule(4, window=4096), 64  # the smaller one, of 30 layers, has no window
 _PER_LAYER = Rule(1)  # of an architecture that is not above: every file says it
 _WITHOUT = {"phi3"}
 
@@ -65,9 +65,10 @@ class Windows(NamedTuple):
 def windows_of(architecture: str, fields: Fields, layers: int) -> Windows:
     """The windows of all layers. Raises BadFile."""
     rule = RULES.get(architecture, _PER_LAYER)
+    without = architecture in _WITHOUT
     if architecture == "exaone4":
-        rule = _EXAONE_4 if layers == 64 else Rule(1)
-    if architecture in _WITHOUT or (rule is _PER_LAYER and _PATTERN not in fields):
+        rule, without = _EXAONE_4, layers != _LAYERS_OF_EXAONE_4
+    if without or (rule is _PER_LAYER and _PATTERN not in fields):
         return Windows(0, chunked=False, layers=[False] * layers)
     tokens = fields.integer(_WINDOW, default=rule.window, low=0)
     tokens = rule.fixed if rule.fixed and tokens else tokens

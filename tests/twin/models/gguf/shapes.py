@@ -121,7 +121,7 @@ GPT_OSS |= bias(attn_q=(512,), attn_k=(128,), attn_v=(128,), attn_output=(H,), f
 GPT_OSS |= bias(ffn_gate_exps=(256, 8), ffn_up_exps=(256, 8), ffn_down_exps=(H, 8))
 POST_NORMS = NORMS | of(post_attention_norm=(H,), post_ffw_norm=(H,))
 MTP = of(**{"nextn.eh_proj": (2 * H, H), "nextn.enorm": (H,), "nextn.hnorm": (H,), "nextn.shared_head_norm": (H,)})
-GEMMA_3N = POST_NORMS | attention() | QK_NORMS | MLP | of(laurel_l=(H, 64), laurel_r=(256, H), proj=(256, H))
+GEMMA_3N = POST_NORMS | attention() | QK_NORMS | MLP | of(laurel_l=(H, 256), laurel_r=(256, H), proj=(256, H))
 GEMMA_3N |= of(inp_gate=(H, 256), post_norm=(H,), altup_correct_scale=(H,), altup_router_norm=(H,))
 GEMMA_3N |= f32(altup_correct_coef=(4, 4), altup_predict_coef=(4, 16), altup_router=(H, 4))
 GEMMA_4 = POST_NORMS | MLP | of(inp_gate=(H, 256), proj=(256, H), post_norm=(H,), layer_output_scale=(1,))
