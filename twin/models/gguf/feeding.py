@@ -13,16 +13,18 @@ EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
 ROUTER = "ffn_gate_inp"
 _DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 _SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-_BESIDE = (
+BESIDE = (
     *("ffn_gate_inp_shexp", "ffn_latent_down", "ffn_latent_up", "inp_gate", "proj", "laurel_l", "laurel_r"),
-    *("altup_correct_coef", "altup_predict_coef", "altup_router"),
+    *("altup_correct_coef", "altup_predict_coef", "altup_router", "ple_key", "ple_value", "ple_conv1d"),
+    *(f"hc_{half}_{which}" for half in ("attn", "ffn") for which in ("down", "up", "inject")),
 )
-"""Matrices that always run: gates and bottlenecks of experts, and what Gemma 3n and 4 do besides in a layer."""
+"""Matrices that always run: gates and bottlenecks of experts, tables' rows on their way into a layer, and what mixes
+several residual streams."""
 
 
 def feed_forward_of(block: Block, fields: Fields, hidden: int, outside: int = 0) -> FeedForward | None:
     """The feed-forward, whose matrices and vectors it takes; `outside` parameters run with it. Raises BadFile."""
-    always, beside = block.take(*_DENSE, *_SHARED), block.take(*_BESIDE)
+    always, beside = block.take(*_DENSE, *_SHARED), block.take(*BESIDE)
     more = sum(tensor.elements for tensor in beside.values()) + outside
     if "ffn_down_exps" in block:
         return _mixture(block, fields, hidden, always, more)

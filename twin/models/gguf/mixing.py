@@ -90,8 +90,10 @@ class Reading:
             shares_kv=block.index >= self.own_kv,
         )
         mixer = replace(plain, output_gate=self._check_rows(block, plain, gates) or gated)
-        taken = block.take(*_QKV, "attn_gate", "attn_output")
-        return self._filled(block, mixer, taken, "attn_q", "attn_k", "attn_v", "attn_output", "attn_sinks")
+        mixer = replace(mixer, indexer=self._pooled_indexer(block))
+        taken = block.take(*_QKV, "attn_gate", "attn_output", "indexer.q_proj", "indexer.k_proj")
+        vectors = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_sinks", "indexer.")
+        return self._filled(block, mixer, taken, *vectors)
 
     def _head_dim(self, block: Block, heads: int) -> int:
         """Elements of a head where no key says it, from the input of the layer's output matrix."""
@@ -143,6 +145,17 @@ class Reading:
             ratio=1,
             weighted=True,
             shared=not own,
+        )
+
+    def _pooled_indexer(self, block: Block) -> Indexer | None:
+        """Of Qwen Sparse Attention, which scores one key for each block of tokens."""
+        if "indexer.q_proj" not in block:
+            return None
+        return Indexer(
+            query_heads=self.fields.integer("attention.indexer.head_count"),
+            head_dim=self.fields.integer("attention.indexer.key_length"),
+            budget=self.fields.integer("attention.indexer.top_k"),
+            ratio=block.per_layer(self.fields, "attention.compress_ratios"),
         )
 
     def _lightning_attention(self, block: Block) -> LightningAttention:

@@ -16,14 +16,16 @@ from twin.models.gguf.mixing import Reading
 from twin.models.gguf.weights import Tally, part_in_layer
 from twin.models.gguf.windows import windows_of
 from twin.models.mixers import mixer_tag
-from twin.models.spec import SCHEMA, Layer, ModelSpec, Part
+from twin.models.spec import SCHEMA, Layer, ModelSpec, NgramTable, Part
 
 _PLAIN_WORD = re.compile(r"[\w.-]{1,64}")
 _LONGEST_TITLE = 128  # letters
 _TOWERS = {"v.": "vision", "mm.": "vision", "a.": "audio", "nextn.": "mtp"}
-_TABLES = {"per_layer_token_embd.weight", "position_embd.weight"}
-_OUTSIDE = {"per_layer_model_proj.weight", "altup_proj.weight", "altup_unembd_proj.weight"}
-"""Matrices outside of layers that each token runs through before the first of them."""
+_PER_LAYER = "per_layer_token_embd.weight"
+_TABLES = {_PER_LAYER, "position_embd.weight"}
+_FIRST = {"per_layer_model_proj.weight", "altup_proj.weight"}
+_LAST = {"altup_unembd_proj.weight", "output_hc_down.weight", "output_hc_up.weight"}
+"""Matrices that each token runs through before the first layer and after the last one, and which count with it."""
 _WITHOUT_EFFECT = (
     *("feed_forward_length", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count"),
     *("leading_dense_block_count", "interleave_moe_layer_step", "moe_every_n_layers", "vocab_size"),
@@ -33,13 +35,17 @@ _WITHOUT_EFFECT = (
 
 
 class _Sorted:
-    """Tensors by where they lie: all of them by part, those of layers by number and name, parameters of the rest."""
+    """Tensors by where they lie: all of them by part, those of layers by number and name, the rest by part.
+
+    `first` and `last` are the parameters of matrices that count with the first and the last layer.
+    """
 
     def __init__(self) -> None:
         self.tally = Tally()
         self.layers: list[tuple[int, str, Tensor]] = []
         self.towers: dict[str, int] = {}
         self.outside: dict[Part, int] = {}
+        self.first = self.last = 0
 
 
 def model_of(header: Header, where: str, *, name: str) -> Understood:
@@ -74,13 +80,15 @@ def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: s
     stored = fields.integer("block_count", high=4096)
     layers = stored - fields.integer("nextn_predict_layers", default=0, low=0, high=stored - 1)
     hidden, vocab = _embedding(tensors, fields)
-    held = _sorted(tensors, fields.where, layers, stored)
+    ngram = _ngram(tensors, fields, layers)
+    held = _sorted({name: each for name, each in tensors.items() if not (ngram and name == _PER_LAYER)}, fields, layers)
     blocks = blocks_of(fields.where, held.layers, layers)
     reading = Reading(architecture, fields, hidden, layers, windows_of(architecture, fields, layers))
     kinds: dict[Layer, str] = {}
     order = []
     for block in blocks:
-        layer = _layer(block, reading, held.outside.get("feed_forward", 0) if block.index == 0 else 0)
+        outside = (held.first if block.index == 0 else 0) + (held.last if block.index == layers - 1 else 0)
+        layer = _layer(block, reading, outside)
         order.append(kinds.setdefault(layer, _kind_name(layer, set(kinds.values()))))
     plain = ModelSpec(
         schema=SCHEMA,
@@ -92,13 +100,14 @@ def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: s
         layers=layers,
         kinds={kind: layer for layer, kind in kinds.items()},
         order=in_runs(order),
-        residual_streams=fields.integer("altup.num_inputs", default=1),
+        residual_streams=fields.integer("hyper_connection.count", "altup.num_inputs", default=1),
         native_ctx_tokens=fields.integer("context_length"),
         tied="output.weight" not in tensors,
         vectors=held.outside.get("vectors", 0),
         tables=held.outside["embedding"] - hidden * vocab,
         towers=held.towers,
         weights=held.tally.weights(),
+        ngram=ngram,
     )
     difference = held.tally.difference(plain)
     if difference:
@@ -122,13 +131,28 @@ def _embedding(tensors: dict[str, Tensor], fields: Fields) -> tuple[int, int]:
     return hidden, vocab
 
 
-def _sorted(tensors: dict[str, Tensor], where: str, layers: int, stored: int) -> _Sorted:
-    """All tensors; layers from `layers` to `stored` predict further tokens. Raises BadFile for an unknown one."""
-    held = _Sorted()
+def _ngram(tensors: dict[str, Tensor], fields: Fields, layers: int) -> NgramTable | None:
+    """The table of hashed n-grams, of which each token reads a row for each head, before the layer that is named."""
+    named = fields.integers("ple.layers", default=[], high=layers - 1)
+    table = tensors.get(_PER_LAYER)
+    if not named or table is None:
+        return None
+    if len(named) > 1:
+        raise fields.wrong("ple.layers", "names several layers: one table is predicted")
+    heads = (fields.integer("ple.ngram_size", low=2, high=16) - 1) * fields.integer("ple.heads_per_ngram", high=4096)
+    row = table._replace(dims=table.dims[:1])
+    return NgramTable(
+        table_bytes=table.size_bytes, row_bytes=row.size_bytes, rows_per_token=heads, before_layer=named[0]
+    )
+
+
+def _sorted(tensors: dict[str, Tensor], fields: Fields, layers: int) -> _Sorted:
+    """All tensors; layers from `layers` on predict further tokens. Raises BadFile for an unknown one."""
+    held, stored = _Sorted(), fields.integer("block_count")
     for name, tensor in tensors.items():
         found = in_layer(name)
         if found and found[0] >= stored:
-            raise BadFile(f"{where}: tensor {name!r} lies in layer {found[0]}, and block_count is {stored}")
+            raise BadFile(f"{fields.where}: tensor {name!r} lies in layer {found[0]}, and block_count is {stored}")
         tower = _tower(name, found, layers)
         if tower:
             held.towers[tower] = held.towers.get(tower, 0) + tensor.elements
@@ -136,8 +160,10 @@ def _sorted(tensors: dict[str, Tensor], where: str, layers: int, stored: int) ->
             held.layers.append((*found, tensor))
             held.tally.add(part_in_layer(found[1], tensor), tensor)
         else:
-            part = _part_outside(name, tensor, where)
+            part = _part_outside(name, tensor, fields.where)
             held.outside[part] = held.outside.get(part, 0) + tensor.elements
+            held.first += tensor.elements if name in _FIRST else 0
+            held.last += tensor.elements if name in _LAST else 0
             held.tally.add(part, tensor)
     return held
 
@@ -158,7 +184,7 @@ def _part_outside(name: str, tensor: Tensor, where: str) -> Part:
         return "embedding"
     if name == "output.weight":
         return "head"
-    if name in _OUTSIDE:
+    if name in _FIRST or name in _LAST:
         return "feed_forward"
     if not is_vector(name, tensor):
         raise BadFile(f"{where}: tensor {name!r} is of a kind that is not known")

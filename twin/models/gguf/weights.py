@@ -3,13 +3,12 @@
 from collections import Counter
 
 from twin.models.gguf.blocks import is_vector, kind_of
-from twin.models.gguf.feeding import EXPERTS, ROUTER
+from twin.models.gguf.feeding import BESIDE, EXPERTS, ROUTER
 from twin.models.gguf.header import Tensor
 from twin.models.gguf.types import TYPES
 from twin.models.spec import ModelSpec, Part, Stored, Weights
 
 _BITS = {type_.name: type_.bits for type_ in TYPES.values()}
-_OF_FEED_FORWARD = ("ffn_", "inp_gate", "proj", "laurel", "altup")
 _LAYERS: tuple[Part, ...] = ("attention", "feed_forward", "experts")
 
 
@@ -22,7 +21,7 @@ def part_in_layer(name: str, tensor: Tensor) -> Part:
         return "experts"
     if kind == ROUTER:
         return "router"
-    return "feed_forward" if kind.startswith(_OF_FEED_FORWARD) else "attention"
+    return "feed_forward" if kind in BESIDE or kind.startswith("ffn_") else "attention"
 
 
 class Tally:

@@ -128,6 +128,15 @@ GEMMA_4 = POST_NORMS | MLP | of(inp_gate=(H, 256), proj=(256, H), post_norm=(H,)
 KEYS_AS_VALUES = of(attn_q=(H, 512), attn_k=(H, 64), attn_output=(512, H))
 QUERIES_ALONE = of(attn_q=(H, H), attn_output=(H, H))
 
+HYPER = f32(hc_attn_norm=(H, 4), hc_ffn_norm=(H, 4), hc_attn_inject=(4 * H, 4), hc_ffn_inject=(4 * H, 4))
+HYPER |= of(hc_attn_down=(4 * H, 256), hc_attn_up=(256, 4 * H), hc_ffn_down=(4 * H, 256), hc_ffn_up=(256, 4 * H))
+QWEN_4 = HYPER | experts(8, 256, 256) | of(ffn_gate_inp_shexp=(H,))
+QWEN_4_DELTA = QWEN_4 | DELTA | of(ssm_alpha=(H, 8), ssm_beta=(H, 8))
+QWEN_4_SPARSE = QWEN_4 | attention(gates=256) | of(**{"indexer.q_proj": (H, 4 * 128), "indexer.k_proj": (H, 128)})
+QWEN_4_SPARSE |= QK_NORMS | of(**{"indexer.q_norm": (128,), "indexer.k_norm": (128,)})
+NGRAMS = of(ple_key=(H, 4 * H), ple_value=(H, H), ple_norm_key=(H, 4), ple_norm_query=(H, 4), ple_norm_conv=(H, 4))
+NGRAMS |= f32(ple_conv1d=(4, 4 * H))
+
 DENSE = attention() | NORMS | MLP
 MOE = attention() | NORMS | QK_NORMS | experts(8)
 
@@ -175,6 +184,10 @@ MODELS: dict[str, Model] = {
                        keys=MOE_KEYS | DELTA_KEYS),
     "qwen35": model("qwen35", [DELTA | of(ssm_alpha=(H, 8), ssm_beta=(H, 8)) | MLP] * 3
                     + [attention(gates=256) | NORMS | QK_NORMS | MLP], keys=DELTA_KEYS),
+    "qwen4exp": model("qwen4exp", [QWEN_4_DELTA, QWEN_4_DELTA | NGRAMS, QWEN_4_DELTA, QWEN_4_SPARSE],
+                      keys=MOE_KEYS | DELTA_KEYS | INDEXER_KEYS | {
+        ".hyper_connection.count": 4, ".attention.compress_ratios": [0, 0, 0, 4], ".ple.layers": [1],
+        ".ple.ngram_size": 3, ".ple.heads_per_ngram": 8, ".attention.indexer.top_k": 64}),
     "kimi-linear": model("kimi-linear", [KIMI | MLP, NORMS | LATENT | experts(8, shared=256)],
                          keys=MOE_KEYS | MLA_KEYS | {".kda.head_dim": D, ".ssm.conv_kernel": 4}),
     "lfm2": model("lfm2", [CONV | MLP] * 2 + [DENSE | QK_NORMS], tied=True,
@@ -207,6 +220,10 @@ MODELS["gemma3n"].tensors.update({
 MODELS["gemma4"].tensors.update({
     "per_layer_token_embd.weight": ((4 * 256, V), "q8_0"), "per_layer_model_proj.weight": ((H, 4 * 256), "bf16"),
     "per_layer_proj_norm.weight": ((256,), "f32"),
+})  # fmt: skip
+MODELS["qwen4exp"].tensors.update({
+    "per_layer_token_embd.weight": ((32, 5000), "q5_0"), "output_hc_norm.weight": ((H, 4), "f32"),
+    "output_hc_down.weight": ((4 * H, 256), "q4_k"), "output_hc_up.weight": ((256, 4 * H), "q4_k"),
 })  # fmt: skip
 MODELS["gpt2"].tensors["position_embd.weight"] = ((H, 1024), "f32")
 MODELS["lfm2"].tensors["v.blk.0.attn_q.weight"] = ((H, H), "f16")

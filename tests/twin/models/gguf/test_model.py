@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from gguf import GGUFReader
+from msgspec.structs import replace
 
 from tests.twin.models.gguf.shapes import DENSE, HEADS, KV, LATENT, MODELS, MOE, NORMS, D, H, Model, V, bias, f32, of
 from tests.twin.models.gguf.shapes import attention as attention_of
@@ -28,7 +29,7 @@ from twin.models.mixers import (
     Mixer,
     ShortConvolution,
 )
-from twin.models.spec import FeedForward
+from twin.models.spec import FeedForward, NgramTable
 
 
 def understood(folder: Path, model: Model) -> Understood:
@@ -40,13 +41,18 @@ def spec_of(folder: Path, model: Model) -> ModelSpec:
 
 
 def in_towers(name: str, layers: int) -> bool:
+    """Whether a tensor is beside the language model."""
     return name.startswith(("v.", "mm.", "a.")) or (name.startswith("blk.") and int(name.split(".")[1]) >= layers)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_those_of_the_table_to_the_byte(name: str, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, MODELS[name])
-    table = GGUFReader(tmp_path / "model.gguf").tensors
+    table = list(GGUFReader(tmp_path / "model.gguf").tensors)
+    if spec.ngram is not None:
+        (ngrams,) = [each for each in table if each.name == "per_layer_token_embd.weight"]
+        assert spec.ngram.table_bytes == int(ngrams.n_bytes)
+        table.remove(ngrams)
     beside = [each for each in table if in_towers(each.name, spec.layers)]
     own = [each for each in table if not in_towers(each.name, spec.layers)]
     assert sum(spec.parameters.values()) == sum(int(each.n_elements) for each in own)
@@ -80,6 +86,7 @@ def test_a_large_llama_is_the_one_that_is_shipped(tmp_path: Path) -> None:
     assert [mixer.kv_elements for mixer in spec.caches] == [mixer.kv_elements for mixer in shipped.caches]
 
 
+GATED = Attention(query_heads=HEADS, kv_heads=KV, head_dim=D, output_gate=True)
 PLAIN = Attention(query_heads=HEADS, kv_heads=KV, head_dim=D)
 FAR = Attention(query_heads=HEADS, kv_heads=KV, head_dim=64)
 LATENT_MIXER = LatentAttention(
@@ -100,16 +107,16 @@ MIXERS: dict[str, list[Mixer]] = {
         Attention(query_heads=HEADS, kv_heads=KV, head_dim=64, value_dim=32),
         Attention(query_heads=HEADS, kv_heads=4, head_dim=64, value_dim=32, window=64),
     ],
-    "afmoe": [Attention(query_heads=HEADS, kv_heads=KV, head_dim=D, output_gate=True, window=64)] * 3
-    + [Attention(query_heads=HEADS, kv_heads=KV, head_dim=D, output_gate=True)],
+    "afmoe": [Attention(query_heads=HEADS, kv_heads=KV, head_dim=D, output_gate=True, window=64)] * 3 + [GATED],
     "phi3": [PLAIN] * 2,
     "deepseek2": [LATENT_MIXER] * 3,
+    "qwen4exp": [GatedDeltaNet(key_heads=4, value_heads=8, head_dim=32, conv_kernel=4)] * 3
+    + [replace(GATED, indexer=Indexer(query_heads=4, head_dim=128, budget=64, ratio=4))],
     "falcon-h1": [Mamba2(heads=8, head_dim=64, groups=2, state=16, conv_kernel=4), PLAIN] * 2,
     "nemotron_h": [Mamba2(heads=8, head_dim=64, groups=2, state=16, conv_kernel=4)] * 2 + [PLAIN],
     "mamba": [Mamba(inner=512, state=16, conv_kernel=4, time_rank=16)] * 2,
     "jamba": [Mamba(inner=512, state=16, conv_kernel=4, time_rank=16), PLAIN],
-    "qwen3next": [GatedDeltaNet(key_heads=4, value_heads=8, head_dim=32, conv_kernel=4)] * 3
-    + [Attention(query_heads=HEADS, kv_heads=KV, head_dim=D, output_gate=True)],
+    "qwen3next": [GatedDeltaNet(key_heads=4, value_heads=8, head_dim=32, conv_kernel=4)] * 3 + [GATED],
     "kimi-linear": [KimiDelta(heads=HEADS, head_dim=D, conv_kernel=4), LATENT_MIXER],
     "lfm2": [ShortConvolution(channels=H, conv_kernel=3)] * 2 + [PLAIN],
     "minimax-01": [LightningAttention(heads=HEADS, head_dim=D), PLAIN],
@@ -138,7 +145,8 @@ def test_matrices_that_the_shape_does_not_imply_are_counted(tmp_path: Path) -> N
     spec = spec_of(tmp_path, MODELS["gemma3n"])
     own = [kind.feed_forward.other_matrices for kind in spec.kinds.values() if kind.feed_forward]
     in_layer = 4 * H * 256 + 4 * 4 + 4 * 16 + 4 * H
-    assert set(own) == {in_layer, in_layer + 22 * 256 * H + 6 * H * H}
+    before, after = 22 * 256 * H + 3 * H * H, 3 * H * H
+    assert set(own) == {in_layer, in_layer + before, in_layer + after}
     assert spec.tables == 22 * 256 * V
     assert sum(spec.caches.values()) == 20  # the last two layers read the caches of others
 
@@ -149,6 +157,19 @@ def test_layers_without_an_indexer_attend_to_what_the_last_one_chose(tmp_path: P
     own = Indexer(query_heads=4, head_dim=128, budget=64, ratio=1, weighted=True)
     assert [(each, each and each.shared) for each in chosen[:1]] == [(own, False)]
     assert [each and each.shared for each in chosen] == [False, True] * 2
+
+
+def test_a_table_of_ngrams_streams_and_pooled_keys(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, MODELS["qwen4exp"])
+    assert spec.ngram == NgramTable(table_bytes=5000 * 22, row_bytes=22, rows_per_token=16, before_layer=1)
+    assert spec.residual_streams == 4
+    assert spec.indexer == Indexer(query_heads=4, head_dim=128, budget=64, ratio=4)
+    own = [
+        kind.feed_forward.other_matrices for kind in map(spec.kinds.__getitem__, spec.layer_kinds) if kind.feed_forward
+    ]
+    mixing = 2 * 4 * H * 256
+    plain = 2 * (mixing + 4 * H * 4)
+    assert own == [plain, plain + 4 * H * H + H * H + 4 * 4 * H, plain, plain + mixing]
 
 
 FEEDS: dict[str, list[FeedForward | None]] = {
@@ -281,6 +302,10 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("gemma2", told(**{"attention.sliding_window_pattern": [1, 0]}), "has 2 flags, and the model 4 layers"),
     ("gemma2", told(**{"attention.sliding_window_pattern": [3, 0, 0, 0]}), "outside the range of 0 to 1"),
     ("glm4moe", told(nextn_predict_layers=4), "nextn_predict_layers: is 4, outside the range of 0 to 3"),
+    ("qwen4exp", told(**{"ple.layers": [0, 1]}), "qwen4exp.ple.layers: names several layers"),
+    ("qwen4exp", told(**{"ple.layers": [4]}), "qwen4exp.ple.layers: is [4], outside the range of 0 to 3"),
+    ("qwen4exp", without(".attention.compress_ratios"), "qwen4exp.attention.compress_ratios is missing"),
+    ("qwen4exp", told(**{"attention.indexer.top_k": 62}), "budget 62 is not a multiple of ratio 4"),
     ("gemma3n", without("blk.0.ffn_down.weight"), "blk.0.ffn_down is missing, beside"),
 ]
 

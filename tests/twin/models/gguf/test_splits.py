@@ -8,7 +8,7 @@ import pytest
 from tests.twin.models.gguf.shapes import MODELS
 from tests.twin.models.gguf.written import Tensors, write
 from twin.errors import BadFile
-from twin.models import ModelSpec
+from twin.models import ModelSpec, load_model
 from twin.models.gguf import read_gguf
 
 
@@ -40,6 +40,15 @@ def test_any_part_names_the_whole_model(tmp_path: Path) -> None:
     whole = spec_of(write(tmp_path / "whole.gguf", *MODELS["llama"]))
     specs = [spec_of(path) for path in split(tmp_path)]
     assert specs == [whole] * 3
+
+
+def test_a_folder_with_one_model_is_that_model(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    write(tmp_path / "mmproj-big.gguf", *MODELS["qwen2"])
+    assert load_model(str(tmp_path)) == spec_of(paths[0])
+    write(tmp_path / "another.gguf", *MODELS["qwen2"])
+    with pytest.raises(BadFile, match="a folder with 2 GGUF models: name one of them"):
+        load_model(str(tmp_path))
 
 
 def test_without_a_name_it_is_called_as_its_files_are(tmp_path: Path) -> None:
