@@ -78,6 +78,7 @@ def experts(count: int, width: int = 256, shared: int = 0) -> Tensors:
     return held
 
 
+CHOSEN = bias(exp_probs_b=(8,))
 QK_NORMS = of(attn_q_norm=(D,), attn_k_norm=(D,))
 MOE_KEYS = {".expert_count": 8, ".expert_used_count": 2, ".expert_feed_forward_length": 256}
 MLA_KEYS = {
@@ -110,8 +111,10 @@ DELTA_KEYS = {
     ".ssm.conv_kernel": 4, ".ssm.inner_size": 256, ".ssm.state_size": 32, ".ssm.time_step_rank": 8,
     ".ssm.group_count": 4,
 }  # fmt: skip
-DELTA = of(attn_norm=(H,), post_attention_norm=(H,), attn_qkv=(H, 512), attn_gate=(H, 256), ssm_out=(256, H))
-DELTA |= f32(ssm_conv1d=(4, 512), ssm_norm=(32,)) | bias(ssm_dt=(8,)) | {"ssm_a": ((8,), "f32")}
+DELTA_MIXER = of(attn_qkv=(H, 512), attn_gate=(H, 256), ssm_out=(256, H)) | f32(ssm_conv1d=(4, 512), ssm_norm=(32,))
+DELTA_MIXER |= bias(ssm_dt=(8,)) | {"ssm_a": ((8,), "f32")}
+DELTA = DELTA_MIXER | of(attn_norm=(H,), post_attention_norm=(H,))
+SHARED = experts(8, 256, 256) | of(ffn_gate_inp_shexp=(H,))
 KIMI = attention(kv=HEADS) | NORMS | f32(ssm_f_a=(H, D), ssm_f_b=(D, H), ssm_g_a=(H, D), ssm_g_b=(D, H))
 KIMI |= f32(**{f"ssm_conv1d_{which}": (4, 1, H) for which in "qkv"}, ssm_beta=(H, HEADS), ssm_norm=(D,))
 KIMI |= bias(ssm_dt=(H,)) | {"ssm_a": ((1, HEADS), "f32")}
@@ -122,7 +125,9 @@ GPT_OSS |= bias(ffn_gate_exps=(256, 8), ffn_up_exps=(256, 8), ffn_down_exps=(H, 
 POST_NORMS = NORMS | of(post_attention_norm=(H,), post_ffw_norm=(H,))
 MTP = of(**{"nextn.eh_proj": (2 * H, H), "nextn.enorm": (H,), "nextn.hnorm": (H,), "nextn.shared_head_norm": (H,)})
 GEMMA_3N = POST_NORMS | attention() | QK_NORMS | MLP | of(laurel_l=(H, 256), laurel_r=(256, H), proj=(256, H))
-GEMMA_3N |= of(inp_gate=(H, 256), post_norm=(H,), altup_correct_scale=(H,), altup_router_norm=(H,))
+GEMMA_3N |= of(
+    inp_gate=(H, 256), post_norm=(H,), laurel_post_norm=(H,), altup_correct_scale=(H,), altup_router_norm=(H,)
+)
 GEMMA_3N |= f32(altup_correct_coef=(4, 4), altup_predict_coef=(4, 16), altup_router=(H, 4))
 GEMMA_4 = POST_NORMS | MLP | of(inp_gate=(H, 256), proj=(256, H), post_norm=(H,), layer_output_scale=(1,))
 KEYS_AS_VALUES = of(attn_q=(H, 512), attn_k=(H, 64), attn_output=(512, H))
@@ -130,8 +135,8 @@ QUERIES_ALONE = of(attn_q=(H, H), attn_output=(H, H))
 
 HYPER = f32(hc_attn_norm=(H, 4), hc_ffn_norm=(H, 4), hc_attn_inject=(4 * H, 4), hc_ffn_inject=(4 * H, 4))
 HYPER |= of(hc_attn_down=(4 * H, 256), hc_attn_up=(256, 4 * H), hc_ffn_down=(4 * H, 256), hc_ffn_up=(256, 4 * H))
-QWEN_4 = HYPER | experts(8, 256, 256) | of(ffn_gate_inp_shexp=(H,))
-QWEN_4_DELTA = QWEN_4 | DELTA | of(ssm_alpha=(H, 8), ssm_beta=(H, 8))
+QWEN_4 = HYPER | SHARED
+QWEN_4_DELTA = QWEN_4 | DELTA_MIXER | of(ssm_alpha=(H, 8), ssm_beta=(H, 8))
 QWEN_4_SPARSE = QWEN_4 | attention(gates=256) | of(**{"indexer.q_proj": (H, 4 * 128), "indexer.k_proj": (H, 128)})
 QWEN_4_SPARSE |= QK_NORMS | of(**{"indexer.q_norm": (128,), "indexer.k_norm": (128,)})
 NGRAMS = of(ple_key=(H, 4 * H), ple_value=(H, H), ple_norm_key=(H, 4), ple_norm_query=(H, 4), ple_norm_conv=(H, 4))
@@ -162,13 +167,13 @@ MODELS: dict[str, Model] = {
         ".attention.sliding_window": 128, ".attention.key_length": 64, ".attention.value_length": 64}),
     "llama4": model("llama4", [NORMS | attention() | experts(8, shared=256), NORMS | attention() | MLP] * 4,
                     keys=MOE_KEYS | {".expert_used_count": 1}),
-    "deepseek2": model("deepseek2", [NORMS | LATENT | MLP] + [NORMS | LATENT | experts(8, shared=512)] * 2,
+    "deepseek2": model("deepseek2", [NORMS | LATENT | MLP] + [NORMS | LATENT | experts(8, shared=512) | CHOSEN] * 2,
                        keys=MOE_KEYS | MLA_KEYS | {".leading_dense_block_count": 1}),
     "glm-dsa": model("glm-dsa", [NORMS | LATENT | SPARSE | MLP, NORMS | LATENT | experts(8)] * 2,
                      keys=MOE_KEYS | MLA_KEYS | INDEXER_KEYS),
     "phi3": model("phi3", [NORMS | of(attn_qkv=(H, 384), attn_output=(H, H), ffn_up=(H, 2 * FF), ffn_down=(FF, H))] * 2,
                   keys={".attention.sliding_window": 2047}),
-    "glm4moe": model("glm4moe", [DENSE] + [DENSE | experts(8, shared=256)] * 2 + [MOE | MTP],
+    "glm4moe": model("glm4moe", [DENSE] + [NORMS | attention() | experts(8, shared=256) | CHOSEN] * 2 + [MOE | MTP],
                      keys=MOE_KEYS | {".nextn_predict_layers": 1}),
     "nemotron_h": model("nemotron_h", [
         MAMBA_2, of(attn_norm=(H,), ffn_up=(H, FF), ffn_down=(FF, H)), MAMBA_2, of(attn_norm=(H,)) | attention()],
@@ -179,15 +184,15 @@ MODELS: dict[str, Model] = {
     "mamba": model("mamba", [MAMBA_1] * 2, tied=True, kind="f16", keys=SSM_KEYS | {".ssm.time_step_rank": 16}),
     "jamba": model("jamba", [MAMBA_1 | of(ffn_norm=(H,), ssm_dt_norm=(16,), ssm_b_norm=(16,)) | MLP, MOE],
                    keys=SSM_KEYS | MOE_KEYS | {".ssm.time_step_rank": 16, ".attention.head_count_kv": [0, KV]}),
-    "qwen3next": model("qwen3next", [DELTA | of(ssm_ba=(H, 16)) | experts(8, shared=256)] * 3
-                       + [attention(gates=256) | NORMS | QK_NORMS | experts(8, 256, 256) | of(ffn_gate_inp_shexp=(H,))],
+    "qwen3next": model("qwen3next", [DELTA | of(ssm_ba=(H, 16)) | SHARED] * 3
+                       + [attention(gates=256) | NORMS | QK_NORMS | SHARED],
                        keys=MOE_KEYS | DELTA_KEYS),
     "qwen35": model("qwen35", [DELTA | of(ssm_alpha=(H, 8), ssm_beta=(H, 8)) | MLP] * 3
                     + [attention(gates=256) | NORMS | QK_NORMS | MLP], keys=DELTA_KEYS),
     "qwen4exp": model("qwen4exp", [QWEN_4_DELTA, QWEN_4_DELTA | NGRAMS, QWEN_4_DELTA, QWEN_4_SPARSE],
                       keys=MOE_KEYS | DELTA_KEYS | INDEXER_KEYS | {
         ".hyper_connection.count": 4, ".attention.compress_ratios": [0, 0, 0, 4], ".ple.layers": [1],
-        ".ple.ngram_size": 3, ".ple.heads_per_ngram": 8, ".attention.indexer.top_k": 64}),
+        ".ple.ngram_size": 3, ".ple.heads_per_ngram": 4, ".attention.indexer.top_k": 64}),
     "kimi-linear": model("kimi-linear", [KIMI | MLP, NORMS | LATENT | experts(8, shared=256)],
                          keys=MOE_KEYS | MLA_KEYS | {".kda.head_dim": D, ".ssm.conv_kernel": 4}),
     "lfm2": model("lfm2", [CONV | MLP] * 2 + [DENSE | QK_NORMS], tied=True,
@@ -225,5 +230,6 @@ MODELS["qwen4exp"].tensors.update({
     "per_layer_token_embd.weight": ((32, 5000), "q5_0"), "output_hc_norm.weight": ((H, 4), "f32"),
     "output_hc_down.weight": ((4 * H, 256), "q4_k"), "output_hc_up.weight": ((256, 4 * H), "q4_k"),
 })  # fmt: skip
+del MODELS["qwen4exp"].tensors["output_norm.weight"]
 MODELS["gpt2"].tensors["position_embd.weight"] = ((H, 1024), "f32")
 MODELS["lfm2"].tensors["v.blk.0.attn_q.weight"] = ((H, H), "f16")

@@ -161,7 +161,7 @@ def test_layers_without_an_indexer_attend_to_what_the_last_one_chose(tmp_path: P
 
 def test_a_table_of_ngrams_streams_and_pooled_keys(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, MODELS["qwen4exp"])
-    assert spec.ngram == NgramTable(table_bytes=5000 * 22, row_bytes=22, rows_per_token=16, before_layer=1)
+    assert spec.ngram == NgramTable(table_bytes=5000 * 22, row_bytes=22, rows_per_token=8, before_layer=1)
     assert spec.residual_streams == 4
     assert spec.indexer == Indexer(query_heads=4, head_dim=128, budget=64, ratio=4)
     own = [
@@ -180,7 +180,7 @@ FEEDS: dict[str, list[FeedForward | None]] = {
     "qwen3moe": [FeedForward(intermediate=256, experts=8, active=2)] * 2,
     "gpt-oss": [FeedForward(intermediate=256, experts=8, active=2, vectors=8, expert_vectors=2 * 256 + H)] * 4,
     "deepseek2": [FeedForward(intermediate=512)]
-    + [FeedForward(intermediate=256, experts=8, active=2, shared_intermediate=512)] * 2,
+    + [FeedForward(intermediate=256, experts=8, active=2, shared_intermediate=512, vectors=8)] * 2,
     "mixtral of old": [FeedForward(intermediate=512, experts=4, active=2)] * 2,
     "deci": [FeedForward(intermediate=512)] * 2 + [FeedForward(intermediate=256)],
 }
