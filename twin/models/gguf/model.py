@@ -72,6 +72,7 @@ def model_of(header: Header, where: str, *, name: str) -> Understood:
 
 
 def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: str) -> ModelSpec:
+    hidden, vocab = _embedding(tensors, fields)
     if not fields.flag("attention.causal", default=True):
         raise fields.wrong("attention.causal", "is false: a model that does not write token by token")
     if fields.integer("num_loops", default=1) > 1:
@@ -79,7 +80,6 @@ def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: s
     fields.without_effect(*_WITHOUT_EFFECT)
     stored = fields.integer("block_count", high=4096)
     layers = stored - fields.integer("nextn_predict_layers", default=0, low=0, high=stored - 1)
-    hidden, vocab = _embedding(tensors, fields)
     ngram = _ngram(tensors, fields, layers)
     held = _sorted({name: each for name, each in tensors.items() if not (ngram and name == _PER_LAYER)}, fields, layers)
     blocks = blocks_of(fields.where, held.layers, layers)

@@ -330,6 +330,14 @@ def test_an_architecture_has_the_name_of_one(architecture: str, tmp_path: Path) 
         spec_of(tmp_path, small(architecture, [DENSE]))
 
 
+def test_what_goes_with_a_model_is_none(tmp_path: Path) -> None:
+    projector = write(
+        tmp_path / "mmproj.gguf", {"general.architecture": "clip"}, {"v.blk.0.attn_q.weight": ((H, H), "f16")}
+    )
+    with pytest.raises(BadFile, match=r"tensor token_embd\.weight is missing: no language model"):
+        read_gguf(projector)
+
+
 def test_layers_of_a_kind_are_one_kind(tmp_path: Path) -> None:
     biased = DENSE | bias(attn_q=(H,))
     spec = spec_of(tmp_path, small("llama", [DENSE, biased, MOE, NORMS | attention_of(), biased], keys={
