@@ -32,6 +32,7 @@ MOST_DIMENSIONS = 4
 MOST_ELEMENTS = 2**50  # of a tensor
 LARGEST_ALIGNMENT = 2**20  # bytes
 
+_LONGEST_SHOWN = 100  # letters
 _BLOCK = 2**20  # bytes that are read at once
 _TEXT, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
@@ -76,6 +77,12 @@ class Header(NamedTuple):
 
 class Wrong(Exception):
     """What is wrong with a file, without its name."""
+
+
+def shown(value: object) -> str:
+    """A name or a value of a file on one line: a long one cut."""
+    said = ascii(value) if not isinstance(value, str) or not value.isprintable() else repr(value)
+    return said if len(said) <= _LONGEST_SHOWN else f"{said[: _LONGEST_SHOWN - 3]}..."
 
 
 def read_header(path: Path) -> Header:
@@ -172,13 +179,13 @@ def _header(cursor: _Cursor) -> Header:
     alignment = metadata.get("general.alignment", 32)
     whole = isinstance(alignment, int) and not isinstance(alignment, bool)
     if not whole or not 8 <= alignment <= LARGEST_ALIGNMENT or alignment.bit_count() != 1:
-        raise Wrong(f"general.alignment is {alignment!r}, not a power of two from 8 to {LARGEST_ALIGNMENT:,}")
+        raise Wrong(f"general.alignment is {shown(alignment)}, not a power of two from 8 to {LARGEST_ALIGNMENT:,}")
     table: dict[str, Tensor] = {}
     for number in range(tensors):
         cursor.about = f"tensor {number + 1:,} of {tensors:,}"
         tensor = _tensor(cursor)
         if tensor.name in table:
-            raise Wrong(f"tensor {tensor.name!r} appears twice")
+            raise Wrong(f"tensor {shown(tensor.name)} appears twice")
         table[tensor.name] = tensor
     data_at = -(-cursor.place // alignment) * alignment
     _check_places(table, alignment, data_at, cursor.size)
@@ -207,7 +214,7 @@ def _metadata(cursor: _Cursor, keys: int) -> dict[str, Any]:
     for number in range(keys):
         cursor.about = f"metadata key {number + 1:,} of {keys:,}"
         key = cursor.text(LONGEST_NAME)
-        cursor.about = f"metadata key {key!r}"
+        cursor.about = f"metadata key {shown(key)}"
         if key in metadata:
             raise Wrong(f"{cursor.about} appears twice")
         metadata[key] = _value(cursor, cursor.number("I"))
@@ -254,7 +261,7 @@ def _flag(cursor: _Cursor, value: int) -> bool:
 
 def _tensor(cursor: _Cursor) -> Tensor:
     name = cursor.text(LONGEST_NAME)
-    cursor.about = f"tensor {name!r}"
+    cursor.about = f"tensor {shown(name)}"
     axes = cursor.number("I")
     if axes > MOST_DIMENSIONS:
         raise Wrong(f"{cursor.about}: {axes:,} dimensions, at most {MOST_DIMENSIONS} are allowed")
@@ -275,10 +282,10 @@ def _check_places(table: dict[str, Tensor], alignment: int, data_at: int, size: 
     placed = sorted(table.values(), key=attrgetter("at"))
     for tensor in placed:
         if tensor.at % alignment:
-            raise Wrong(f"tensor {tensor.name!r}: offset {tensor.at:,} is not a multiple of {alignment:,}")
+            raise Wrong(f"tensor {shown(tensor.name)}: offset {tensor.at:,} is not a multiple of {alignment:,}")
         end = data_at + tensor.at + tensor.size_bytes
         if end > size:
-            raise Wrong(f"cut short: it has {size:,} bytes, tensor {tensor.name!r} ends at byte {end:,}")
+            raise Wrong(f"cut short: it has {size:,} bytes, tensor {shown(tensor.name)} ends at byte {end:,}")
     for before, tensor in pairwise(placed):
         if tensor.at < before.at + before.size_bytes:
-            raise Wrong(f"tensor {tensor.name!r}: offset {tensor.at:,} lies within {before.name!r}")
+            raise Wrong(f"tensor {shown(tensor.name)}: offset {tensor.at:,} lies within {shown(before.name)}")

@@ -11,7 +11,7 @@ from twin.models.config.summary import summary_of
 from twin.models.fields import Fields, Understood
 from twin.models.gguf.blocks import HINT, Block, blocks_of, in_layer, is_vector
 from twin.models.gguf.feeding import feed_forward_of
-from twin.models.gguf.header import Header, Tensor
+from twin.models.gguf.header import Header, Tensor, shown
 from twin.models.gguf.mixing import Reading
 from twin.models.gguf.weights import Tally, part_in_layer
 from twin.models.gguf.windows import windows_of
@@ -68,7 +68,8 @@ def model_of(header: Header, where: str, *, name: str) -> Understood:
         raise BadFile(f"{where}: {architecture}: {wrong}", hint=HINT) from None
     others = {key: told for key, told in header.metadata.items() if not key.startswith(own)}
     ignored = (*fields.ignored(), *_summed_up(key for key in others if key not in about.used))
-    return Understood(spec=spec, origins=about.origins() | fields.origins(), ignored=tuple(sorted(ignored)))
+    ignored = tuple(sorted(key if key.isprintable() else shown(key) for key in ignored))
+    return Understood(spec=spec, origins=about.origins() | fields.origins(), ignored=ignored)
 
 
 def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: str) -> ModelSpec:
@@ -152,7 +153,7 @@ def _sorted(tensors: dict[str, Tensor], fields: Fields, layers: int) -> _Sorted:
     for name, tensor in tensors.items():
         found = in_layer(name)
         if found and found[0] >= stored:
-            raise BadFile(f"{fields.where}: tensor {name!r} lies in layer {found[0]}, and block_count is {stored}")
+            raise BadFile(f"{fields.where}: tensor {shown(name)} lies in layer {found[0]}, and block_count is {stored}")
         tower = _tower(name, found, layers)
         if tower:
             held.towers[tower] = held.towers.get(tower, 0) + tensor.elements
@@ -187,7 +188,7 @@ def _part_outside(name: str, tensor: Tensor, where: str) -> Part:
     if name in _FIRST or name in _LAST:
         return "feed_forward"
     if not is_vector(name, tensor):
-        raise BadFile(f"{where}: tensor {name!r} is of a kind that is not known")
+        raise BadFile(f"{where}: tensor {shown(name)} is of a kind that is not known")
     return "vectors"
 
 
@@ -195,7 +196,7 @@ def _layer(block: Block, reading: Reading, outside: int) -> Layer:
     mixers = reading.mixers(block)
     feed_forward = feed_forward_of(block, reading.fields, reading.hidden, outside)
     if block.matrices:
-        name = ascii(min(block.matrices))[1:-1]
+        name = shown(min(block.matrices))[1:-1]
         raise block.wrong(f"{name}: of a kind that is not known, or not beside what else the layer has")
     return Layer(mixers=mixers, feed_forward=feed_forward, vectors=sum(block.vectors.values()))
 

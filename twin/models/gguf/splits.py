@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from twin.errors import BadFile
-from twin.models.gguf.header import Header, read_header
+from twin.models.gguf.header import Header, read_header, shown
 
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -32,7 +32,7 @@ def read_model_header(path: Path) -> Header:
         other = folder / f"{stem}-{number + 1:05}-of-{parts:05}.gguf"
         for name, tensor in _part(other, number, parts).tensors.items():
             if name in tensors:
-                raise BadFile(f"{other}: tensor {name!r} is in an earlier part, too")
+                raise BadFile(f"{other}: tensor {shown(name)} is in an earlier part, too")
             tensors[name] = tensor
     told = _number(first, path, "split.tensors.count", default=len(tensors))
     if told != len(tensors):
@@ -47,12 +47,12 @@ def _part(path: Path, number: int, parts: int) -> Header:
     for key, named in (("split.count", parts), ("split.no", number)):
         told = _number(header, path, key, default=-1)
         if told != named:
-            raise BadFile(f"{path}: {key} is {header.metadata.get(key)!r}, but by its name it should be {named}")
+            raise BadFile(f"{path}: {key} is {shown(header.metadata.get(key))}, but by its name it should be {named}")
     return header
 
 
 def _number(header: Header, path: Path, key: str, *, default: int) -> int:
     told = header.metadata.get(key, default)
     if isinstance(told, bool) or not isinstance(told, int):
-        raise BadFile(f"{path}: {key}: is {told!r}, not a whole number")
+        raise BadFile(f"{path}: {key}: is {shown(told)}, not a whole number")
     return told

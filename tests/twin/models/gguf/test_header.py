@@ -143,6 +143,14 @@ WRONG_METADATA: list[tuple[list[bytes], str]] = [
 ]
 
 
+def test_long_and_strange_names_are_shown_on_one_short_line(tmp_path: Path) -> None:
+    for name in ("a" * 60_000, "\n\x1b[31m" * 5000, "ä" * 30_000):
+        assert len(refused(file(tmp_path, key(name, 99, b"")))) < 200
+        assert len(refused(file(tmp_path, tensor(name, 8, kind=99), keys=0, tensors=1))) < 200
+    path = file(tmp_path, number("a\nb.c", 1), key("general.architecture", TEXT, text("llama")))
+    assert read_header(path).metadata["a\nb.c"] == 1
+
+
 @pytest.mark.parametrize(("parts", "says"), WRONG_METADATA, ids=named)
 def test_metadata_that_are_wrong_are_refused_by_their_key(parts: list[bytes], says: str, tmp_path: Path) -> None:
     assert says in refused(file(tmp_path, *parts))

@@ -229,6 +229,10 @@ def test_names_order_and_what_was_read(tmp_path: Path) -> None:
     assert model.origins["gemma3.attention.sliding_window"] == "512"
     assert model.origins["general.architecture"] == "'gemma3'"
     assert model.ignored == ("gemma3.rope.freq_base", "tokenizer.*")
+    strange = MODELS["llama"].metadata | {".a\nb": 1, "other\x1b.key": 2}
+    assert understood(tmp_path, Model(strange, MODELS["llama"].tensors)).ignored == (
+        "'llama.a\\nb'", "'other\\x1b.*'", "llama.rope.freq_base", "tokenizer.*",
+    )  # fmt: skip
     unnamed = {key: told for key, told in MODELS["llama"].metadata.items() if key != "general.name"}
     assert spec_of(tmp_path, Model(unnamed, MODELS["llama"].tensors)).name == "model"
     unnamed["general.name"] = "two\nlines"
