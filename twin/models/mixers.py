@@ -84,12 +84,15 @@ class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
     local_chunk: Reach = 0  # tokens of the chunks outside of which nothing is seen
     indexer: Indexer | None = None
     shares_kv: bool = False  # reads the cache of an earlier layer and has no keys and values of its own
+    values_from_keys: bool = False  # one matrix makes both; what is cached of them still differs by norms and positions
 
     def __post_init__(self) -> None:
         if self.query_heads % self.kv_heads:
             raise ValueError(f"{self.query_heads} query heads are not a multiple of {self.kv_heads} kv heads")
         if self.window and self.local_chunk:
             raise ValueError("attention has a window or local chunks, not both")
+        if self.values_from_keys and self.value_width != self.head_dim:
+            raise ValueError("values made by the matrix of keys are as wide as keys")
 
     @property
     def value_width(self) -> int:
@@ -128,7 +131,8 @@ class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
     def matrices(self, hidden: int) -> int:
         """Parameters of its matrices."""
         queries = hidden * self.query_heads * (self.head_dim + (self.value_width if self.output_gate else 0))
-        keys_values = 0 if self.shares_kv else hidden * self.kv_elements
+        made = self.kv_heads * self.head_dim if self.values_from_keys else self.kv_elements
+        keys_values = 0 if self.shares_kv else hidden * made
         index = self.indexer.matrices(hidden) if self.indexer else 0
         return queries + keys_values + self.query_heads * self.value_width * hidden + index + self.other_matrices
 

@@ -1,9 +1,11 @@
 """Reading a Hugging Face config.json: which architecture it is, its shape, and how its weights are stored."""
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hwprofiles.spelling import nearest
 from twin.errors import BadFile
@@ -11,9 +13,10 @@ from twin.models.config.architectures import readers
 from twin.models.config.quantization import read_weights
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.summary import summary_of
+from twin.models.config.towers import towers_of
 from twin.models.config.without_effect import WITHOUT_EFFECT
 from twin.models.fields import Fields, Understood
-from twin.models.spec import SCHEMA, ModelSpec, Weights
+from twin.models.spec import SCHEMA, ModelSpec, NgramTable, Weights
 
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 """Tables that hold the language model of a multimodal one."""
@@ -31,6 +34,7 @@ def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
         table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type", *nulls)
     try:
         shape = reader(tables[-1])
+        shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))
         weights = read_weights(tables, shape)
         spec = _validated(_spec(shape, weights, name))
     except (msgspec.ValidationError, ValueError) as wrong:
@@ -97,8 +101,22 @@ def _spec(shape: Shape, weights: Weights, name: str) -> ModelSpec:
         tables=shape.tables,
         towers=shape.towers,
         weights=weights,
+        ngram=_ngram(shape, weights),
     )
     return msgspec.structs.replace(plain, summary=summary_of(plain))
+
+
+def _ngram(shape: Shape, weights: Weights) -> NgramTable | None:
+    """The table of n-grams as embeddings are stored, every row in whole bytes."""
+    if shape.ngram is None:
+        return None
+    row_bytes = ceil(shape.ngram.row_elements * weights.stored("embedding").bits / 8)
+    return NgramTable(
+        table_bytes=row_bytes * shape.ngram.parameters // shape.ngram.row_elements,
+        row_bytes=row_bytes,
+        rows_per_token=shape.ngram.rows_per_token,
+        before_layer=shape.ngram.before_layer,
+    )
 
 
 def _validated(spec: ModelSpec) -> ModelSpec:

@@ -15,13 +15,12 @@ from twin.models.config.blocks import (
     heads_of,
     hidden_of,
     layers_of,
-    qk_norms,
     qkv_bias,
     shape_of,
     vocabulary_of,
     width_of,
-    with_vectors,
 )
+from twin.models.config.decoder import head_norms
 from twin.models.config.latent import LINEAR, latent_attention, layer_kinds, mixed_feeds
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
@@ -42,9 +41,12 @@ _KINDS = {FULL: FULL, LINEAR: LINEAR}
 def qwen3_next(fields: Fields) -> Shape:
     """Qwen3-Next and Qwen3.5: Gated DeltaNet, and gated attention in every fourth layer; dense or with experts."""
     hidden, layers = hidden_of(fields), layers_of(fields)
+    if fields.flag("use_sliding_window", default=False):
+        raise fields.wrong("use_sliding_window", "is true, which no known model of this kind has")
+    fields.without_effect("output_gate_type")
     mixers: dict[str, Mixer] = {FULL: gated_attention(fields, hidden), LINEAR: gated_delta_net(fields)}
-    kinds = _qwen_kinds(fields, layers)
-    feeds = _qwen_feeds(fields, hidden, layers)
+    kinds = qwen_kinds(fields, layers)
+    feeds = qwen_feeds(fields, hidden, layers)
     stack = [
         Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden)
         for kind, feed in zip(kinds, feeds, strict=True)
@@ -64,7 +66,7 @@ def _qwen_mtp(fields: Fields, hidden: int, layer: Layer) -> dict[str, int]:
     return {"mtp": count * int(sum(layer.parameters(hidden).values())) + 2 * hidden**2 + 3 * hidden + embedding}
 
 
-def _qwen_kinds(fields: Fields, layers: int) -> list[str]:
+def qwen_kinds(fields: Fields, layers: int) -> list[str]:
     """By a list, or full attention in every so many layers; both have to agree."""
     period = fields.integer("full_attention_interval", default=4, high=4096)
     spaced = [LINEAR if (layer + 1) % period else FULL for layer in range(layers)]
@@ -83,7 +85,7 @@ def gated_attention(fields: Fields, hidden: int) -> Attention:
     plain = replace(heads_of(fields, hidden), output_gate=True)
     gates = plain.query_heads * plain.head_dim
     biases = qkv_bias(plain) + gates + hidden if fields.flag("attention_bias", default=False) else 0
-    return with_vectors(plain, qk_norms(plain) + biases)
+    return replace(plain, vectors=head_norms(plain) + biases)
 
 
 def gated_delta_net(fields: Fields) -> GatedDeltaNet:
@@ -106,10 +108,11 @@ def gated_delta_net(fields: Fields) -> GatedDeltaNet:
     )
 
 
-def _qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
+def qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
     """Experts beside a gated one that always runs, in every so many layers; or dense."""
     experts = fields.integer("num_experts", default=0, low=0, high=65536)
     if not experts:
+        fields.without_effect("mlp_only_layers", "decoder_sparse_step")
         return [FeedForward(intermediate=width_of(fields))] * layers
     routed = FeedForward(
         intermediate=width_of(fields, "moe_intermediate_size"),
@@ -128,11 +131,16 @@ def _qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
     return [plain if layer in dense else routed for layer in range(layers)]
 
 
+_SCALED = ("full_attention", "linear_attention", "mlp")
+
+
 def minimax_01(fields: Fields) -> Shape:
     """MiniMax-Text-01 and M1: lightning attention with a norm of its output, and full attention in some layers."""
     hidden, layers = hidden_of(fields), layers_of(fields)
     if fields.integer("shared_intermediate_size", default=0, low=0):
         raise fields.wrong("shared_intermediate_size", "is not 0, and how it is mixed in is not known")
+    fields.without_effect(*(f"layernorm_{part}_{factor}" for part in _SCALED for factor in ("alpha", "beta")))
+    fields.without_effect("postnorm", "shared_moe_mode", "block_size")
     full = heads_of(fields, hidden)
     width = full.query_heads * full.head_dim
     mixers: dict[str, Mixer] = {
@@ -189,7 +197,7 @@ def _lfm2(fields: Fields, feeds: list[FeedForward]) -> Shape:
         if fields.integer(key, default=hidden) != hidden:
             raise fields.wrong(key, f"differs from hidden_size {hidden}: not predicted")
     mixers: dict[str, Mixer] = {
-        FULL: with_vectors(attention, qk_norms(attention)),
+        FULL: replace(attention, vectors=head_norms(attention)),
         CONVOLUTION: ShortConvolution(
             channels=hidden,
             conv_kernel=fields.integer("conv_L_cache", low=2, high=64),

@@ -101,7 +101,6 @@ def layer_kinds(fields: Fields, layers: int, known: dict[str, str], *keys: str) 
 
 def latent_attention(fields: Fields, hidden: int, indexer: Indexer | None = None) -> LatentAttention:
     """Latent attention with norms of the compressed vectors, and biases where attention_bias says so."""
-    fields.without_effect("q_lora_rank")  # null where queries are not compressed
     query_rank = fields.integer("q_lora_rank", default=0, low=0, high=WIDTH)
     kv_rank = fields.integer("kv_lora_rank", high=WIDTH)
     rope, nope = (fields.integer(f"qk_{part}_head_dim", high=WIDTH) for part in ("rope", "nope"))
@@ -222,8 +221,7 @@ def routed(fields: Fields, *, corrected: bool) -> FeedForward:
 def _shared(fields: Fields) -> int:
     """Experts that always run: null says none, and a key that is missing says nothing."""
     names = ("n_shared_experts", "num_shared_experts")
-    null = [key for key in names if key in fields.raw and key not in fields]
-    fields.without_effect(*null)
+    null = any(key in fields.raw and key not in fields for key in names)
     return 0 if null else fields.integer(*names, low=0, high=1024)
 
 

@@ -4,6 +4,8 @@ Sources: the modeling files of transformers 5.24, by the names of the classes; t
 token is that of its checkpoint.
 """
 
+from msgspec.structs import replace
+
 from twin.models.config.blocks import (
     CTX,
     HEADS,
@@ -17,7 +19,6 @@ from twin.models.config.blocks import (
     qkv_bias,
     shape_of,
     width_of,
-    with_vectors,
 )
 from twin.models.config.latent import layer_kinds
 from twin.models.config.shape import Reader, Shape
@@ -78,6 +79,7 @@ def jamba(fields: Fields) -> Shape:
     dense = FeedForward(intermediate=width_of(fields))
     experts = expert_count(fields, "num_experts")
     sparse = dense
+    fields.without_effect("num_experts_per_tok")
     if experts > 1:
         active = active_of(fields, experts, "num_experts")
         sparse = FeedForward(intermediate=dense.intermediate, experts=experts, active=active)
@@ -108,7 +110,9 @@ def granite_hybrid(fields: Fields) -> Shape:
     shared = width_of(fields, "shared_intermediate_size")
     feed = FeedForward(intermediate=shared)
     experts = fields.integer("num_local_experts", default=0, low=0, high=65536)
-    if experts:
+    if not experts:
+        fields.without_effect("intermediate_size", "num_experts_per_tok")
+    else:
         active = active_of(fields, experts, "num_local_experts")
         feed = FeedForward(intermediate=width_of(fields), experts=experts, active=active, shared_intermediate=shared)
     return _alternating(fields, hidden, kinds, feed, tied=False)
@@ -139,6 +143,9 @@ def nemotron_h(fields: Fields) -> Shape:
     fields.without_effect(*_WITHOUT_EFFECT)
     hidden = hidden_of(fields)
     kinds = _nemotron_kinds(fields)
+    fields.without_effect(
+        "intermediate_size", "moe_intermediate_size", "num_experts_per_tok"
+    )  # unless a layer has them
     made = {kind: _nemotron_layer(fields, hidden, kind) for kind in dict.fromkeys(kinds)}
     return shape_of(
         fields,
@@ -260,7 +267,7 @@ def attention_of(fields: Fields, hidden: int) -> Attention:
     """Attention whose four matrices have biases where attention_bias says so."""
     attention = heads_of(fields, hidden)
     biased = fields.flag("attention_bias", default=False)
-    return with_vectors(attention, qkv_bias(attention) + hidden if biased else 0)
+    return replace(attention, vectors=qkv_bias(attention) + hidden if biased else 0)
 
 
 def gated_feed(fields: Fields, hidden: int) -> FeedForward:

@@ -8,6 +8,15 @@ from twin.models.fields import Fields
 from twin.models.spec import Layer
 
 
+class Ngram(Struct, frozen=True, kw_only=True):
+    """A table of hashed n-grams before its bits are known; `parameters` are counted nowhere else."""
+
+    parameters: int
+    row_elements: int
+    rows_per_token: int
+    before_layer: int
+
+
 class Shape(Struct, frozen=True, kw_only=True):
     """As in `ModelSpec`; `order` may name layers one by one."""
 
@@ -22,6 +31,7 @@ class Shape(Struct, frozen=True, kw_only=True):
     tables: int = 0
     towers: dict[str, int] = {}
     residual_streams: int = 1
+    ngram: Ngram | None = None
 
 
 Reader = Callable[[Fields], Shape]

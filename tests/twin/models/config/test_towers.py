@@ -1,0 +1,38 @@
+"""Vision towers: parameters to the unit, apart from the language model's."""
+
+import pytest
+
+from tests.twin.models.config.counted import Counted, counted, one, spec, total
+from twin.errors import BadFile
+from twin.models.config.towers import towers_of
+from twin.models.fields import Fields
+
+
+@pytest.mark.parametrize("row", counted("towers"), ids=lambda row: row.name)
+def test_a_tower_is_counted_apart_from_the_language_model(row: Counted) -> None:
+    assert spec(row.config).towers == {"vision": row.towers}
+    assert total(row.config) == row.parameters
+
+
+def test_kimi_k2_5_joins_its_tower_to_7168_channels() -> None:
+    vision = {"vt_hidden_size": 1152, "vt_intermediate_size": 4304, "vt_num_hidden_layers": 27, "patch_size": 14}
+    vision |= {"init_pos_emb_height": 64, "init_pos_emb_width": 64, "mm_hidden_size": 1152}
+    outer = {"architectures": ["KimiK25ForConditionalGeneration"]}
+    outer["vision_config"] = vision | {"merge_kernel_size": [2, 2]}  # type: ignore[assignment]
+    assert towers_of(Fields(outer, "config.json"), 7168) == {"vision": 471143920}
+
+
+def test_a_file_without_a_tower_and_one_with_a_tower_that_is_not_known() -> None:
+    config = one("towers", "gemma3")
+    assert spec({key: value for key, value in config.items() if key != "vision_config"}).towers == {}
+    unknown = {"architectures": ["OddForConditionalGeneration"], "vision_config": {"hidden_size": 8}}
+    fields = Fields(unknown, "config.json")
+    assert towers_of(fields, 64) == {}
+    assert "vision_config" in fields.ignored()
+
+
+def test_a_known_tower_that_lacks_a_size_is_refused_by_name() -> None:
+    config = one("towers", "gemma3")
+    vision = {key: value for key, value in config["vision_config"].items() if key != "patch_size"}
+    with pytest.raises(BadFile, match=r"vision_config\.patch_size is missing"):
+        spec(config | {"vision_config": vision})
