@@ -7,7 +7,7 @@ from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers, flag
 from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
-from twin.formats import KVFormat, kv_format, listed
+from twin.formats import KVFormat, is_exl3, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
 from twin.memory.block_pool import with_prefix_cache
 from twin.models import ModelSpec, load_model
@@ -37,6 +37,8 @@ def resolve(question: Question) -> Case:
     if question.weights is not None:
         model = in_weights(model, question.weights)
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
+    if model.weights.format in rules.loads_as:
+        model = in_weights(model, rules.loads_as[model.weights.format])
     if question.layout is None:  # the engine's first that the model can be asked for
         layouts = (load_layout(name) for name in rules.layouts)
         layout = next(each for each in layouts if model.selects_blocks or not each.needs_indexer)
@@ -97,11 +99,10 @@ def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout:
 def _check_heads(fmt: KVFormat, model: ModelSpec) -> None:
     """Refuse a format in which some layer's heads cannot be kept."""
     for mixer in model.caches:
-        if isinstance(mixer, LatentAttention):
-            if fmt.kind != "plain" and fmt.name != "fp8":
-                raise Impossible(f"{fmt.name} keeps keys and values of heads, {model.name} caches compressed vectors")
-            continue
-        for width in {mixer.head_dim, mixer.value_width}:
+        if isinstance(mixer, LatentAttention) and fmt.kind != "plain" and fmt.name != "fp8" and not is_exl3(fmt.name):
+            raise Impossible(f"{fmt.name} keeps keys and values of heads, {model.name} caches compressed vectors")
+        widths = {mixer.kv_rank} if isinstance(mixer, LatentAttention) else {mixer.head_dim, mixer.value_width}
+        for width in widths:
             if refused := fmt.check(head_dim=width):
                 raise Impossible(refused)
 

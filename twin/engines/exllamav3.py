@@ -22,6 +22,7 @@ RULES = EngineRules(
     hop_element_bytes=4,
     ngram="disk",
     embedding_on_host=True,
+    full_states=("mamba2",),
     workspace=stated(
         2_013_853_901,
         0.03,

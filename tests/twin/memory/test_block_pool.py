@@ -5,26 +5,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, planned, pool, pool_of
-from tests.worlds import LAWS, machine
+from tests.worlds import machine
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
-from twin.errors import BadValue, Impossible
-from twin.memory.block_pool import (
-    BlockPlan,
-    CacheSpec,
-    PoolSettings,
-    block_plan,
-    fixed_parts,
-    plan_blocks,
-    pool_rules,
-    scratch_token_bytes,
-)
+from twin.errors import Impossible
+from twin.memory.block_pool import block_plan, fixed_parts, pool_rules, scratch_token_bytes
 from twin.memory.plan import plan_memory
 from twin.units import GIB, MIB, format_bytes
 
@@ -146,124 +135,6 @@ def test_a_drafters_layers_join_attention_unless_they_slide(
     assert tuple(sum(group.layers for group in plan.groups if group.kind == kind) for kind in kinds) == layers
     assert plan.block_tokens == block_tokens
     assert [plan.blocks_per_request(tokens) for tokens in (1, 16, 17, 8192)] == blocks
-
-
-# Laws for any layers
-
-SETTINGS = PoolSettings(
-    promotes_sliding=True,
-    balances_groups=True,
-    speculative_tokens=0,
-    prefix_caching=False,
-    batched_tokens=2048,
-    async_scheduling=True,
-)
-
-
-SIZES = {
-    "attention": {"token_bytes": 4096},
-    "recurrent": {"state_bytes": 1_634_304},
-    "sliding": {"token_bytes": 4096, "window": 2048},
-}
-
-
-def spec(kind: Any, layers: int, **more: Any) -> CacheSpec:
-    return CacheSpec(kind=kind, layers=layers, **(SIZES[kind] | more))
-
-
-@pytest.mark.parametrize(
-    ("layers", "balances", "full", "groups"),
-    [
-        ((16, 48, 5), True, 8, [8, 8] + [8] * 6 + [5]),
-        ((16, 48, 5), False, 5, [4] * 4 + [5] * 8 + [4] * 2 + [5]),
-        ((16, 48, 8), True, 16, [16] + [16] * 3 + [8]),
-        ((16, 48, 4), True, 8, [8, 8] + [8] * 6 + [4]),
-        ((16, 48, 3), True, 4, [4] * 4 + [4] * 12 + [3]),
-        ((17, 48, 5), True, 5, [5, 4, 4, 4] + [5] * 8 + [4] * 2 + [5]),
-        ((10, 0, 20), True, 10, [10, 10, 10]),
-        ((13, 0, 12), True, 13, [13, 12]),
-        ((12, 0, 8), False, 8, [6, 6, 8]),
-        ((16, 48, 0), True, 16, [16] * 4),
-    ],
-)
-def test_groups_are_as_long_as_the_fewest_layers_of_a_type_unless_padding_windows_is_cheaper(
-    layers: tuple[int, int, int], *, balances: bool, full: int, groups: list[int]
-) -> None:
-    kinds = zip(("attention", "recurrent", "sliding"), layers, strict=True)
-    plan = plan_blocks(
-        [spec(kind, count) for kind, count in kinds if count], replace(SETTINGS, balances_groups=balances)
-    )
-    assert plan.group_layers == full
-    assert sorted(group.layers for group in plan.groups) == sorted(groups)
-
-
-def test_layers_that_cannot_share_a_pool_and_an_empty_request_are_refused() -> None:
-    odd = spec("sliding", 5, token_bytes=2112, takes_padding=False)
-    hybrid = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
-    with pytest.raises(Impossible, match="sliding layers neither divides 1,664,000 B"):
-        plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
-    for specs in ([spec("recurrent", 48)], [spec("attention", 16), spec("attention", 16, token_bytes=2048)]):
-        with pytest.raises(Impossible, match="exactly 1"):
-            plan_blocks(specs, SETTINGS)
-    with pytest.raises(BadValue, match="at least 1 token"):
-        plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}]
-)
-def test_a_spec_of_sizes_that_its_kind_has_not_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
-        replace(spec("attention", 16), **wrong)
-
-
-COUNT, SIZE = st.integers(1, 64), st.integers(1, 8192)
-UNIT = st.sampled_from([16, 64, 128])
-FULL = st.builds(CacheSpec, kind=st.just("attention"), layers=COUNT, token_bytes=SIZE, kernel_block=UNIT)
-STATE = st.builds(CacheSpec, kind=st.just("recurrent"), layers=COUNT, state_bytes=st.integers(1, 2**23))
-WINDOW = st.builds(CacheSpec, kind=st.just("sliding"), layers=COUNT, token_bytes=SIZE, window=SIZE, kernel_block=UNIT)
-SPECS = st.tuples(FULL, st.lists(STATE, max_size=1), st.lists(WINDOW, max_size=2)).map(
-    lambda drawn: [drawn[0], *drawn[1], *drawn[2]]
-)
-ANY_SETTINGS = st.builds(
-    PoolSettings,
-    promotes_sliding=st.booleans(),
-    balances_groups=st.booleans(),
-    speculative_tokens=st.integers(0, 16),
-    prefix_caching=st.booleans(),
-    batched_tokens=SIZE,
-    async_scheduling=st.booleans(),
-)
-
-
-@LAWS
-@given(SPECS, ANY_SETTINGS)
-def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec], settings: PoolSettings) -> None:
-    """A promoted window fills more than half of its page."""
-    plan = plan_blocks(specs, settings)
-    layers: Counter[str] = Counter()
-    for group in plan.groups:
-        layers[group.kind] += group.layers
-        assert group.page_bytes <= plan.page_bytes
-        assert group.layers * group.page_bytes <= plan.block_bytes
-        if settings.promotes_sliding and len(specs) < 4 and group.kind != "recurrent":
-            assert 2 * group.page_bytes > plan.page_bytes
-    for kind in ("attention", "recurrent", "sliding"):
-        assert layers[kind] == sum(spec.layers for spec in specs if spec.kind == kind)
-    assert max(group.layers for group in plan.groups) == plan.group_layers
-
-
-@LAWS
-@given(st.builds(plan_blocks, SPECS, ANY_SETTINGS), st.integers(0, 2**40), st.integers(1, 2**20), st.integers(0, 2**20))
-def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
-    plan: BlockPlan, pool_bytes: int, tokens: int, more: int
-) -> None:
-    """Up to less than one block; a request that just fits prints its own length."""
-    assert 0 <= pool_bytes - plan.blocks_in(pool_bytes) * plan.block_bytes < plan.block_bytes
-    needed = plan.blocks_per_request(tokens)
-    assert plan.state_blocks + -(-tokens // plan.block_tokens) <= needed <= plan.blocks_per_request(tokens + more)
-    assert plan.bytes_per_request(tokens) == needed * plan.block_bytes
-    assert (plan.concurrency(needed, tokens), plan.printed_tokens(needed, tokens)) == (1, tokens)
 
 
 # The pool of a case
