@@ -76,6 +76,76 @@ def test_a_spec_of_sizes_that_its_kind_has_not_is_refused(wrong: dict[str, int])
         replace(spec("attention", 16), **wrong)
 
 
+def test_attention_of_half_a_windows_bytes_has_blocks_twice_as_long() -> None:
+    """Gemma 4 12B: 8 layers of 2 KiB a token among 40 of 8 KiB. 16 KiB a token grow, as without any padding."""
+    layers = [spec("sliding", 40, token_bytes=8192, window=1024), spec("attention", 8, token_bytes=2048)]
+    plan = plan_blocks(layers, SETTINGS)
+    assert (plan.block_tokens, plan.page_bytes, plan.group_layers, plan.growing_blocks) == (64, 131_072, 8, 1)
+    assert Counter((group.kind, group.block_tokens) for group in plan.groups) == {
+        ("sliding", 16): 5,
+        ("attention", 64): 1,
+    }
+    assert plan.block_bytes / plan.block_tokens == 16_384
+    assert plan.held_blocks(100) == 5 * (7 + 1)
+    assert plan.held_blocks(10**6) == 5 * ((1023 + 2 * 2048 + 15) // 16 + 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "page_bytes", "blocks"),
+    [
+        # a compressed cache and its indexer's keys
+        ([spec("attention", 61, token_bytes=size, kernel_block=64) for size in (1152, 132)], 61 * 64 * 1284, [1, 2]),
+        # two layers at either end in 16 bits
+        ([spec("attention", n, token_bytes=t, kernel_block=32) for n, t in ((4, 4096), (28, 1072))], 1_484_800, [2, 3]),
+        # windows of one length, heads of two
+        ([spec("sliding", 2, token_bytes=size, window=33) for size in (100, 50)], 16 * 300, [5, 6]),
+        # states of two kinds
+        ([spec("recurrent", 3, state_bytes=size) for size in (1000, 10)], 3030, [1, 1]),
+    ],
+)
+def test_layers_that_need_the_same_tokens_are_one_group(
+    layers: list[CacheSpec], page_bytes: int, blocks: list[int]
+) -> None:
+    """A block is a page of each, and none is padded."""
+    plan = plan_blocks(layers, SETTINGS)
+    assert len(plan.groups) == plan.group_layers == 1
+    assert plan.block_bytes == plan.page_bytes == plan.groups[0].page_bytes == page_bytes
+    assert [plan.blocks_per_request(tokens) for tokens in (64, 65)] == blocks
+
+
+def test_layers_of_one_kind_that_need_other_tokens_are_apart() -> None:
+    """Windows of two lengths; two shapes of attention beside a window, the smaller in longer blocks."""
+    windows = plan_blocks([spec("sliding", 4, window=window) for window in (64, 128)], SETTINGS)
+    assert [group.reach_tokens for group in windows.groups] == [63 + 4096, 127 + 4096]
+    assert (windows.block_tokens, windows.growing_blocks) == (16, 0)
+    beside = [spec("attention", 4), spec("attention", 4, token_bytes=2048), spec("sliding", 4)]
+    plan = plan_blocks(beside, SETTINGS)
+    assert [(group.kind, group.block_tokens) for group in plan.groups] == [
+        ("attention", 16),
+        ("attention", 32),
+        ("sliding", 16),
+    ]
+    assert (plan.block_tokens, plan.growing_blocks) == (32, 3)
+    assert plan.blocks_per_request(320) == 20 + 10 + 21
+
+
+def test_what_never_grows_is_held_by_the_shortest_request() -> None:
+    windows = plan_blocks([spec("sliding", 32, window=4096)], SETTINGS)
+    assert (windows.block_tokens, windows.group_layers, windows.growing_blocks) == (16, 32, 0)
+    assert [windows.held_blocks(tokens) for tokens in (1, 32, 8191, 10**6)] == [2, 3, 513, 513]
+    states = plan_blocks([spec("recurrent", 64, state_bytes=2_158_592)], SETTINGS)
+    assert (states.block_tokens, states.growing_blocks, states.block_bytes) == (16, 0, 64 * 2_158_592)
+    assert [states.blocks_per_request(tokens) for tokens in (1, 10**6)] == [1, 1]
+    assert states.printed_tokens(10, 4096) == 40_960
+
+
+def test_a_page_of_the_attention_with_most_bytes_covers_a_state() -> None:
+    layers = [spec("attention", 4, token_bytes=size) for size in (1024, 2048)]
+    plan = plan_blocks([*layers, spec("recurrent", 8, state_bytes=100_000)], SETTINGS)
+    assert plan.page_bytes == 64 * 2048
+    assert [group.block_tokens for group in plan.groups] == [128, 64, 0, 0]
+
+
 COUNT, SIZE = st.integers(1, 64), st.integers(1, 8192)
 UNIT = st.sampled_from([16, 64, 128])
 FULL = st.builds(CacheSpec, kind=st.just("attention"), layers=COUNT, token_bytes=SIZE, kernel_block=UNIT)
