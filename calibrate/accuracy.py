@@ -5,7 +5,9 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from calibrate.live import compare
 from calibrate.measurements import measured_machines, shipped_measurements
@@ -13,6 +15,7 @@ from calibrate.published.cases import recorded_machines
 from calibrate.published.recorded import validate_recorded
 from calibrate.validation import Comparison, Summary, summarise
 from hwprofiles import load_profile
+from twin.units import US
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT, README = ROOT / "docs" / "accuracy.md", ROOT / "README.md"
@@ -73,67 +76,65 @@ SUMMARY_HEAD = (
 )  # fmt: skip
 
 
-def measured_groups(machine: str) -> dict[str, list[Comparison]]:
-    """Comparisons of a machine that we measured ourselves, by group; cases of formats by operation."""
-    measurements, profile = shipped_measurements(machine), load_profile(machine)
-    found: dict[str, list[Comparison]] = {}
-    for measured in measurements.rows:
-        group = measured.case.operation if measured.group == "formats" else measured.group
-        found.setdefault(group, []).append(compare(measured, profile, kv_dtype=measurements.kv_dtype))
-    return {name: found[name] for name in GROUPS if name in found}
+class Source(NamedTuple):
+    """Cases of one origin."""
+
+    title: str
+    """In the summary."""
+    heading: str
+    """Of its own section."""
+    cases: Sequence[Comparison]
+    ours: bool
+    """Whether we measured them ourselves: then all are held out."""
 
 
-def summaries() -> list[tuple[str, ...]]:
+@cache
+def sources() -> tuple[Source, ...]:
+    """Published rows of each machine, then groups of our own measurements, cases of formats by operation."""
+    found = [
+        Source(SOURCES[machine], f"{machine}: {SOURCES[machine]}", validate_recorded(machine).cases, ours=False)
+        for machine in recorded_machines()
+    ]
+    for machine in measured_machines():
+        measurements, profile = shipped_measurements(machine), load_profile(machine)
+        groups: dict[str, list[Comparison]] = {name: [] for name in GROUPS}
+        for measured in measurements.rows:
+            group = measured.case.operation if measured.group == "formats" else measured.group
+            groups[group].append(compare(measured, profile, kv_dtype=measurements.kv_dtype))
+        found += [
+            Source(f"one {machine.upper()}, ours: {told}", f"{machine}, held out: {told}", groups[name], ours=True)
+            for name, told in GROUPS.items() if groups[name]
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def summaries() -> str:
     """One row for each source of figures."""
-    rows = []
-    for machine in recorded_machines():
-        held_out = [case for case in validate_recorded(machine).cases if case.role == "held_out"]
-        rows.append(summary_row(SOURCES[machine], summarise(held_out)))
-    for machine in measured_machines():
-        for group, cases in measured_groups(machine).items():
-            rows.append(summary_row(f"one {machine.upper()}, ours: {GROUPS[group]}", summarise(cases)))
-    return rows
+    held_out = ((source.title, [case for case in source.cases if case.role == "held_out"]) for source in sources())
+    return table(SUMMARY_HEAD, [summary_row(title, summarise(cases)) for title, cases in held_out])
 
 
-def sections() -> Iterable[str]:
-    """Every case, source by source."""
-    for machine in recorded_machines():
-        yield f"## {machine}: {SOURCES[machine]}\n"
-        cases = sorted(validate_recorded(machine).cases, key=lambda case: case.role != "held_out")
-        yield table(
-            ("case", "published", "predicted", "interval", "error", "naive", "role"),
-            (
-                (
-                    case.id, figure(case.measured, case.unit), figure(case.predicted), interval(case),
-                    percent(case.error, signed=True), percent(case.naive_error, signed=True),
-                    case.role.replace("_", " "),
-                )
-                for case in cases
-            ),
-        )  # fmt: skip
-    for machine in measured_machines():
-        for group, cases in measured_groups(machine).items():
-            yield f"## {machine}, held out: {GROUPS[group]}\n"
-            yield table(
-                ("case", "measured, us", "predicted, us", "interval", "error", "naive", "wall"),
-                (
-                    (
-                        case.id.removeprefix(f"{machine}."), figure(1e6 * case.measured / scale(case)),
-                        figure(case.predicted and 1e6 * case.predicted / scale(case)),
-                        interval(case, 1e6 / scale(case)),
-                        percent(case.error, signed=True), percent(case.naive_error, signed=True), case.wall,
-                    )
-                    for case in cases
-                ),
-            )  # fmt: skip
+def section(source: Source) -> str:
+    """Every case of a source."""
+    if source.ours:
+        head = ("case", "measured, us", "predicted, us", "interval", "error", "naive", "wall")
+    else:
+        head = ("case", "published", "predicted", "interval", "error", "naive", "role")
+    cases = sorted(source.cases, key=lambda case: case.role != "held_out")
+    return f"## {source.heading}\n\n{table(head, [case_row(case, ours=source.ours) for case in cases])}"
 
 
-def scale(case: Comparison) -> float:
-    """Of the unit that a measured case is told in, to seconds."""
-    return {"s": 1.0, "ms": 1e3, "us": 1e6}[case.unit]
+def case_row(case: Comparison, *, ours: bool) -> tuple[str, ...]:
+    """A published figure in its own unit, or a time of ours in microseconds."""
+    factor = 1 / US if ours else 1.0
+    errors = percent(case.error, signed=True), percent(case.naive_error, signed=True)
+    predicted = figure(case.predicted and factor * case.predicted), interval(case, factor)
+    if ours:
+        return case.id.removeprefix(f"{case.machine}."), figure(factor * case.measured), *predicted, *errors, case.wall
+    return case.id, figure(case.measured, case.unit), *predicted, *errors, case.role.replace("_", " ")
 
 
-def interval(case: Comparison, factor: float = 1.0) -> str:
+def interval(case: Comparison, factor: float) -> str:
     """Its ends; a dash for a count."""
     if case.low is None or case.high is None or not case.has_interval:
         return "-"
@@ -142,14 +143,14 @@ def interval(case: Comparison, factor: float = 1.0) -> str:
 
 def document() -> str:
     """docs/accuracy.md."""
-    return "\n".join([INTRODUCTION, table(SUMMARY_HEAD, summaries()), *sections()])
+    return "\n".join([INTRODUCTION, summaries(), *map(section, sources())])
 
 
 def readme(text: str) -> str:
     """The README with its table as the records say."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table(SUMMARY_HEAD, summaries())}\n{END}{after}"
+    return f"{before}{BEGIN}\n{summaries()}\n{END}{after}"
 
 
 def main(words: Sequence[str]) -> int:

@@ -3,19 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from calibrate.fit import Fitter
 from calibrate.machine.description import Machine
-from calibrate.machine.peaks import peak
 from calibrate.operations.table import OPERATIONS
-from calibrate.probes.probe import ProbeRecord, Sample
+from calibrate.probes import ProbeRecord, Sample
 from calibrate.rounds import between_calibrations, moment_spread, typical_spread
-from calibrate.solve import Line, queue_fit
+from calibrate.searches import solve
 from hwprofiles.errors import TwinError
-from hwprofiles.profile import SCHEMA, HardwareProfile
+from hwprofiles.profile import LEAST_LATENCY_S, SCHEMA, HardwareProfile
 
 RECORD_SCHEMA = "twin.calibration/1"
 LEAST_SPREAD = 0.01
@@ -177,13 +176,22 @@ def _copies(evidence: Evidence, name: str) -> list[Sample]:
     return [sample for sample in evidence.samples(name) if "copies" in sample.at]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """seconds = latency x calls + bytes / rate."""
+
+    latency_s: float
+    bytes_per_s: float
+    spread: float
+
+
 def copies_line(samples: Sequence[Sample]) -> tuple[float, Line]:
     """(seconds once per queue, latency and rate of its copies)."""
-    return queue_fit(
-        [float(sample.at["copies"]) for sample in samples],
-        [sample.moved_bytes for sample in samples],
-        [sample.median_s for sample in samples],
-    )
+    copies, moved_bytes = [float(sample.at["copies"]) for sample in samples], [each.moved_bytes for each in samples]
+    columns = [[1.0] * len(samples), copies, moved_bytes]
+    found = solve(columns, [each.median_s for each in samples], least=[0.0, LEAST_LATENCY_S, 1e-15])
+    start, latency, per_byte = found.coefficients
+    return start, Line(latency_s=latency, bytes_per_s=1 / per_byte, spread=found.spread)
 
 
 def _link(
@@ -230,7 +238,7 @@ def _random_link(evidence: Evidence, kind: str, samples: Sequence[Sample]) -> di
     probe, counted = ("host_read", "alone") if kind == "dram" else ("disk_random_read", "reads")
     alone = [s for s in evidence.samples(probe) if s.at.get("alone") == 1 or s.at.get("threads") == 1]
     latency = min(s.median_s / float(s.at[counted]) for s in alone) if alone else 1e-7
-    line = Line(latency_s=max(latency, 1e-8), bytes_per_s=rate, spread=0.0)
+    line = Line(latency_s=max(latency, LEAST_LATENCY_S), bytes_per_s=rate, spread=0.0)
     shares = _best_shares(evidence, samples, rate, "random runs; the longest is one sequential read")
     return _link(evidence, kind, line, samples=[best], run_length=shares, note="end to end; latency of a single read")
 
@@ -257,3 +265,61 @@ def _summary(record: ProbeRecord) -> dict[str, Any]:
         plain = msgspec.to_builtins(sample) | {"median_s": sample.median_s, "spread": sample.spread, "n": sample.n}
         samples.append({key: value for key, value in plain.items() if key != "rounds" or sample.rounds})
     return {"skipped": record.skipped, "left_out": record.left_out, "took_s": record.took_s, "samples": samples}
+
+
+# Peaks that bound what was measured: data sheets of known devices, PCIe by generation, or the measurement itself
+
+HEADROOM = 1.05
+"""Where no data sheet is known, the peak is the measured rate and this much: a bound to compare with, not a fact."""
+SHEET_DATE = "2026-11-29"
+
+
+class Sheet(NamedTuple):
+    """Published peaks of one device."""
+
+    vram: float
+    """Bytes a second."""
+    tensor: float
+    """Dense fp16 and bf16 operations a second."""
+    link: float
+    """Bytes a second."""
+    note: str
+
+
+SHEETS = {
+    "NVIDIA H200": Sheet(4.8e12, 989e12, 63.0e9, "NVIDIA H200 data sheet: HBM3e, dense fp16 and bf16, PCIe 5.0 x16"),
+    "NVIDIA GeForce RTX 3090": Sheet(
+        936.2e9, 142.3e12, 31.5e9, "GA102 whitepaper: GDDR6X, dense fp16 with fp16 accumulation, PCIe 4.0 x16"
+    ),
+}
+
+LANE_BYTES_PER_S = {"1": 0.25e9, "2": 0.5e9, "3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}
+"""One lane of PCI Express, one direction, after line coding."""
+INTEGER_LANES = 64
+"""32-bit integer and logic operations that a multiprocessor of compute capability 7.0 to 9.0 begins each clock."""
+
+
+def peak(kind: str, measured: float, unit: str, machine: Machine, *, date: str) -> dict[str, Any]:
+    """The peak of `kind` (vram, tensor, instructions, link, dram, disk) as a rate; never below what was measured."""
+    known = _known(kind, machine)
+    rate = {"unit": unit, "spread": 0.0, "n": 1}
+    if known is not None and known[0] >= measured:
+        value, note = known
+        return {"value": value, **rate, "source": "datasheet", "date": SHEET_DATE, "note": note}
+    why = f"measured above the {known[0]:g} of its data sheet" if known else "no data sheet is known here"
+    note = f"{why}: the measured rate x {HEADROOM}, a bound and not a peak"
+    return {"value": measured * HEADROOM, **rate, "source": "measured", "date": date, "note": note}
+
+
+def _known(kind: str, machine: Machine) -> tuple[float, str] | None:
+    sheet = SHEETS.get(machine.name)
+    if sheet is not None and kind in ("vram", "tensor", "link"):
+        return getattr(sheet, kind), sheet.note
+    clock = machine.smi.get("clocks.max.sm", "")
+    if kind == "instructions" and clock.isdigit():
+        note = f"{machine.sm_count} multiprocessors x {INTEGER_LANES} lanes x {clock} MHz"
+        return machine.sm_count * INTEGER_LANES * int(clock) * 1e6, note
+    generation, lanes = (machine.smi.get(f"pcie.link.{what}.max", "") for what in ("gen", "width"))
+    if kind == "link" and generation in LANE_BYTES_PER_S and lanes.isdigit():
+        return LANE_BYTES_PER_S[generation] * int(lanes), f"PCIe {generation}.0 x{lanes}"
+    return None

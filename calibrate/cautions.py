@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 from calibrate.machine.description import Machine
-from calibrate.probes.probe import ProbeRecord
+from calibrate.probes import ProbeRecord
 from twin.units import GIB, format_bytes
 
 BUSY_PERCENT = 10

@@ -18,10 +18,9 @@ import numpy as np
 from msgspec.structs import replace as changed
 from scipy.special import expit, logit
 
-from calibrate.probes.probe import Sample
-from calibrate.searches import Found, Prior, minimum, slower
-from calibrate.solve import EVERY, HUBER, LEAST_LATENCY_S, Array, solve
-from hwprofiles.profile import RESIDENT_PROGRAMS, Gpu, HardwareProfile, Kernel
+from calibrate.probes import Sample
+from calibrate.searches import EVERY, HUBER, Array, Found, Prior, minimum, slower, solve
+from hwprofiles.profile import LEAST_LATENCY_S, RESIDENT_PROGRAMS, Gpu, HardwareProfile, Kernel
 from twin.cost.roofline import Cost, Roofs
 from twin.operations.occupancy import RESIDENT
 from twin.operations.ops import Op

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace as changed
 
 from calibrate.estimators import Rates, ThreadBlocks, Timing, exact, latency_of_sizes, least_squares, streamed
-from calibrate.probes.probe import ProbeRecord, Sample
+from calibrate.probes import ProbeRecord, Sample
 from hwprofiles.profile import HardwareProfile, Kernel
 from twin.cost.roofline import ATTENTION_OPS, Roofs
 from twin.operations.ops import Engine, Op, OpGraph
@@ -49,6 +49,8 @@ class Fit:
     latency_note: str = ""
     kept: Callable[[Mapping[str, Any]], bool] = lambda _at: True
     """Whether a sample sets an efficiency; others tell the latency alone."""
+    between_runs: float = 0.0
+    """Relative standard deviation of the same call from one run to another, where samples of one run show less."""
     jointly: tuple[tuple[str, str, str], ...] = ()
     """Other parts of the same calls whose efficiency is fitted with it: (part, axis, note)."""
 
@@ -73,10 +75,10 @@ class Fitter:
             sample for name, record in self.records.items() if name.partition(".")[0] == operation.name
             for sample in record.samples
         ]  # fmt: skip
-        known = Roofs(changed(self.base, kernels=msgspec.convert(self.kernels, dict[str, Kernel])))
         if not operation.fits:
-            self._compare(operation, samples, known)
+            self._compare(operation, samples, self._known())
         for fit in operation.fits:
+            known = self._known()
             groups: dict[str, list[Timing]] = {}
             for sample in samples:
                 timing = self._timing(fit, sample, operation.lower(sample.at, self.dtype), known)
@@ -85,6 +87,10 @@ class Fitter:
             plain_first = sorted(groups.items(), key=lambda group: bool(group[1][0].op.dequantised_elements))
             for key, timings in plain_first:
                 self._add(fit, key, timings)
+
+    def _known(self) -> Roofs:
+        """The machine with what has been fitted so far."""
+        return Roofs(changed(self.base, kernels=msgspec.convert(self.kernels, dict[str, Kernel])))
 
     def _timing(self, fit: Fit, sample: Sample, program: Sequence[OpGraph], known: Roofs) -> Timing | None:
         """A sample for a fit; None where it has no such part, or something beside it has no rate yet."""
@@ -116,6 +122,8 @@ class Fitter:
         """Seconds of all calls of an op at the roofs that its efficiency is a share of."""
         if op.kernel.startswith(ATTENTION_OPS):
             op = changed(op, vram_bytes=0, link_bytes=0)
+        if op.or_plain:
+            op = changed(op, run_bytes=0)
         return self.roofs.cost(changed(op, kernel="")).bound_s
 
     def _joint_s(self, op: Op) -> float:
@@ -133,7 +141,7 @@ class Fitter:
             return
         rates = self._rates(fit, timings, kept)
         samples = [each.sample for each in kept]
-        source = self.provenance(samples, rates.spread, rates.note or fit.note)
+        source = self.provenance(samples, max(rates.spread, fit.between_runs), rates.note or fit.note)
         entry = rates.entry(fit.over, source)
         if fit.latency_of and "latency" in entry:
             latency = entry.pop("latency") | {"note": fit.latency_note}

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from calibrate.machine.description import Machine
-from calibrate.probes.probe import ProbeRecord
+from calibrate.probes import ProbeRecord
 from hwprofiles.files import read_whole
 from twin.cli.outputs import write_atomic
 

@@ -12,7 +12,7 @@ from calibrate.measurements import SCHEMA, LeftOutRow, MeasuredRow, Measurements
 from calibrate.operations.operation import KV_DTYPE, Tolerance
 from calibrate.operations.shared import CPU, LONG_CURVE
 from calibrate.operations.table import GROUPS, Case, held_out_cases
-from calibrate.probes.probe import WrongData
+from calibrate.probes import WrongData
 from calibrate.validation import Comparison, Skipped, Validation, validation_of
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.profile import CPU_CAPABILITY

@@ -13,8 +13,8 @@ from calibrate.machine.description import Machine, first_line
 from calibrate.measurements import LeftOutRow, MeasuredRow, row_of
 from calibrate.operations.operation import Group, Value
 from calibrate.operations.table import Case
-from calibrate.operations.timing import Pair, compiled, measured, release, shared_by
-from calibrate.probes.probe import CannotRun, Context, Pace, WrongData
+from calibrate.operations.timing import Pair, compiled, measured, release, settle, shared_by
+from calibrate.probes import CannotRun, Context, Pace, WrongData
 
 if TYPE_CHECKING:
     from realkernels.device import Device
@@ -31,6 +31,7 @@ def measure(
 ) -> Iterator[Outcome]:  # fmt: skip
     """Measure the cases of one group, once. WrongData where a kernel computes something else than it should."""
     every = list(cases)
+    settle(case.row for case in every)
     if machine.is_cuda:  # what cannot be compiled says so when it is run
         compiled(str(backend.device), ((case.row, case.at) for case in every))
     sharing: dict[tuple[Value, ...], list[Case]] = {}  # by what is opened for them

@@ -11,9 +11,9 @@ from msgspec import Meta, Struct
 
 from calibrate.operations.operation import Group
 from calibrate.operations.table import Case
+from calibrate.probes import quartile_spread
 from hwprofiles import load_profile
-from hwprofiles.errors import BadFile
-from hwprofiles.files import read_json
+from hwprofiles.files import read_as
 from hwprofiles.store import RECORDS, profile_names
 from twin.cli.outputs import check_writable, write_atomic
 
@@ -67,12 +67,10 @@ class Measurements(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def row_of(case: Case, samples_s: Sequence[float], *, error: float, link_bytes: int, group: Group) -> MeasuredRow:
     """A row of repeats."""
-    median = statistics.median(samples_s)
-    low, _, high = statistics.quantiles(samples_s, n=4) if len(samples_s) > 1 else (median, median, median)
-    spread = (high - low) / 1.349 / median  # the quartiles of a normal distribution lie 1.349 deviations apart
     return MeasuredRow(
-        case=case, median_s=median, spread=spread, samples_s=tuple(samples_s), error=error, link_bytes=link_bytes,
-        group=group,
+        case=case, median_s=statistics.median(samples_s), samples_s=tuple(samples_s),
+        spread=quartile_spread(samples_s) if len(samples_s) > 1 else 0.0,
+        error=error, link_bytes=link_bytes, group=group,
     )  # fmt: skip
 
 
@@ -83,10 +81,7 @@ def measured_machines() -> list[str]:
 
 def read_measurements(path: Path) -> Measurements:
     """The measurements in `path`; BadFile names the key that is wrong."""
-    try:
-        return msgspec.convert(read_json(path), Measurements)
-    except (msgspec.ValidationError, ValueError) as wrong:
-        raise wrong if isinstance(wrong, BadFile) else BadFile(f"{path}: {wrong}") from None
+    return read_as(path, Measurements)
 
 
 def shipped_measurements(machine: str) -> Measurements:

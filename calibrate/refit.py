@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from calibrate.build import Evidence, build, checked, instructions_roof
-from calibrate.probes import Machine, ProbeRecord
+from calibrate.machine.description import Machine
+from calibrate.probes import ProbeRecord
 from hwprofiles.files import read_json
 from hwprofiles.shipping import ship
 from hwprofiles.store import RECORDS, shipped_document
@@ -20,22 +21,24 @@ from hwprofiles.store import RECORDS, shipped_document
 Records = Mapping[str, ProbeRecord]
 
 OWN, LIBRARY, PROFILE = "calibration.json", "library_suite.json", "profile"
-FORMATS = ("format_rates.json", "more_format_rates.json")
-"""Of cache formats, as they came: what an earlier record sets stands, and its rate of instructions is the machine's."""
+RATES = "*_rates.json"
+"""Of chosen operations, as they came: what an earlier record sets stands; the first one's rate of instructions is the
+machine's."""
 DERIVED = ("median_s", "spread", "n")
 """What a record holds beside a sample's raw seconds."""
 
 
 def refitted(machine: str, samples: Callable[[Records], Records] = dict) -> dict[str, dict[str, Any]]:
     """Every file of the machine that rates are in, by name; `samples` may change those of each record first."""
-    own, library, *formats = (read_json(RECORDS / machine / name) for name in (OWN, LIBRARY, *FORMATS))
+    own, library = (read_json(RECORDS / machine / name) for name in (OWN, LIBRARY))
+    later = rate_records(machine)
     profile, record = build(
         machine=msgspec.convert(own["machine"], Machine), records=samples(probes(own)),
         name=own["name"], date=own["date"], command=own["command"],
     )  # fmt: skip
     evidence = [
         Evidence(machine=msgspec.convert(raw["machine"], Machine), records=samples(probes(raw)), date=raw["date"])
-        for raw in formats
+        for raw in later.values()
     ]
     profile["gpu"] |= instructions_roof(evidence[0])
     bare = checked(profile | {"kernels": {}})
@@ -43,16 +46,22 @@ def refitted(machine: str, samples: Callable[[Records], Records] = dict) -> dict
     of_library, parts = beside.kernels(bare)
     made = {OWN: own | record | {"machine": own["machine"]}}
     made[LIBRARY] = library | {"kernels": of_library, "fitted": parts}
-    of_formats: dict[str, Any] = {}
-    for name, raw, taken in zip(FORMATS, formats, evidence, strict=True):
-        kernels, coded = taken.kernels(bare)
-        made[name] = raw | {"kernels": kernels, "fitted": coded, "gpu": instructions_roof(taken)}
-        of_formats |= {key: kernel for key, kernel in kernels.items() if key not in of_formats}
-    profile["kernels"] |= of_library | of_formats
+    chosen: dict[str, Any] = {}
+    for (name, raw), taken in zip(later.items(), evidence, strict=True):
+        kernels, residuals = taken.kernels(bare)
+        made[name] = raw | {"kernels": kernels, "fitted": residuals, "gpu": instructions_roof(taken)}
+        chosen |= {key: kernel for key, kernel in kernels.items() if key not in chosen}
+    profile["kernels"] |= of_library | chosen
     checked(profile)
     made[PROFILE] = shipped_document(machine) | profile
     as_data: dict[str, dict[str, Any]] = json.loads(json.dumps(made, allow_nan=False))
     return as_data
+
+
+def rate_records(machine: str) -> dict[str, dict[str, Any]]:
+    """Records of chosen operations by the names of their files, the earliest first."""
+    found = {path.name: read_json(path) for path in (RECORDS / machine).glob(RATES)}
+    return dict(sorted(found.items(), key=lambda record: (record[1]["date"], record[0])))
 
 
 def probes(record: dict[str, Any]) -> dict[str, ProbeRecord]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from calibrate.probes.probe import Probe, ProbeRecord, Sample
+from calibrate.probes import Probe, ProbeRecord, Sample
 
 LATER = re.compile(r"(?P<probe>.*)@\d+")
 

@@ -12,10 +12,11 @@ from typing import Any
 from calibrate import cautions
 from calibrate.build import CannotCalibrate, build
 from calibrate.journal import Journal, open_journal
-from calibrate.machine.description import check_device, describe, first_line, open_checked
+from calibrate.machine.description import Machine, check_device, describe, first_line, open_checked
 from calibrate.operations.operation import KV_DTYPE
-from calibrate.operations.timing import release
-from calibrate.probes import CannotRun, Context, Machine, Probe, ProbeRecord, WrongData, all_probes
+from calibrate.operations.table import OPERATIONS
+from calibrate.operations.timing import release, settle
+from calibrate.probes import CannotRun, Context, Probe, ProbeRecord, WrongData, all_probes
 from calibrate.rounds import in_order, joined_rounds, round_name
 from twin.cli.outputs import check_outputs, write_atomic
 from twin.errors import CannotWrite
@@ -63,6 +64,7 @@ def run_calibration(
     backend = open_checked(device, CannotCalibrate)
     machine = describe("cpu" if backend.device.type == "cpu" else str(backend.device), dtype=KV_DTYPE)
     check_room(machine)
+    settle(OPERATIONS)
     run = Run(
         probes=all_probes(), machine=machine, backend=backend, quick=quick, rounds=backend.rounds, output=output,
         name=name or output.stem,

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from hwprofiles.errors import BadFile
 
@@ -15,6 +17,7 @@ MOST_BYTES = 8 * 2**20  # some twenty times the largest that is shipped; a secon
 LONGEST_WAIT_S = 5.0  # until the next byte of a pipe
 
 Table = dict[str, Any]
+_Read = TypeVar("_Read")
 
 
 def is_path(name: str) -> bool:
@@ -47,7 +50,7 @@ def read_json(path: Path) -> Any:
     """The JSON value in `path`, read strictly; BadFile for NaN, infinity, half characters or a repeated key."""
     content = read_whole(path)
     try:
-        value = json.loads(content.decode(), object_pairs_hook=_refuse_repeats)
+        value = json.loads(content.decode(), object_pairs_hook=refuse_repeats)
         _check_values(value, "$")
     except UnicodeDecodeError as wrong:
         raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
@@ -56,7 +59,17 @@ def read_json(path: Path) -> Any:
     return value
 
 
-def _refuse_repeats(pairs: list[tuple[str, Any]]) -> Table:
+def read_as(path: Path, kind: type[_Read]) -> _Read:
+    """The same, checked against a schema; BadFile names the key that is wrong."""
+    raw = read_json(path)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+
+
+def refuse_repeats(pairs: list[tuple[str, Any]]) -> Table:
+    """A JSON object of these keys and values; ValueError where a key is there twice."""
     table: Table = {}
     for key, value in pairs:
         if key in table:

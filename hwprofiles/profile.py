@@ -32,7 +32,8 @@ _OP_PER_S: Allowed = ("op/s", 1e9, 1e16)
 _OPS_AN_ELEMENT = ("operations an element", 1e-3, 1e4)
 _COMBINE: Allowed = ("1", 1e-3, 1e3)
 _FLOP_PER_S: Allowed = ("FLOP/s", 1e10, 1e17)
-_LATENCY_S: Allowed = ("s", 1e-8, 1.0)
+LEAST_LATENCY_S = 1e-8
+_LATENCY_S: Allowed = ("s", LEAST_LATENCY_S, 1.0)
 _CAPACITY_BYTES: Allowed = ("B", 2.0**28, 2.0**50)
 
 

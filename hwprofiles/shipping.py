@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from hwprofiles.files import Table, read_json
-from hwprofiles.renames import in_todays_words
-from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, load_profile
+from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, load_profile, own_document
 
 ENGINES = {"twin_inline": "twin", "flash_attention": "library"}
 """Whose kernels an implementation's are that is not called after its engine, where `twin calibrate` measured them."""
@@ -37,7 +36,7 @@ def _write(path: Path, document: Table) -> None:
 def main(path: str) -> None:
     """Ship the profile in `path`, which must be one. Raises BadFile."""
     load_profile(path)
-    ship(in_todays_words(read_json(Path(path))))
+    ship(own_document(Path(path)))
 
 
 if __name__ == "__main__":

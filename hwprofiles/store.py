@@ -14,13 +14,17 @@ import msgspec
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.files import Table, extended, is_path, read_json
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
-from hwprofiles.renames import in_todays_words
 from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
 FOLDER = Path(__file__).parent
 MACHINES, KERNELS, RECORDS = FOLDER / "machines", FOLDER / "kernels", FOLDER / "records"
 
 KERNELS_SCHEMA = "twin.kernels/1"
+
+OPERATIONS = {"expand": "dequantise", "merge": "combine"}
+"""First words of kernels' names in profiles that `twin calibrate` of 0.1.0 wrote, and today's."""
+KERNEL_KEYS = {"merging": "combine"}
+"""The same of keys of a kernel's entry."""
 
 _INSTEAD = (
     "--hw reads JSON of schema twin.hardware/1: twin calibrate -o FILE writes it, twin profiles NAME --json shows it"
@@ -51,12 +55,7 @@ def load_profile(name: str) -> HardwareProfile:
 
         path = Path(name)
         with recognised(path, PROFILE, instead=_INSTEAD):
-            raw = read_json(path)
-            try:
-                raw = in_todays_words(raw)
-            except ValueError as wrong:
-                raise BadFile(f"{path}: {wrong}") from None
-            return _profile(raw, path)
+            return _profile(own_document(path), path)
     if is_accelerator(name) and not suggestions(name, names):
         near = nearest(name, names)
         other = f"; the nearest, {near}, is another machine" if near else ""
@@ -126,3 +125,28 @@ def _lay_over(parent: Table, own: Table) -> Table:
         if isinstance(there, dict) and isinstance(mine, dict) and "source" not in there:
             laid[key] = {**there, **mine} if key == "kernels" else _lay_over(there, mine)
     return laid
+
+
+def own_document(path: Path) -> Any:
+    """A profile as it lies in a file, its kernels in today's words. BadFile where one is there in both."""
+    raw = read_json(path)
+    kernels = raw.get("kernels") if isinstance(raw, dict) else None
+    if not isinstance(kernels, dict):
+        return raw
+    today = _renamed(kernels, OPERATIONS, f"{path}: $.kernels", "kernel").items()
+    told = {name: _renamed(entry, KERNEL_KEYS, f"{path}: $.kernels.{name}", "rate") for name, entry in today}
+    return {**raw, "kernels": told}
+
+
+def _renamed(table: Any, words: dict[str, str], place: str, what: str) -> Any:
+    """A table with other first words of its keys; what is no table stays, to be refused by its schema."""
+    if not isinstance(table, dict):
+        return table
+    made: dict[str, Any] = {}
+    for key, value in table.items():
+        word, slash, rest = key.partition("/")
+        today = f"{words.get(word, word)}{slash}{rest}"
+        if today != key and today in table:
+            raise BadFile(f"{place}: {key} and {today} are two names of one {what}")
+        made[today] = value
+    return made

@@ -6,7 +6,7 @@ None of this belongs into a timed path: each check waits for the device.
 import torch
 
 from realkernels.codecs.codec import Planes
-from realkernels.kernels.prefill_rows import NO_BLOCK
+from realkernels.kernels.sparse_prefill import NO_BLOCK
 from realkernels.shape import QsaShape
 
 

@@ -90,7 +90,14 @@ class CudaDevice(Device):
         return float(start.elapsed_time(stop)) * 1e-3
 
 
-class CpuDevice(Device):
+class HostClock(Device):
+    """The host's own clock, for work that waits for the device by itself."""
+
+    def _once(self, work: Callable[[], object]) -> float:
+        return host_seconds(work)
+
+
+class CpuDevice(HostClock):
     """The CPU. torch is told, process-wide, to compute with `threads` threads, and freed memory stays with the process.
 
     None leaves one core to copying threads and to whatever else runs: a parallel loop waits for its slowest thread,
@@ -109,9 +116,6 @@ class CpuDevice(Device):
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         """`work` itself: there is nothing to capture."""
         return work
-
-    def _once(self, work: Callable[[], object]) -> float:
-        return host_seconds(work)
 
 
 def open_device(name: str) -> Device:

@@ -11,6 +11,7 @@ from typing import Any
 try:
     import triton
     import triton.language as tl
+    from triton.errors import TritonError
     from triton.language.extra import libdevice
     from triton.runtime.jit import JITFunction
 except ImportError:
@@ -25,13 +26,13 @@ except ImportError:
             return lambda value=None, *_given: value
 
     triton = tl = libdevice = _Absent()
-    JITFunction = _Absent
+    JITFunction = TritonError = _Absent
 
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 """A constant of the kernels, fixed when they are defined."""
 
-__all__ = ["INTERPRETED", "JITFunction", "libdevice", "stable_keys", "tl", "triton"]
+__all__ = ["INTERPRETED", "JITFunction", "TritonError", "libdevice", "stable_keys", "tl", "triton"]
 
 
 def stable_keys(module: Mapping[str, Any]) -> None:

@@ -9,12 +9,6 @@ import torch
 from realkernels.shape import QsaShape
 
 
-def pool_keys(raw_keys: torch.Tensor, ratio: int) -> torch.Tensor:
-    """Mean of each complete block of raw keys. raw_keys [tokens, index_dim] -> [tokens // ratio, index_dim]."""
-    blocks = raw_keys.shape[0] // ratio
-    return raw_keys[: blocks * ratio].double().reshape(blocks, ratio, -1).mean(dim=1)
-
-
 def block_scores(index_query: torch.Tensor, pooled_keys: torch.Tensor) -> torch.Tensor:
     """Sum over heads of relu(q . k) / sqrt(dim). [heads, dim], [blocks, dim] -> [blocks]; a NaN product counts as 0."""
     products = index_query.double() @ pooled_keys.double().T  # [heads, blocks]

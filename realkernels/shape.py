@@ -41,11 +41,6 @@ class QsaShape:
         """Blocks selected per query token."""
         return self.budget // self.ratio
 
-    @property
-    def dense_limit(self) -> int:
-        """Longest context that is read whole: 4 x topk + 3 tokens."""
-        return 4 * self.topk + 3
-
     def blocks(self, tokens: int) -> int:
         """Complete blocks of a context, each with a pooled key."""
         return tokens // self.ratio

@@ -37,17 +37,14 @@ def rate(value: float, unit: Unit, *, spread: float = 0.0) -> Rate:
 
 
 def curve(at: Iterable[float] = (1.0,), efficiency: Iterable[float] = (1.0,), *, over: str = "tokens") -> Curve:
-    return Curve(
-        over=over, at=tuple(at), efficiency=tuple(efficiency), spread=0.0, n=1, source="measured", date="2026-01-01"
-    )
+    points = {"at": tuple(at), "efficiency": tuple(efficiency)}
+    return Curve(over=over, **points, spread=0.0, n=1, source="measured", date="2026-01-01")
 
 
 def operations(*counts: float) -> Counts:
     """Operations an element of programs of 16, 32, ... rows."""
     at = tuple(16.0 * (1 + number) for number in range(len(counts)))
-    return Counts(
-        over="program_rows", at=at, counts=counts, spread=0.0, n=1, source="measured", date="2026-01-01"
-    )  # fmt: skip
+    return Counts(over="program_rows", at=at, counts=counts, spread=0.0, n=1, source="measured", date="2026-01-01")
 
 
 def link(*, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, run_length: Curve | None = None) -> Link:

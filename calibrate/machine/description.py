@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,6 @@ class Machine(Struct, frozen=True, kw_only=True):
         """Whether the device is a GPU."""
         return self.device != "cpu"
 
-    @property
-    def smi_name(self) -> str:
-        """What nvidia-smi calls the device."""
-        return _smi_name(self.device, self.device_id)
-
     def identity(self) -> dict[str, Any]:
         """What must be equal for two measurements to belong to one calibration."""
         return {
@@ -108,7 +104,7 @@ def first_line(error: Exception) -> str:
 
 
 def describe(device: str, *, dtype: str = "") -> Machine:
-    """The machine as it is now. A CUDA device must be usable (see `open_backend`)."""
+    """The machine as it is now. A CUDA device must be usable (see `open_checked`)."""
     host_bytes, host_free = host_memory()
     common: dict[str, Any] = {
         "device": device,
@@ -138,7 +134,7 @@ def _gpu(device: str) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(torch.device(device))
     free, total = torch.cuda.mem_get_info(torch.device(device))
     uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
-    smi = query_smi(_smi_name(device, uuid))
+    smi = query_smi(device, uuid)
     return {
         "name": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
@@ -151,13 +147,12 @@ def _gpu(device: str) -> dict[str, Any]:
     }
 
 
-def _smi_name(device: str, uuid: str) -> str:
-    """The UUID, because CUDA may number devices otherwise than nvidia-smi."""
-    return f"GPU-{uuid}" if uuid else device.rpartition(":")[2] or "0"
+def query_smi(device: str, uuid: str) -> dict[str, str]:
+    """What nvidia-smi says about one GPU; empty where it is missing or does not answer.
 
-
-def query_smi(gpu: str) -> dict[str, str]:
-    """What nvidia-smi says about one GPU (UUID or index); empty where it is missing or does not answer."""
+    It is asked by the UUID where that is known, because CUDA may number devices otherwise than nvidia-smi.
+    """
+    gpu = f"GPU-{uuid}" if uuid else device.rpartition(":")[2] or "0"
     fields = ",".join(_SMI_FIELDS)
     told = _output("nvidia-smi", "-i", gpu, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     values = [value.strip() for value in told.partition("\n")[0].split(",")]
@@ -213,9 +208,9 @@ def code_hash() -> str:
     """Short hash of the kernels and probes: figures made by other code are not to be mixed."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for folder in ("realkernels", "calibrate/machine", "calibrate/probes"):
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
+    folders = (sorted((root / folder).rglob("*.py")) for folder in ("realkernels", "calibrate/machine"))
+    for path in (*chain.from_iterable(folders), root / "calibrate" / "probes.py"):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from calibrate.machine.timed import scratch_file, timed
-from calibrate.probes.probe import Context, Probe, Sample, check, cuda_only
-from realkernels.device import host_seconds
+from calibrate.probes import Context, Probe, Sample, check, cuda_only
+from realkernels.device import HostClock
 from twin.units import GIB, KIB, MIB
 
 DISK_THREADS = 16
@@ -23,10 +23,7 @@ def host_read(context: Context) -> list[Sample]:
     size = (context.fitting([1 * GIB], free_bytes=context.machine.host_free_bytes, share=0.25) or [256 * MIB])[0]
     data = torch.ones(size // 4, dtype=torch.float32)
     total = torch.empty(())
-
-    def clocked(work: Callable[[], object]) -> tuple[float, ...]:
-        work()
-        return tuple(host_seconds(work) for _ in range(context.pick(5, 11)))
+    clocked = partial(context.seconds, clock=HostClock())
 
     def runs(run: int, count: int, **alone: int) -> Sample:
         table, target = data.view(-1, run // 4), torch.empty(count, run // 4)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from calibrate.probes.probe import Context, Sample, check
+from calibrate.probes import Context, Sample, check
 
 FILL_BYTES = 2**26
 

@@ -61,9 +61,9 @@ def tokens_of(gpu: Iterable[int], quick: Iterable[int], cpu: Iterable[int]) -> P
 
 
 HELD_OUT_TOKENS: dict[Group, Points] = {"operations": tokens_of((3, 24, 96, 768, 3_072), (24, 768), (24,))}
-LINEAR = Operation(
+LAYER_PART = partial(Operation, parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE), supported=half_precision)
+LINEAR = LAYER_PART(
     name="linear",
-    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("weights",)),
     timed=Timed("library", "Linear", "layer", ("tokens",)),
     calibrated=tokens_of(DENSE_TOKENS, DENSE_QUICK, DENSE_TOKENS_CPU),
@@ -73,11 +73,10 @@ LINEAR = Operation(
         part="weights", form="exact", over="tokens", latency="none",
         note="the four products of a layer in a chain; weights read once, 2 operations per weight and token"
     ),),
-    supported=half_precision, probe_s=lasting(2, 10),
+    probe_s=lasting(2, 10),
 )  # fmt: skip
-ELEMENTWISE = Operation(
+ELEMENTWISE = LAYER_PART(
     name="elementwise",
-    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("elementwise",)),
     timed=Timed("library", "Elementwise", "layer", ("tokens",)),
     calibrated=tokens_of((1, 64, 256, 1024, 4096, 8192), (1, 256, 2048, 8192), DENSE_TOKENS_CPU),
@@ -87,11 +86,10 @@ ELEMENTWISE = Operation(
         part="elementwise", form="streamed", over="tokens",
         note="two residual adds with norms, rotation of q and k, and gating; latency of a layer"
     ),),
-    supported=half_precision, probe_s=lasting(2, 7),
+    probe_s=lasting(2, 7),
 )  # fmt: skip
-APPEND = Operation(
+APPEND = LAYER_PART(
     name="append",
-    parameters=(shared.DTYPE, shared.TOKENS, shared.SHAPE),
     lower=partial(lowering.dense_layer, parts=("append",)),
     timed=Timed("library", "PlainAppend", "layer", ("tokens",)),
     calibrated=tokens_of((1, 256, 2048, 8192), (1, 2048, 8192), DENSE_TOKENS_CPU),
@@ -101,7 +99,7 @@ APPEND = Operation(
         part="append", form="streamed", over="tokens",
         note="K and V of new tokens, read and written to their slots; latency of a layer"
     ),),
-    supported=half_precision, probe_s=lasting(0.5, 2),
+    probe_s=lasting(0.5, 2),
 )  # fmt: skip
 SAMPLE = Operation(
     name="sample",
@@ -192,28 +190,73 @@ LAYER = Operation(
     rounds_often=3.0,  # rounds that much more often than a product
 )  # fmt: skip
 
-# Host memory and disk
+# Host memory and disk: a quick calibration has no time for them
 
 ROWS_READ = (("ram", 3), ("ram", 24), ("ram", 768), ("disk", 3), ("disk", 24), ("disk", 96))
 """From a file of which few pages are read: neighbours in a table of the real size share none."""
+ROWS_CALIBRATED = tuple(
+    point
+    for source, counts in (("ram", (1, 16, 64, 256, 4096)), ("disk", (1, 4, 16, 64)))
+    for point in sizes("tokens", of=((count,) for count in counts), source=source)
+)
 DISK_ROWS = Operation(
     name="disk_rows",
     parameters=(Parameter("source", choices=("ram", "disk")), shared.TOKENS),
     lower=lowering.disk_rows,
     timed=Timed("disk_rows", "ReadRows", "table", (), fresh=True),
+    calibrated=Points(gpu=ROWS_CALIBRATED, cpu=ROWS_CALIBRATED),
     held_out={"operations": alike(
         sizes("source", "tokens", of=ROWS_READ), sizes("source", "tokens", of=ROWS_READ[1::2])
     )},
     tolerance=exactly(shared.HOST_MEMORY),
+    fits=(
+        Fit(
+            part="ngram", form="streamed", over="tokens", between_runs=0.08, kept=lambda at: at["source"] == "ram",
+            note="16 rows of 102 bytes a token, selected by as many threads as torch takes; latency of a request"
+        ),
+        Fit(
+            part="ngram", form="least_squares", over="tokens", kept=lambda at: at["source"] == "disk",
+            note="16 rows a token by 8 threads, each of which waits for one page of 4 KiB after the other, none in the "
+            "system's cache; latency of a request: order, threads, gathering of answers"
+        ),
+    ),
+    probe_s=lasting(0.1, 8),
 )  # fmt: skip
+
+
+def images(layers: Iterable[int], *parts: tuple[int, int]) -> tuple[Point, ...]:
+    """Of both tiers: whole pages of so many layers, then (layers, tokens) of pages that end planes."""
+    return tuple(
+        {"tier": tier, **size}
+        for tier in ("vram", "host")
+        for size in (*sizes("layers", of=((n,) for n in layers)), *sizes("layers", "rows", of=parts))
+    )
+
+
+IMAGES_CALIBRATED = images((1, 8), (8, 16))
+IMAGE_NOTE = "images are pageable, and every copy is waited for"
+IMAGES_VARY = 0.18
+"""Three runs on one H200: the same image took 0.65 to 1.35 times as long as in another."""
 IMAGES = tuple(
     Operation(
         name=name,
-        parameters=(shared.TIER, shared.LAYERS),
+        parameters=(shared.TIER, shared.LAYERS, Parameter("rows", "r{}", optional=True, least=4)),
         lower=partial(lowering.page_image, engine=engine),
         timed=Timed("page_images", timed, "planes", ()),
-        held_out={"operations": alike(*(sizes("tier", of=(("vram",), ("host",)), layers=n) for n in (12, 2)))},
-        tolerance=exactly(shared.HOST_MEMORY)
+        calibrated=Points(gpu=IMAGES_CALIBRATED, cpu=IMAGES_CALIBRATED),
+        held_out={"operations": alike(images((12, 2), (6, 96)), images((12, 2), (6, 96)))},
+        tolerance=exactly(shared.HOST_MEMORY),
+        fits=(
+            Fit(
+                part="image", form="least_squares", over="tokens", between_runs=IMAGES_VARY,
+                note=f"planes in device memory, a copy each; {IMAGE_NOTE}; latency of a copy"
+            ),
+            Fit(
+                part="image_in_host", form="least_squares", over="tokens", between_runs=IMAGES_VARY,
+                note="offloaded planes, read and written in host memory, a copy each; latency of a copy"
+            ),
+        ),
+        probe_s=lasting(0.1, 4.8),
     )
     for name, timed, engine in (("evict_page", "EvictPages", Engine.D2H), ("restore_page", "RestorePages", Engine.H2D))
 )  # fmt: skip

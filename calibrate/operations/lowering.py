@@ -205,19 +205,25 @@ def disk_rows(point: Point, _dtype: str) -> Program:
 
 
 def page_image(point: Point, dtype: str, *, engine: Engine) -> Program:
-    """One page of `layers` layers copied to its image in RAM, or back: over the link, or within host memory."""
+    """A page copied to its image in RAM, or back: a header and the four planes of each layer, a copy each.
+
+    Planes in VRAM cross the link; offloaded ones, all but the pooled keys, are read and written in host memory. A page
+    at the end of the planes has `rows` tokens. The header's 64 bytes are not counted.
+    """
     case = _sparse_case("vram", dtype, (), 0)
-    layers, ratio = int(point["layers"]), case.indexer.ratio if case.indexer else 1
-    planes = {"pooled": PAGE_TOKENS // ratio * case.index_key_bytes}
-    offloaded = point["tier"] != "vram"
-    kv_bytes = PAGE_TOKENS * (case.plane_bytes + case.index_key_bytes)
-    over_link = Op(
-        part="image", engine=engine, device=0, calls=layers * (1 if offloaded else 4),
-        link_bytes=planes["pooled"] if offloaded else (kv_bytes + planes["pooled"]) / 4,
-    )  # fmt: skip
-    if not offloaded:
-        return (OpGraph(ops=(over_link,)),)
+    layers, rows = int(point["layers"]), int(point.get("rows", PAGE_TOKENS))
+    pooled_bytes = rows // (case.indexer.ratio if case.indexer else 1) * case.index_key_bytes
+    kv_bytes = rows * (case.plane_bytes + case.index_key_bytes)
+    kernel = {Engine.D2H: "evict_page", Engine.H2D: "restore_page"}[engine]
+    over_link = Op(part="image", engine=engine, device=0, kernel=f"{kernel}/twin/uint8")
+    if point["tier"] == "vram":
+        copies = 4 * layers + 1
+        return (
+            OpGraph(ops=(replace(over_link, calls=copies, link_bytes=layers * (kv_bytes + pooled_bytes) / copies),)),
+        )
+    copies = 3 * layers + 1
     in_host = Op(
-        part="image", engine=Engine.HOST, device=HOST_DEVICE, calls=layers * 3, host_bytes=2 * kv_bytes / 3, after=(0,)
-    )
-    return (OpGraph(ops=(over_link, in_host)),)
+        part="image_in_host", engine=Engine.HOST, device=HOST_DEVICE, kernel=f"{kernel}_in_host/twin/uint8",
+        calls=copies, host_bytes=2 * layers * kv_bytes / copies, after=(0,),
+    )  # fmt: skip
+    return (OpGraph(ops=(replace(over_link, calls=layers, link_bytes=pooled_bytes), in_host)),)

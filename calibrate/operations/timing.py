@@ -1,4 +1,4 @@
-"""How a point becomes a timed call, and the one loop: open, verify, capture, time, check again.
+"""How a point becomes a timed call, the one loop (open, verify, capture, time, check again), and the table's probes.
 
 Classes of `realkernels/timed/` are loaded when the first call is made: nothing else here needs torch.
 """
@@ -7,27 +7,35 @@ import gc
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from calibrate.machine.description import Machine
 from calibrate.operations.lowering import ELEMENT_BYTES, PAGE_TOKENS, numbers
 from calibrate.operations.operation import Operation, Point, Timed, Value
-from calibrate.probes.probe import CannotRun, Context, Sample, check
+from calibrate.operations.table import OPERATIONS
+from calibrate.probes import CannotRun, Context, Probe, Sample, check, cuda_only
+from twin.units import MIB
 
 if TYPE_CHECKING:
     from realkernels.timed.call import TimedCall
 
-MIB = 2**20
 LEAST_LAYERS, LAYERS, LIGHT_LAYERS = 2, 4, 8
 """Of a decode step at the least; of a dense model's products, 1.7 GB on a GPU; and of kernels without weights."""
 MANY_TOKENS = 256
 """New tokens from which on so many are appended to fewer layers."""
-VOCABULARY, TABLE_ROWS, ROW_BYTES = 128_256, 2**20, 102
-IMAGED_TOKENS, IMAGES = 4096, 8
+VOCABULARY, ROW_BYTES = 128_256, 102
+TABLE_ROWS, TABLES = 2**20, 4
+"""Of a table on a processor, and how many times as large it is beside a GPU: beyond the caches of its host."""
+IMAGES_MIB = 256, 64
+"""Of images of whole pages that one run copies, and of their planes, beyond the caches of a GPU's host and of a
+processor."""
 GPU_SHARE, CPU_SHARE = 0.5, 0.2
 """Of the free memory that what a point needs may take: on a processor both tiers share one, with others."""
 
@@ -75,7 +83,7 @@ def _timed(context: Context, operation: Operation, point: Point, call: "TimedCal
     of_run = call.calls if whole and operation.layered else 1
     seconds = context.seconds(
         work, before=call.poison if operation.timed.fresh else None, per=call.calls // of_run,
-        clock=loaded("device", "host_seconds") if by_host else None,
+        clock=loaded("device", "HostClock")() if by_host else None,
     )  # fmt: skip
     call.poison()
     work()
@@ -85,7 +93,7 @@ def _timed(context: Context, operation: Operation, point: Point, call: "TimedCal
     return Measured(sample, error, int(call.link_bytes * of_run))
 
 
-SHARED = {"planes": ("tier", "format", "layers", "budget"), "table": ("source",), "layer": ("dtype", "shape")}
+SHARED = {"planes": ("tier", "format", "layers", "budget", "rows"), "table": ("source",), "layer": ("dtype", "shape")}
 """What points agree in that are timed over one cache, one table or the same weights."""
 
 
@@ -115,7 +123,7 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
     first = points[0]
-    tokens = max(int(point.get("ctx_tokens", IMAGED_TOKENS)) for point in points)
+    tokens = max(int(point.get("ctx_tokens") or _imaged(context, point).tokens) for point in points)
     shape = QsaShape(budget=int(first["budget"])) if "budget" in first else QsaShape()
     given = {"layers": int(first.get("layers", 1)), "device": context.backend.device, "folder": str(context.folder)}
     if "format" in first:
@@ -124,8 +132,8 @@ def _planes(context: Context, points: Sequence[Point]) -> Iterator[Any]:
             yield cache
         return
     given |= {"tier": "vram" if first["tier"] == "vram" else "host", "huge_pages": first["tier"] != "host4k"}
-    whole_pages = -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-    with loaded("caches.qsa", "qsa_cache")(shape, tokens=whole_pages, **given) as cache:
+    held = tokens if "rows" in first else -(-tokens // PAGE_TOKENS) * PAGE_TOKENS  # a last page of a few rows
+    with loaded("caches.qsa", "qsa_cache")(shape, tokens=held, **given) as cache:
         cache.fill_random(seed=tokens)
         yield cache
 
@@ -135,12 +143,35 @@ def _table(context: Context, source: str) -> Iterator[Any]:
     """A table of random rows, in RAM or in a file of the folder."""
     with tempfile.TemporaryDirectory(dir=str(context.folder)) as folder:
         path = Path(folder) / "rows"
+        tables = TABLES if context.cuda else 1
         with path.open("wb") as made:
-            made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            for _ in range(tables):
+                made.write(os.urandom(TABLE_ROWS * ROW_BYTES))
+            made.flush()
             os.fsync(made.fileno())  # the system drops no page that is still to be written
-        file = loaded("timed.disk_rows", "RowFile")(path=path, rows=TABLE_ROWS, row_bytes=ROW_BYTES)
+        file = loaded("timed.disk_rows", "RowFile")(path=path, rows=tables * TABLE_ROWS, row_bytes=ROW_BYTES)
         with loaded("timed.disk_rows", "open_table")(file, "ram" if source == "ram" else "pread") as table:
             yield table
+
+
+class _Imaged(NamedTuple):
+    """Pages whose images are copied, and their tokens."""
+
+    pages: int
+    tokens: int
+
+
+def _imaged(context: Context, point: Point) -> _Imaged:
+    """As many whole pages as caches do not hold, or the single one of a point that names its rows."""
+    from realkernels.shape import QsaShape  # noqa: PLC0415
+
+    if "rows" in point:
+        return _Imaged(1, int(point["rows"]))
+    shape = QsaShape()
+    elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim + shape.index_dim // shape.ratio
+    page_bytes = PAGE_TOKENS * elements * ELEMENT_BYTES[context.machine.dtype] * int(point["layers"])
+    pages = -(-IMAGES_MIB[not context.cuda] * MIB // page_bytes)
+    return _Imaged(pages, pages * PAGE_TOKENS)
 
 
 def _weights(context: Context, point: Point) -> list[Any]:
@@ -162,8 +193,8 @@ def _call(context: Context, operation: Operation, point: Point, shared: Any) -> 
         if "backbone_mib" in point:
             given["backbone_bytes"] = int(point["backbone_mib"]) * MIB
         if timed.module == "page_images":
-            given["pages"] = IMAGES
-        over = timed._replace(module="gather_blocks", name="GatherBlocks") if "format" in point else timed
+            given["pages"] = _imaged(context, point).pages
+        over = timed._replace(module="sparse", name="GatherBlocks") if "format" in point else timed
         made = _made(over, shared, **given)
     elif timed.over == "format":
         made = _format_call(context, operation, point, given)
@@ -272,7 +303,7 @@ def _bytes(context: Context, pair: Pair, layers: int) -> float:
         return max(op.vram_bytes * op.calls for block in program for op in block.ops)
     from realkernels.shape import QsaShape  # noqa: PLC0415
 
-    shape, tokens = QsaShape(), int(point.get("ctx_tokens", IMAGED_TOKENS))
+    shape, tokens = QsaShape(), int(point.get("ctx_tokens") or _imaged(context, point).tokens)
     elements = 2 * shape.kv_heads * shape.head_dim + shape.index_dim
     elements += shape.index_dim // shape.ratio if point["tier"] == "vram" else 0
     return float(tokens * elements * ELEMENT_BYTES[context.machine.dtype] * (layers if "layers" in point else 1))
@@ -297,9 +328,71 @@ def compiled(device: str, wanted: Iterable[Pair]) -> list[str]:
     return told
 
 
+def settle(operations: Iterable[Operation]) -> None:
+    """Load what times them, and set all that is loaded aside: no `release` spends a tenth of a second on it."""
+    for module in {operation.timed.module for operation in operations}:
+        import_module(f"realkernels.timed.{module}")
+    gc.collect()
+    gc.freeze()
+
+
 def release() -> None:
     """The next point's caches may be as large as all that is free."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+# Probes: one for every operation and every value of what its points are sorted by
+
+
+def compile_all(context: Context) -> list[Sample]:
+    """All kernels over formats compiled side by side, so that what follows is not made of waiting for compilers."""
+    wanted = [
+        (operation, point)
+        for operation in OPERATIONS
+        for point in _points(operation, context.machine, quick=context.quick)
+        if not operation.supported(point, context.machine)
+    ]
+    begin = time.monotonic()
+    failed = compiled(str(context.backend.device), wanted)
+    took = time.monotonic() - begin
+    return [Sample(at={"points": len(wanted)}, seconds=(took,), checked="; ".join(failed) or "all compiled")]
+
+
+def _points(operation: Operation, machine: Machine, *, quick: bool) -> tuple[Point, ...]:
+    return operation.calibration(cuda=machine.is_cuda, quick=quick, multiprocessors=machine.sm_count)
+
+
+def _run(context: Context, *, operation: Operation, name: str) -> list[Sample]:
+    """Samples of the probe's points. CannotRun where this device has no kernel for them."""
+    points = [p for p in _points(operation, context.machine, quick=context.quick) if operation.probe(p) == name]
+    try:
+        return [each.sample for each in measured(context, fitting(context, operation, points), whole=False)]
+    except RuntimeError as refused:
+        if type(refused).__name__ == "NoKernel":
+            raise CannotRun(str(refused)) from None
+        raise
+
+
+def _supported(machine: Machine, *, operation: Operation, point: Point, name: str) -> str:
+    reason = operation.supported(point, machine)
+    if reason or any(operation.probe(each) == name for each in _points(operation, machine, quick=False)):
+        return reason
+    return "nothing on a GPU uses it" if machine.is_cuda else "nothing on a processor uses it"
+
+
+def table_probes() -> tuple[Probe, ...]:
+    """Every one, in the order of the table; kernels of formats are compiled first."""
+    found = [Probe(name="compiled_kernels", run=compile_all, supported=cuda_only, quick_s=36.0, full_s=45.0)]
+    for operation in OPERATIONS:
+        firsts: dict[str, Point] = {}
+        for point in operation.calibrated.every():
+            firsts.setdefault(operation.probe(point), point)
+        for name, point in firsts.items():
+            run = partial(_run, operation=operation, name=name)
+            supported = partial(_supported, operation=operation, point=point, name=name)
+            quick_s, full_s = operation.probe_s(point)
+            found.append(Probe(name=name, run=run, supported=supported, quick_s=quick_s, full_s=full_s))
+    return tuple(found)

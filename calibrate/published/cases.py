@@ -5,25 +5,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from calibrate.published.estimates import Load
 from calibrate.published.figures import FIGURES
 from calibrate.validation import NotCompared
-from hwprofiles.errors import BadFile, TwinError, UnknownName
-from hwprofiles.files import read_json
+from hwprofiles.errors import BadFile, TwinError, find
+from hwprofiles.files import read_as
 from hwprofiles.store import RECORDS
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.formats import format_names
 
-ROWS_SCHEMA, CASES_SCHEMA = "twin.published/1", "twin.cases/1"
-
 Text = Annotated[str, Meta(min_length=1)]
-_Read = TypeVar("_Read")
 
 
 class Row(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,7 +57,7 @@ class Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rows: tuple[Row, ...]
 
     def __post_init__(self) -> None:
-        _check_schema(self.schema, ROWS_SCHEMA)
+        _check_schema(self.schema, "twin.published/1")
         _refuse_repeats("row", (row.id for row in self.rows))
 
 
@@ -139,7 +135,7 @@ class CaseFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     skipped: tuple[SkipRule, ...]
 
     def __post_init__(self) -> None:
-        _check_schema(self.schema, CASES_SCHEMA)
+        _check_schema(self.schema, "twin.cases/1")
         _refuse_repeats("case", (case.id for case in self.cases))
 
 
@@ -183,31 +179,22 @@ def recorded_machines() -> list[str]:
 
 def load_recorded(machine: str) -> Recorded:
     """The shipped cases of `machine`; UnknownName where there are none."""
-    if machine not in recorded_machines():
-        raise UnknownName("recorded machine", machine, recorded_machines())
-    return read_recorded(RECORDS / machine / "cases.json")
+    return read_recorded(RECORDS / find("recorded machine", machine, recorded_machines()) / "cases.json")
 
 
 def read_published(name: str) -> Published:
     """The shipped file of rows called `name`. Raises BadFile in one line."""
-    return _read_as(RECORDS / name, Published)
+    return read_as(RECORDS / name, Published)
 
 
 def read_recorded(path: Path) -> Recorded:
     """The cases in `path` with the rows that they name. Raises BadFile in one line."""
-    own = _read_as(path, CaseFile)
+    own = read_as(path, CaseFile)
     published = read_published(own.published)
     try:
         rows = tuple(row for row in published.rows if row.system in own.systems)
         return Recorded(machine=own.machine, rows=rows, cases=own.cases, rules=own.skipped)
     except ValueError as wrong:
-        raise BadFile(f"{path}: {wrong}") from None
-
-
-def _read_as(path: Path, kind: type[_Read]) -> _Read:
-    try:
-        return msgspec.convert(read_json(path), kind)
-    except msgspec.ValidationError as wrong:
         raise BadFile(f"{path}: {wrong}") from None
 
 

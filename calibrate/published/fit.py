@@ -92,10 +92,7 @@ def shipped(profile: HardwareProfile) -> Values:
 
 
 def _value(kernel: Kernel, at: float | None) -> float:
-    if at is None:
-        return _latency(kernel).value
-    curve = _curve(kernel, at)
-    return curve.efficiency[curve.at.index(at)]
+    return _latency(kernel).value if at is None else _curve(kernel, at)(at)
 
 
 def _latency(kernel: Kernel) -> Rate:
@@ -143,10 +140,10 @@ class Rows:
 
 
 def solve(residuals: Callable[[Values], Values], start: Values) -> tuple[Values, Values]:
-    """Least squares on relative errors: the parameters and the residuals' Jacobian there."""
-    step = np.full(start.shape, 1e-4)
+    """Least squares on relative errors, from within the bounds: the parameters and the residuals' Jacobian there."""
+    inside, step = np.minimum(start, -1e-3), np.full(start.shape, 1e-4)
     found = least_squares(
-        residuals, start, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=SETTLED, ftol=None, gtol=FLAT
+        residuals, inside, diff_step=step, x_scale=0.1, bounds=(-12, 0), xtol=SETTLED, ftol=None, gtol=FLAT
     )
     if not found.success:
         raise ArithmeticError(f"the fit of the published rows failed: {found.message}")
@@ -157,7 +154,7 @@ def fit(machine: str, recorded: Recorded | None = None) -> dict[str, float]:
     """The fitted value of each of a machine's parameters, to its published rows unless others are given."""
     profile, recorded = load_profile(machine), recorded or load_recorded(machine)
     cases = [recorded.case_of[row] for parameter in PARAMETERS[machine] for row in parameter.rows]
-    values, _ = solve(Rows(recorded, profile, cases).errors, np.minimum(shipped(profile), -1e-3))
+    values, _ = solve(Rows(recorded, profile, cases).errors, shipped(profile))
     return dict(zip(map(str, PARAMETERS[machine]), map(float, np.exp(values)), strict=True))
 
 

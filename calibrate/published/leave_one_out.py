@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from calibrate.published.cases import RecordedCase, load_recorded
-from calibrate.published.fit import PARAMETERS, Rows, Values, shipped
+from calibrate.published.fit import PARAMETERS, Rows, shipped, solve
 from hwprofiles import load_profile
 
 SPEED = {
@@ -21,11 +21,6 @@ SPEED = {
     "throughput", "inter_token", "attention_per_layer",
 }  # fmt: skip
 """Figures that depend on kernels' rates."""
-STEP = 1e-3
-"""Change of a parameter's logarithm by which its effect is measured."""
-ITERATIONS = 8
-SETTLED = 1e-7**0.5
-"""Largest change of a parameter's logarithm in the last step."""
 SENSITIVE = 0.05
 """Effect of a parameter on a row, in per cent a per cent, from which on the row is sensitive to it."""
 LOOSE = 0.1
@@ -55,31 +50,8 @@ class _Fitted:
         self.names = [str(parameter) for parameter in PARAMETERS[machine]]
         self.cases = [case for case in recorded.cases if case.figure in SPEED]
         self.rows = Rows(recorded, profile, self.cases)
-        self.touches = np.ones((len(self.cases), len(self.names)), dtype=bool)
-        self.values = shipped(profile)
+        self.values, self.jacobian = solve(self.rows.errors, shipped(profile))
         self.errors = self.rows.errors(self.values)
-        self._settle()
-        self.jacobian = self._jacobian()
-
-    def _settle(self) -> None:
-        """Least squares over all rows. Efficiencies stay at most 1."""
-        for _ in range(ITERATIONS):
-            step = np.linalg.lstsq(self._jacobian(), -self.errors, rcond=1e-6)[0]
-            self.values = np.minimum(self.values + np.clip(step, -0.5, 0.5), 0.0)
-            self.errors = self.rows.errors(self.values)
-            if np.abs(step).max() < SETTLED:
-                return
-
-    def _jacobian(self) -> Values:
-        """Change of each row's logarithm with each parameter's; what had no effect once is not tried again."""
-        table = np.zeros(self.touches.shape)
-        for column in range(len(self.values)):
-            rows = np.flatnonzero(self.touches[:, column])
-            moved = self.values.copy()
-            moved[column] -= STEP
-            table[rows, column] = (self.errors[rows] - self.rows.errors(moved, rows.tolist())) / STEP
-        self.touches &= table != 0
-        return table
 
 
 def leave_one_out(machine: str) -> list[LeftOut]:

@@ -19,19 +19,13 @@ ROUNDING = 1e-9
 """Relative room for floating-point noise at the edge of a tolerance."""
 
 
-def validate_recorded(machine: str = "3x-rtx3090", *, profile: HardwareProfile | None = None) -> Validation:
-    """Predict and compare every recorded row of `machine`: a shipped name or a profile's path, or `profile` itself.
+def validate_recorded(machine: str, *, profile: HardwareProfile | None = None) -> Validation:
+    """Predict and compare every recorded row of `machine`, on its shipped profile or on `profile` of it.
 
-    The rows are those of the machine that the profile is named after. Raises UnknownName, BadFile or MissingRate.
+    Raises UnknownName, BadFile or MissingRate.
     """
-    owned = profile or load_profile(machine)
-    return validate(load_recorded(owned.name), owned)
-
-
-def validate(recorded: Recorded, profile: HardwareProfile) -> Validation:
-    """Predict and compare every row of `recorded` on `profile`, which must be the machine that it was recorded on."""
-    if recorded.machine != profile.name:
-        raise BadFile(f"the cases are of machine {recorded.machine!r}, the profile is of {profile.name!r}")
+    profile = profile or load_profile(machine)
+    recorded = load_recorded(profile.name)
     reasons = role_reasons(recorded, profile)
     cases = []
     for row in recorded.rows:

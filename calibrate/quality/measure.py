@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from calibrate.machine.description import check_device, cpu_name
+from calibrate.machine.description import check_device, cpu_name, open_checked
 from calibrate.quality.errors import ABSMAX_INT4, Concentration, FormatErrors, errors_in, together, truth_of
 from calibrate.quality.heads import Source, dumped, made_up
 from twin.answers.comparison import Quality, published_quality
@@ -131,12 +131,7 @@ def _opened(device: str) -> tuple[str, str]:
         raise Impossible(f"{missing.name or 'torch'} is not installed", hint="pip install 'kv-twin[kernels]'") from None
     if device == "cpu":
         return str(torch.__version__), cpu_name()
-    if not torch.cuda.is_available():
-        raise Impossible(f"torch finds no GPU for {device}", hint="--device cpu needs none")
-    index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
-    if index >= count:
-        raise Impossible(f"there is no {device}, the last of {count} is cuda:{count - 1}")
-    return str(torch.__version__), str(torch.cuda.get_device_name(index))
+    return str(torch.__version__), str(torch.cuda.get_device_name(open_checked(device, Impossible).device))
 
 
 def _names(asked: Sequence[str] | None, source: Source) -> list[str]:

@@ -1,19 +1,102 @@
-"""Interleaved blocks of a codec in host memory: 4 tokens' codes and scales of K and V in one run.
+"""Interleaved blocks: codes and scales of K and V of a block of tokens in one run, which a sparse gather reads at once.
 
-A few thousand tokens are appended and repeated through every layer: a gather reads only what it selects, and what is
-repeated does not show in its time. A layer's copy begins at a block of its own and the repeated part is no power of two
-of blocks long, so that a wrong layer or a wrong stride reads other numbers.
+| bytes of a block, in this order | content |
+|---|---|
+| H x B x C | K codes [head, token, codes] |
+| H x B x C | V codes |
+| H x 2 x B x S | scales, minima and fifth bits [head, K then V, token, group], ordered as published |
+| up to a multiple of 64 | nothing: zeros, never read |
+
+B tokens a block, H KV heads, C and S bytes of codes and of what else a token and head has, as the codec has them. At 4
+tokens and 2 heads of 256 no codec needs padding: int4_per_token_head 1,024 + 1,024 + 64 = 2,112 B, int8_per_token_head
+4,160 B, groups of 4 bits with a scale 2,304 B, q8_0 4,352 B. A codec's own append and dequantise work on
+such planes as they are: a page is a block, slot = token.
+
+A device asks for host memory in pieces of 32 B, up to 128 B of one line at once. So codes come first, where no scale
+moves them off a line, and what a head needs of scales is one run: for int4_per_token_head 10 requests a block and head
+on average, where scales after the codes of each plane would make it 11.5.
+
+Of a cache a few thousand tokens are appended and repeated through every layer: a gather reads only what it selects, and
+what is repeated does not show in its time. A layer's copy begins at a block of its own and the repeated part is no
+power of two of blocks long, so that a wrong layer or a wrong stride reads other numbers.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import prod
 
 import torch
 
 from realkernels.caches.host_memory import host_memory
-from realkernels.codecs import Planes, codec_named
-from realkernels.codecs.interleaved import block_layout, block_planes
+from realkernels.codecs import PLANES, Codec, Plane, Planes, RowCodec, codec_named, codec_names
+from realkernels.codecs.codec import Part, PartLayout, check_sizes, cut
 from realkernels.shape import QsaShape
+
+BLOCK_ALIGNMENT = 64
+"""Bytes that blocks begin on: two of the 32 B pieces in which a device asks for host memory."""
+
+CODES = ("key_data", "value_data")
+
+BLOCK_CODECS = tuple(name for name in codec_names() if getattr(codec_named(name), "interleaved", None) is not None)
+"""Codecs that a gather kernel reads in interleaved blocks."""
+
+
+def block_layout(codec: Codec, *, block_tokens: int, kv_heads: int, head_dim: int) -> PartLayout:
+    """Of one block; ValueError for a codec that is not kept so, and for sizes that do not fit it."""
+    check_sizes(block_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim)
+    if codec.name not in BLOCK_CODECS or not isinstance(codec, RowCodec):
+        raise ValueError(f"{codec.name} is not kept in blocks: there are {', '.join(BLOCK_CODECS)}")
+    parts = []
+    for name in CODES:
+        layout, part = _found(codec, head_dim)[name]
+        parts.append(Part(name, part.dtype, (kv_heads, block_tokens, *layout.inner, *part.shape)))
+    size = sum(part.nbytes for part in _scale_parts(codec, "key", head_dim))
+    groups = _found(codec, head_dim)["key_scale"][0].inner
+    parts.append(Part("scales", torch.uint8, (kv_heads, len(PLANES), block_tokens, *groups, size)))
+    return PartLayout("blocks", tuple(parts), pad_to=BLOCK_ALIGNMENT)
+
+
+def _found(codec: RowCodec, head_dim: int) -> dict[str, tuple[PartLayout, Part]]:
+    """Every part of the codec with the layout that holds it, in the order of the published ones."""
+    return {part.name: (layout, part) for layout in codec.layouts(head_dim) for part in layout.parts}
+
+
+def _scale_parts(codec: RowCodec, plane: Plane, head_dim: int) -> tuple[Part, ...]:
+    """What a token and head, or each of its groups, has beside its codes."""
+    found = _found(codec, head_dim)
+    return tuple(part for name, (_, part) in found.items() if name.startswith(plane) and name not in CODES)
+
+
+def block_planes(
+    codec: Codec, *, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, memory: torch.Tensor
+) -> Planes:  # fmt: skip
+    """Planes over `memory`, uint8 [blocks, block bytes] anywhere, as it is; ValueError for other sizes."""
+    layout = block_layout(codec, block_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim)
+    if memory.dtype != torch.uint8 or tuple(memory.shape) != (blocks, layout.stride):
+        raise ValueError(
+            f"memory is {memory.dtype} {tuple(memory.shape)}: {blocks} interleaved blocks of {codec.name} are uint8 "
+            f"[{blocks}, {layout.stride}]"
+        )
+    parts = cut(memory, layout.parts)
+    for plane, scales in zip(PLANES, parts.pop("scales").unbind(2), strict=True):
+        parts |= cut(scales, _scale_parts(codec, plane, head_dim))
+    codec.warm(head_dim, memory.device)
+    return Planes(
+        pages=blocks, page_tokens=block_tokens, kv_heads=kv_heads, head_dim=head_dim, tensors={"blocks": memory},
+        parts=parts,
+    )  # fmt: skip
+
+
+def code_bytes(layout: PartLayout) -> int:
+    """Bytes of a token and head's codes of K, or of V."""
+    return layout.parts[0].nbytes // prod(layout.parts[0].shape[:2])
+
+
+def scales_shape(layout: PartLayout) -> tuple[int, int]:
+    """Groups of a head that have scales of their own, and the bytes of what one has beside its codes."""
+    shape = layout.parts[-1].shape
+    return prod(shape[3:-1]), shape[-1]
+
 
 REPEATED_BLOCKS = 1021
 """Blocks that are appended and then repeated; a prime."""

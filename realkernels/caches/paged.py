@@ -68,22 +68,14 @@ class PagedCache:
     tokens: int
 
     @staticmethod
-    def fill(
-        codec: Codec, shape: AttentionShape, *, sequences: int, tokens: int, device: torch.device, seed: int = 0
-    ) -> "PagedCache":
+    def fill(codec: Codec, shape: AttentionShape, *, sequences: int, tokens: int, device: torch.device) -> "PagedCache":
         """A cache whose every page belongs to a sequence; ValueError for sizes that the codec does not take."""
         each = -(-tokens // PAGE_TOKENS)
         pages = sequences * each
-        source = torch.Generator(device).manual_seed(seed)
+        source = torch.Generator(device).manual_seed(0)
         table = torch.zeros(sequences, -(-each // TABLE_PAGES) * TABLE_PAGES, dtype=torch.int32, device=device)
         table[:, :each] = torch.randperm(pages, device=device, generator=source).view(sequences, each)
-        if isinstance(codec, KVarN):
-            side = 2 * sequences + 1
-            planes = codec.allocate(
-                pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device, side_tiles=side, sinks=()
-            )  # fmt: skip
-        else:
-            planes = codec.allocate(pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim, device)
+        planes = allocated(codec, shape, pages, device, side_tiles=2 * sequences + 1)
         cache = PagedCache(codec=codec, shape=shape, planes=planes, table=table, tokens=tokens)
         _repeat(planes, _appended(codec, shape, min(pages, APPENDED_PAGES[device.type]), device, source))
         if isinstance(codec, KVarN):
@@ -115,15 +107,13 @@ class PagedCache:
         slots = self.table[:, token // PAGE_TOKENS].long() * PAGE_TOKENS + token % PAGE_TOKENS
         return [int(slot) // size for slot in slots.tolist()]
 
-    def attend(
-        self, query: torch.Tensor, sequence: int, kv_head: int, *, seen: int, chunk: int = READ_TOKENS
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, sequence: int, kv_head: int, *, seen: int) -> torch.Tensor:
         """float64 [heads, head_dim]: attention of query [heads, head_dim] over the first `seen` tokens, dequantised."""
         wanted = query.double() * query.shape[-1] ** -0.5
         top = torch.full((query.shape[0], 1), float("-inf"), dtype=torch.float64, device=query.device)
         mass, total = torch.zeros_like(top), torch.zeros_like(wanted)
-        for first in range(0, seen, chunk):
-            slots = self.slots(sequence, first, min(first + chunk, seen))
+        for first in range(0, seen, READ_TOKENS):
+            slots = self.slots(sequence, first, min(first + READ_TOKENS, seen))
             keys, values = self.codec.restore(self.planes, slots, checked=False)
             scores = wanted @ keys[:, kv_head].double().mT
             best = torch.maximum(top, scores.amax(dim=1, keepdim=True))

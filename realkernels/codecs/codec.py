@@ -131,11 +131,6 @@ class Planes:
         """Bytes of the planes, the sidecar apart."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    @property
-    def sidecar_bytes(self) -> int:
-        """Bytes of the sidecar."""
-        return sum(tensor.nbytes for tensor in self.sidecar.values())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(ABC):

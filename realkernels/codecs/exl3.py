@@ -18,26 +18,14 @@ A group that holds NaN or infinity, or exceeds 65,504 when rotated, has the scal
 only.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import ClassVar
 
 import torch
 
 from realkernels.codecs import on_device as dev
 from realkernels.codecs.arithmetic import hadamard, half_scale, pack, unpack
-from realkernels.codecs.codec import (
-    PLANES,
-    Arrangement,
-    Part,
-    PartLayout,
-    Plane,
-    Planes,
-    RowCodec,
-    Rows,
-    check_multiple,
-)
+from realkernels.codecs.codec import PLANES, Part, PartLayout, Plane, Planes, RowCodec, Rows, check_multiple
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import scaled_code
 from realkernels.kernels.decode_form import DecodeForm, plan_groups
@@ -116,12 +104,11 @@ def _numbers(codes, scale, part):
     return x * 0.125 - 0.9375
 
 
-@dataclass(frozen=True, kw_only=True)
 class Exl3(RowCodec):
     """Four planes: words and scales of K and of V."""
 
-    arrangements: ClassVar[tuple[Arrangement, ...]] = ("aligned",)
-    group: ClassVar[int] = GROUP
+    arrangements = ("aligned",)
+    group = GROUP
 
     @property
     def decode_form(self) -> DecodeForm | None:

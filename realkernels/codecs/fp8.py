@@ -13,24 +13,11 @@ fp8_per_token_head: scale = max(absmax / 448, 1e-6); x = e4m3(code) x scale, tie
 has the code 448. Source of both: vLLM 0.28.0, the latter's kernels `ops/triton_reshape_and_cache_flash.py` need SM 8.9.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from realkernels.codecs import on_device as dev
 from realkernels.codecs.arithmetic import from_e4m3, to_e4m3
-from realkernels.codecs.codec import (
-    PLANES,
-    Arrangement,
-    Part,
-    PartLayout,
-    Plane,
-    Planes,
-    RowCodec,
-    Rows,
-    check_multiple,
-)
+from realkernels.codecs.codec import PLANES, Part, PartLayout, Plane, Planes, RowCodec, Rows, check_multiple
 from realkernels.codecs.per_token_head import PerTokenHead, absmax_scale, largest_scale
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import fp8_halves
@@ -76,13 +63,12 @@ DECODE = DecodeForm(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fp8(RowCodec):
     """e4m3 by a scale of the layer's."""
 
-    arrangements: ClassVar[tuple[Arrangement, ...]] = ("aligned",)
-    decode_form: ClassVar[DecodeForm | None] = DECODE
-    kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode, _dequantise)
+    arrangements = ("aligned",)
+    decode_form = DECODE
+    kernels = dev.RowKernels(_encode, _dequantise)
 
     def check(self, head_dim: int) -> None:
         """Any head size fits."""
@@ -117,13 +103,12 @@ class Fp8(RowCodec):
         return planes.parts[f"{plane}_data"], planes.sidecar[f"{plane}_scale"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fp8PerTokenHead(PerTokenHead):
     """The largest element of a row has the code 448."""
 
-    bits: ClassVar[int] = 8
-    decode_form: ClassVar[DecodeForm | None] = DECODE
-    kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode_rows, _dequantise_rows)
+    bits = 8
+    decode_form = DECODE
+    kernels = dev.RowKernels(_encode_rows, _dequantise_rows)
 
     def check(self, head_dim: int) -> None:
         """Inline scales lie on multiples of 4 B."""

@@ -25,7 +25,6 @@ A group that holds NaN or infinity, or whose scale or minimum exceeds 65,504, is
 only.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -33,17 +32,7 @@ import torch
 
 from realkernels.codecs import on_device as dev
 from realkernels.codecs.arithmetic import folded_sum, half_scale, over
-from realkernels.codecs.codec import (
-    PLANES,
-    Arrangement,
-    Part,
-    PartLayout,
-    Plane,
-    Planes,
-    RowCodec,
-    Rows,
-    check_multiple,
-)
+from realkernels.codecs.codec import PLANES, Part, PartLayout, Plane, Planes, RowCodec, Rows, check_multiple
 from realkernels.codecs.per_token_head import dequantise_int8
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import scaled_code
@@ -56,12 +45,11 @@ SCALE = Part("scale", torch.float16)
 NIBBLES = Part("data", torch.uint8, (HALF,))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ggml(RowCodec):
     """A scale and codes for each 32 elements."""
 
-    arrangements: ClassVar[tuple[Arrangement, ...]] = ("inline", "aligned")
-    group: ClassVar[int] = GROUP
+    arrangements = ("inline", "aligned")
+    group = GROUP
     block: ClassVar[tuple[Part, ...]]
     """A group's parts in their order, without the plane's name."""
 

@@ -30,15 +30,12 @@ plane only. When its tile is quantised it counts as zeros, so that the other tok
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar
 
 import torch
 
 from realkernels.codecs.arithmetic import affine_codes, folded_sum, hadamard, over, pack, unpack
 from realkernels.codecs.codec import (
-    Arrangement,
     Codec,
     Part,
     Planes,
@@ -49,8 +46,7 @@ from realkernels.codecs.codec import (
     check_sizes,
     cut,
     slot_tensor,
-)  # fmt: skip
-from realkernels.kernels.decode_form import DecodeForm
+)
 from realkernels.kernels.decode_kvarn import DECODE
 
 SIZES = {"kvarn_k4v2_g128": (4, 2, 128), "kvarn_k4v4_g128": (4, 4, 128), "kvarn_k4v2_g64": (4, 2, 64)}
@@ -64,12 +60,11 @@ SIDE_TILES = 8
 """Side slots of a cache for one sequence: a sink, the open tile, and some for tiles in flight."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class KVarN(Codec):
     """Full tiles in bytes of their own; open tiles and sinks in a sidecar."""
 
-    arrangements: ClassVar[tuple[Arrangement, ...]] = ("aligned",)
-    decode_form: ClassVar[DecodeForm | None] = DECODE
+    arrangements = ("aligned",)
+    decode_form = DECODE
 
     @property
     def tile_tokens(self) -> int:

@@ -340,7 +340,7 @@ def _quantise_tiles(
     value_data, value_channel_scale, value_scale, value_zero, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
     TILE: tl.constexpr, DIM: tl.constexpr, FRESH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows of `done`, heads, 2 for K and V); see `kvarn_places.py` for `done` and `source`.
+    """Grid (rows of `done`, heads, 2 for K and V); see `_place_tokens` for `done` and `source`.
 
     Parts are (view, stride of a tile, of a head). Without FRESH all tokens lie in side slots and nothing else is read.
     """

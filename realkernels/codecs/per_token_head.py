@@ -23,7 +23,6 @@ A row of K or of V that holds NaN or infinity gets the scale NaN and is NaN as a
 """
 
 from abc import ABC
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -32,7 +31,6 @@ from realkernels.codecs import on_device as dev
 from realkernels.codecs.arithmetic import fixed_signs, hadamard, half_away_from_zero, over, pack, unpack
 from realkernels.codecs.codec import (
     PLANES,
-    Arrangement,
     Part,
     PartLayout,
     Plane,
@@ -41,7 +39,7 @@ from realkernels.codecs.codec import (
     Rows,
     check_multiple,
     check_power_of_two,
-)  # fmt: skip
+)
 from realkernels.jit import stable_keys, tl, triton
 from realkernels.kernels.arithmetic import centred_code, int8_halves, tiny_code
 from realkernels.kernels.decode_form import (
@@ -64,11 +62,10 @@ ZERO_MASK = 15
 """The bits of a scale that are int4's zero point."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PerTokenHead(RowCodec, ABC):
     """Codes and a float32 scale for K and for V."""
 
-    arrangements: ClassVar[tuple[Arrangement, ...]] = ("inline", "aligned")
+    arrangements = ("inline", "aligned")
     bits: ClassVar[int]
 
     def published(self, head_dim: int) -> tuple[PartLayout, ...]:
@@ -141,14 +138,13 @@ _DECODE_INT8 = DecodeForm(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class Int8PerTokenHead(PerTokenHead):
     """Symmetric codes of -127 to 127."""
 
-    bits: ClassVar[int] = 8
-    decode_form: ClassVar[DecodeForm | None] = _DECODE_INT8
-    interleaved: ClassVar[dev.InterleavedKernels | None] = dev.InterleavedKernels(dev.byte_numbers)
-    kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode_int8, dequantise_int8)
+    bits = 8
+    decode_form = _DECODE_INT8
+    interleaved = dev.InterleavedKernels(dev.byte_numbers)
+    kernels = dev.RowKernels(_encode_int8, dequantise_int8)
 
     def check(self, head_dim: int) -> None:
         """Inline scales lie on multiples of 4 B."""
@@ -258,14 +254,13 @@ def _factor(scale):
     return (scale.to(tl.int32, bitcast=True) & -16).to(tl.float32, bitcast=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Int4PerTokenHead(PerTokenHead):
     """Rotated, then asymmetric codes of 0 to 15."""
 
-    bits: ClassVar[int] = 4
-    decode_form: ClassVar[DecodeForm | None] = _DECODE_INT4
-    interleaved: ClassVar[dev.InterleavedKernels | None] = dev.InterleavedKernels(_numbers, factor=_factor)
-    kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode_int4, _dequantise_int4)
+    bits = 4
+    decode_form = _DECODE_INT4
+    interleaved = dev.InterleavedKernels(_numbers, factor=_factor)
+    kernels = dev.RowKernels(_encode_int4, _dequantise_int4)
 
     def check(self, head_dim: int) -> None:
         """Hadamard matrices and scales on multiples of 4 B."""

@@ -10,13 +10,10 @@ Source: exllamav3's fp16 cache, 2 x 2 x 256 x 2 B = 2,048 B a token at 2 heads o
 NaN and infinity are kept as they come; what exceeds float16 becomes infinite. Either stays within its element.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from realkernels.codecs import on_device as dev
-from realkernels.codecs.codec import Arrangement, Part, PartLayout, Plane, Planes, RowCodec, Rows, check_multiple
+from realkernels.codecs.codec import Part, PartLayout, Plane, Planes, RowCodec, Rows, check_multiple
 from realkernels.jit import tl, triton
 from realkernels.kernels.decode_form import DecodeForm
 from realkernels.kernels.decode_plain import attend_plain
@@ -54,12 +51,11 @@ def _plan(case: PlanCase) -> TilePlan:
 DECODE = DecodeForm(loop=attend_plain, plan=_plan)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plain(RowCodec):
     """Elements of one type."""
 
-    arrangements: ClassVar[tuple[Arrangement, ...]] = ("aligned",)
-    kernels: ClassVar[dev.RowKernels] = dev.RowKernels(_encode, _dequantise, most_tokens=8192)
+    arrangements = ("aligned",)
+    kernels = dev.RowKernels(_encode, _dequantise, most_tokens=8192)
 
     @property
     def decode_form(self) -> DecodeForm | None:

@@ -41,7 +41,13 @@ class DecodeForm:
         self, query: torch.Tensor, views: Mapping[str, torch.Tensor], page_table: torch.Tensor, lengths: torch.Tensor,
         out: torch.Tensor, workspace: Workspace, *, plan: TilePlan, page_tokens: int, softmax_scale: float,
     ) -> torch.Tensor:  # fmt: skip
-        """Attention over the codec's `views` into `out`, in the stored basis; see the loop for shapes."""
+        """Attention of each sequence's newest q_tokens tokens over the codec's `views` into `out`, in the stored basis.
+
+        query and out [batch, q_tokens, query_heads, head_dim], page_table int32 [batch, max_pages], lengths int32
+        [batch], new tokens included. Query i of q sees the first lengths - q + i + 1 tokens; one that sees none gets
+        zeros. `workspace` comes from the plan. Two launches, no host synchronisation; page numbers, places and lengths
+        are trusted. ValueError for what does not fit. Loops say what views they take.
+        """
         options = {**self.options, "page_tokens": page_tokens} if self.paged else self.options
         return self.loop(
             query, views, page_table, lengths, out, workspace, plan=plan, softmax_scale=softmax_scale, **options

@@ -16,10 +16,18 @@ import torch
 
 from realkernels.jit import stable_keys, tl, triton
 from realkernels.kernels.arithmetic import exp2, largest, log2, neighbours, power_below, tiny_code, tiny_unit
-from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.decode_form import DecodeForm
 from realkernels.kernels.query_sets import largest_scores, query_part, set_rows, softmax_set, store_set
-from realkernels.kernels.split_kv import LOG2E, PlanCase, TilePlan, Workspace, checked_call, read_page, tiles_of_split
+from realkernels.kernels.split_kv import (
+    LOG2E,
+    PlanCase,
+    TilePlan,
+    Workspace,
+    checked_call,
+    combine_splits,
+    read_page,
+    tiles_of_split,
+)
 
 LEAST_HALF: tl.constexpr = tl.constexpr(2.0**-24)
 SCAN: tl.constexpr = tl.constexpr(1024)
@@ -255,17 +263,13 @@ def attend_kvarn(
     query: torch.Tensor, views: Mapping[str, torch.Tensor], page_table: torch.Tensor, lengths: torch.Tensor,
     out: torch.Tensor, workspace: Workspace, *, plan: TilePlan, page_tokens: int, softmax_scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of the newest q_tokens tokens of each sequence over KVarN tiles, into `out`, in the stored basis.
+    """`DecodeForm.attend`; views key_data uint8 [tiles, kv_heads, head_dim, G / 2] and so on, as `kvarn.py` has them.
 
-    query and out [batch, q_tokens, query_heads, head_dim]; views of the codec: key_data uint8 [tiles, kv_heads,
-    head_dim, G / 2], key_scale, key_zero and value_channel_scale fp16 [tiles, kv_heads, head_dim], key_token_scale,
-    value_scale and value_zero fp16 [tiles, kv_heads, G], value_data uint8 [tiles, kv_heads, G, head_dim / 4 or / 2],
-    all with the same strides in bytes from tile to tile and head to head; side_of_tile int32 [tiles] (a side slot, or
-    negative), side_keys and side_values fp16 [side slots, kv_heads, G, head_dim]. A page holds page_tokens / G tiles.
-    page_table int32 [batch, max_pages], lengths int32 [batch], new tokens included. Query i of q sees the first
-    lengths - q + i + 1 tokens; one that sees none gets zeros. `workspace`, of at least two splits, comes from the
-    plan. Bytes of tiles that lie in the sidecar must hold finite channel scales and zeros. Two
-    launches, no host synchronisation; page numbers, places and lengths are trusted.
+    key_scale, key_zero and value_channel_scale fp16 [tiles, kv_heads, head_dim], key_token_scale, value_scale and
+    value_zero fp16 [tiles, kv_heads, G], value_data uint8 [tiles, kv_heads, G, head_dim / 4 or / 2], all with the same
+    strides in bytes from tile to tile and head to head; side_of_tile int32 [tiles] (a side slot, or negative),
+    side_keys and side_values fp16 [side slots, kv_heads, G, head_dim]. A page holds page_tokens / G tiles; a workspace
+    at least two splits. Bytes of tiles that lie in the sidecar must hold finite channel scales and zeros.
     """
     keys, values = views["key_data"].view(torch.int16), views["value_data"].view(torch.int16)
     _tiles, kv_heads, head_dim, quarter = keys.shape

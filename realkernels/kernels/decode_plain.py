@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import torch
 
 from realkernels.jit import tl, triton
-from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import softmax_set
 from realkernels.kernels.split_kv import (
     LOG2E,
@@ -17,6 +16,7 @@ from realkernels.kernels.split_kv import (
     Workspace,
     alignment,
     checked_call,
+    combine_splits,
     load_rows,
     page_of_tile,
     store_part,
@@ -50,7 +50,7 @@ def _attend_plain(
     V_PAGE: tl.constexpr, V_HEAD: tl.constexpr, V_TOKEN: tl.constexpr,
     PAGE: tl.constexpr, Q_TOKENS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    ASM: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, EVICT: tl.constexpr,
+    ASM: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     split = tl.program_id(1)
@@ -79,9 +79,9 @@ def _attend_plain(
             start = tile * TILE
             page = page_of_tile(table, start, lane, length, PAGE, TILE, ASM and not masked)
             k_at = tile_rows(keys, page, start, lane, K_PAGE, K_TOKEN, PAGE, TILE, not masked, 1) + dims[None, :]
-            k = load_rows(k_at, start + lane < length, masked, 1, EVICT)
+            k = load_rows(k_at, start + lane < length, masked, 1)
             v_at = tile_rows(values, page, start, lane, V_PAGE, V_TOKEN, PAGE, TILE, not masked, 1) + dims[None, :]
-            v = load_rows(v_at, start + lane < length, masked, 1, EVICT)
+            v = load_rows(v_at, start + lane < length, masked, 1)
             visible = (start + lane)[None, :] < seen[:, None]
             top, mass, o = _tile_step(k, v, visible, q, top, mass, o, softmax_scale, masked, WIDE, ASM)
     if WIDE:
@@ -95,12 +95,9 @@ def attend_plain(
     query: torch.Tensor, views: Mapping[str, torch.Tensor], page_table: torch.Tensor, lengths: torch.Tensor,
     out: torch.Tensor, workspace: Workspace, *, plan: TilePlan, softmax_scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of the newest q_tokens tokens of each sequence, into `out`.
+    """`DecodeForm.attend`; views key_data and value_data bf16 or fp16 [pages, kv_heads, page_tokens, head_dim].
 
-    query and out [batch, q_tokens, query_heads, head_dim]; key_data and value_data of `views` bf16 or fp16
-    [pages, kv_heads, page_tokens, head_dim] with any strides that are multiples of 16 bytes; page_table int32
-    [batch, max_pages], lengths int32 [batch], new tokens included. Query i of q sees the first lengths - q + i + 1
-    tokens; one that sees none gets zeros. Two launches, no host synchronisation; page numbers and lengths are trusted.
+    Any strides that are multiples of 16 bytes.
     """
     keys, values = views["key_data"], views["value_data"]
     call = checked_call(query, keys, values, page_table, lengths, out, workspace, width=query.shape[3])
@@ -115,7 +112,7 @@ def attend_plain(
         V_PAGE=values.stride(0), V_HEAD=values.stride(1), V_TOKEN=values.stride(2),
         PAGE=call.page_tokens, Q_TOKENS=call.q_tokens, HEADS=call.query_heads, GROUP=call.group,
         DIM=call.head_dim, ROWS=plan.rows, TILE=plan.tile,
-        ASM=query.device.type == "cuda", WIDE=plan.wide, STAGES=plan.stages, EVICT=plan.evict,
+        ASM=query.device.type == "cuda", WIDE=plan.wide, STAGES=plan.stages,
         num_warps=plan.num_warps,
     )  # fmt: skip
     return combine_splits(workspace, out)

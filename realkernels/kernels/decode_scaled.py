@@ -20,7 +20,6 @@ import torch
 
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import exp2, log2, power_below
-from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import set_count, set_rows, set_width, softmax_set
 from realkernels.kernels.split_kv import (
     LOG2E,
@@ -28,6 +27,7 @@ from realkernels.kernels.split_kv import (
     Workspace,
     alignment,
     checked_call,
+    combine_splits,
     load_rows,
     page_of_tile,
     store_part,
@@ -68,9 +68,9 @@ def _query_halves(
 
 
 @triton.jit
-def _words(at, inside, first, WORDS: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr, EVICT: tl.constexpr):
+def _words(at, inside, first, WORDS: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr):
     """Words `first` and after of rows at pointers, along AXIS; zeros where rows are not inside."""
-    return load_rows(at + tl.expand_dims(first + tl.arange(0, WORDS), 1 - AXIS), inside, MASKED, AXIS, EVICT)
+    return load_rows(at + tl.expand_dims(first + tl.arange(0, WORDS), 1 - AXIS), inside, MASKED, AXIS)
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def _row_maxima(s, SETS: tl.constexpr):
 def _row_set(
     query, q_token, q_head, key_scale, softmax_scale, length, rows, kv_head,
     Q_TOKENS: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
-    SHIFT: tl.constexpr, PER_TOKEN: tl.constexpr, WIDE: tl.constexpr,
+    SHIFT: tl.constexpr, PER_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Constant and running parts of a set of rows; scores are dot products x factor - shift."""
     qe, qo = _query_halves(query, q_token, q_head, rows, kv_head, Q_TOKENS, GROUP, WORDS, 1, 1)
@@ -127,7 +127,7 @@ def _row_set(
         factor *= UNIT
     seen = length - Q_TOKENS + rows // GROUP + 1
     top = tl.full([rows.shape[0]], float("-inf"), tl.float32)
-    mass = tl.zeros([rows.shape[0], TILE] if WIDE else [rows.shape[0]], tl.float32)
+    mass = tl.zeros([rows.shape[0], TILE], tl.float32)
     o = tl.zeros([rows.shape[0], WORDS], tl.float32)
     return (qe, qo, factor, shift, seen), (top, mass, o, o)
 
@@ -151,7 +151,7 @@ def _scores(
 @triton.jit
 def _weigh(
     s, best, running, token, seen, v_inverse,
-    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Weights fp16 [ROWS, TILE] of a tile for one set of rows, and its running parts without the tile's values."""
     top, mass, oe, oo = running
@@ -161,7 +161,7 @@ def _weigh(
         weight = p * v_inverse[None, :]
     if MASKED:
         weight = tl.where(token[None, :] < seen[:, None], weight, 0.0)
-    mass = mass * decay[:, None] + weight if WIDE else mass * decay + tl.sum(weight, axis=1)
+    mass = mass * decay[:, None] + weight
     return p.to(tl.float16), (new, mass, oe * decay[:, None], oo * decay[:, None])
 
 
@@ -169,12 +169,12 @@ def _weigh(
 def rows_step(
     kp, vp, sk, sv, inside, token, _factor, constants, runnings,
     KEY: tl.constexpr, VALUE: tl.constexpr, SHIFT: tl.constexpr, WORDS: tl.constexpr, _CHUNKS: tl.constexpr,
-    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr, EVICT: tl.constexpr, ASM: tl.constexpr,
+    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """One tile for all sets of rows: words from kp and vp [TILE, 1], scales at sk and sv; the running parts after."""
     SETS: tl.constexpr = len(constants)
-    kw = _words(kp, inside, 0, WORDS, MASKED, 1, EVICT)
-    vw = _words(vp, inside, 0, WORDS, MASKED, 1, EVICT)
+    kw = _words(kp, inside, 0, WORDS, MASKED, 1)
+    vw = _words(vp, inside, 0, WORDS, MASKED, 1)
     k_scale, v_scale = _scales(sk, sv, inside, PER_TOKEN, MASKED)
     v_log, v_inverse = _value_scale(v_scale, PER_TOKEN, ASM)
     ke, ko = KEY(kw, ASM)
@@ -184,9 +184,7 @@ def rows_step(
     tops = _row_maxima(scores, SETS)
     weighed = ()
     for i in tl.static_range(SETS):
-        weighed += (
-            _weigh(scores[i], tops[i], runnings[i], token, constants[i][4], v_inverse, PER_TOKEN, MASKED, WIDE, ASM),
-        )
+        weighed += (_weigh(scores[i], tops[i], runnings[i], token, constants[i][4], v_inverse, PER_TOKEN, MASKED, ASM),)
     ve, vo = VALUE(vw, ASM)
     after = ()
     for i in tl.static_range(SETS):
@@ -241,7 +239,7 @@ def _in_thread(x):
 def columns_step(  # noqa: C901, PLR0912
     kp, vp, sk, sv, inside, token, factor, constants, runnings,
     _KEY: tl.constexpr, VALUE: tl.constexpr, _SHIFT: tl.constexpr, WORDS: tl.constexpr, CHUNKS: tl.constexpr,
-    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, _WIDE: tl.constexpr, EVICT: tl.constexpr, ASM: tl.constexpr,
+    PER_TOKEN: tl.constexpr, MASKED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """As `rows_step`, of vp [1, TILE].
 
@@ -253,12 +251,12 @@ def columns_step(  # noqa: C901, PLR0912
     vw = ()
     if SOON:
         for c in tl.static_range(CHUNKS):
-            vw += (_words(vp, inside, c * WORDS, WORDS, MASKED, 0, EVICT),)
+            vw += (_words(vp, inside, c * WORDS, WORDS, MASKED, 0),)
     scores = ()
     for i in tl.static_range(SETS):
         scores += (tl.zeros([token.shape[0], constants[i][1].shape[0]], tl.float32),)
     for c in tl.static_range(CHUNKS):
-        w = _words(kp, inside, c * WORDS, WORDS, MASKED, 1, EVICT)
+        w = _words(kp, inside, c * WORDS, WORDS, MASKED, 1)
         ke, ko = VALUE(w, ASM)
         added = ()
         for i in tl.static_range(SETS):
@@ -292,7 +290,7 @@ def columns_step(  # noqa: C901, PLR0912
         sums += ((new, mass * decay[None, None, :] + _in_thread(weight)),)
     outputs = ()
     for c in tl.static_range(CHUNKS):
-        w = vw[c] if SOON else _words(vp, inside, c * WORDS, WORDS, MASKED, 0, EVICT)
+        w = vw[c] if SOON else _words(vp, inside, c * WORDS, WORDS, MASKED, 0)
         ve, vo = VALUE(w, ASM)
         for i in tl.static_range(SETS):
             held = runnings[i][2]
@@ -348,8 +346,7 @@ def _attend_scaled(  # noqa: C901, PLR0912
     KEY: tl.constexpr, VALUE: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PER_TOKEN: tl.constexpr,
     ALIGN: tl.constexpr, PAGE: tl.constexpr, Q_TOKENS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, SET: tl.constexpr,
-    CHUNKS: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
-    EVICT: tl.constexpr,
+    CHUNKS: tl.constexpr, TILE: tl.constexpr, ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence and KV head, for ROWS query rows in sets of SET at most."""
     split = tl.program_id(1)
@@ -384,7 +381,7 @@ def _attend_scaled(  # noqa: C901, PLR0912
         for i in tl.static_range(SETS):
             constant, running = _row_set(
                 query, q_token, q_head, key_scale, softmax_scale, length, set_rows(block, i, ROWS, SET), kv_head,
-                Q_TOKENS, GROUP, WORDS, TILE, UNIT, SHIFT, PER_TOKEN, WIDE,
+                Q_TOKENS, GROUP, WORDS, TILE, UNIT, SHIFT, PER_TOKEN,
             )  # fmt: skip
             constants += (constant,)
             runnings += (running,)
@@ -408,7 +405,7 @@ def _attend_scaled(  # noqa: C901, PLR0912
             token = start + lane
             runnings = STEP(
                 kp, vp, sk, sv, token < length, token, factor, constants, runnings,
-                KEY, VALUE, SHIFT, WORDS, CHUNKS, PER_TOKEN, masked, WIDE, EVICT, ASM,
+                KEY, VALUE, SHIFT, WORDS, CHUNKS, PER_TOKEN, masked, ASM,
             )  # fmt: skip
     unit = 1.0
     if not PER_TOKEN:
@@ -421,9 +418,7 @@ def _attend_scaled(  # noqa: C901, PLR0912
             mass = tl.sum(tl.sum(mass, axis=0), axis=0)
         else:
             top, mass, oe, oo = runnings[i]
-            outputs = (oe, oo)
-            if WIDE:
-                mass = tl.sum(mass, axis=1)
+            mass, outputs = tl.sum(mass, axis=1), (oe, oo)
         for c in tl.static_range(CHUNKS):
             oe, oo = outputs[2 * c], outputs[2 * c + 1]
             if ACROSS:
@@ -438,14 +433,10 @@ def attend_scaled(
     query: torch.Tensor, views: Mapping[str, torch.Tensor], page_table: torch.Tensor, lengths: torch.Tensor,
     out: torch.Tensor, workspace: Workspace, *, codec: ScaledCodec, plan: TilePlan, softmax_scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of the newest q_tokens tokens of each sequence over 8-bit codes, into `out`.
+    """`DecodeForm.attend`; views key_data and value_data uint8 [pages, kv_heads, page_tokens, head_dim].
 
-    query and out [batch, q_tokens, query_heads, head_dim]; key_data and value_data of `views` uint8 [pages, kv_heads,
-    page_tokens, head_dim] with any even strides (4 bytes and more let loads be asynchronous); key_scale and value_scale
-    fp32, [pages, kv_heads, page_tokens] with equal strides, or [1] for a tensor as a whole (where codes enter as they
-    are). Scales are positive. page_table int32 [batch, max_pages], lengths int32 [batch], new tokens included. Query i
-    of q sees the first lengths - q + i + 1 tokens; one that sees none gets zeros. Two launches, no host
-    synchronisation; page numbers and lengths are trusted.
+    Any even strides (4 bytes and more let loads be asynchronous). key_scale and value_scale fp32, [pages, kv_heads,
+    page_tokens] with equal strides, or [1] for a tensor as a whole (where codes enter as they are); positive.
     """
     keys, values = views["key_data"].view(torch.int16), views["value_data"].view(torch.int16)
     key_scale, value_scale = views["key_scale"], views["value_scale"]
@@ -467,7 +458,7 @@ def attend_scaled(
         ALIGN=alignment(keys, values), PAGE=call.page_tokens, Q_TOKENS=call.q_tokens, HEADS=call.query_heads,
         GROUP=call.group, DIM=call.head_dim, STEP=columns_step if plan.across else rows_step, ACROSS=plan.across,
         ROWS=plan.rows * plan.sets, SET=64 if plan.across else plan.rows,
-        CHUNKS=chunks_of(call.head_dim) if plan.across else 1, TILE=plan.tile, WIDE=plan.wide,
-        ASM=query.device.type == "cuda", STAGES=plan.stages, EVICT=plan.evict, num_warps=plan.num_warps,
+        CHUNKS=chunks_of(call.head_dim) if plan.across else 1, TILE=plan.tile,
+        ASM=query.device.type == "cuda", STAGES=plan.stages, num_warps=plan.num_warps,
     )  # fmt: skip
     return combine_splits(workspace, out)

@@ -15,7 +15,6 @@ import torch
 
 from realkernels.jit import tl, triton
 from realkernels.kernels.arithmetic import largest, power_below, tiny_unit
-from realkernels.kernels.combine_splits import combine_splits, element
 from realkernels.kernels.query_sets import by_rows, per_row, query_part, set_count, set_rows, set_width, store_set
 from realkernels.kernels.split_kv import (
     LOG2E,
@@ -23,6 +22,8 @@ from realkernels.kernels.split_kv import (
     Workspace,
     alignment,
     checked_call,
+    combine_splits,
+    element,
     load_rows,
     read_page,
     tiles_of_split,
@@ -106,7 +107,7 @@ def _nothing_seen(N: tl.constexpr, WIDE: tl.constexpr, KEEP: tl.constexpr, AXIS:
 def _load_scales(at, inside, GROUPED: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr):
     """Scales of tokens, or of their groups as `load_rows`."""
     if GROUPED:
-        scales = load_rows(at, inside, MASKED, AXIS, "")
+        scales = load_rows(at, inside, MASKED, AXIS)
     else:
         scales = tl.load(at, mask=inside, other=0) if MASKED else tl.load(at)
     return scales
@@ -118,15 +119,15 @@ def _loads(
 ):  # fmt: skip
     """Words and scales of a tile; where MASKED zeros for tokens that are not inside."""
     GROUPED: tl.constexpr = not token_scales(ZERO)
-    kw, ks = load_rows(k_at, inside, MASKED, 1, ""), _load_scales(ks_at, inside, GROUPED, MASKED, 1)
-    vw, vs = load_rows(v_at, inside, MASKED, AXIS, ""), _load_scales(vs_at, inside, GROUPED, MASKED, AXIS)
+    kw, ks = load_rows(k_at, inside, MASKED, 1), _load_scales(ks_at, inside, GROUPED, MASKED, 1)
+    vw, vs = load_rows(v_at, inside, MASKED, AXIS), _load_scales(vs_at, inside, GROUPED, MASKED, AXIS)
     vz = vs
     if ZERO == "value":
         vz = _load_scales(vz_at, inside, GROUPED, MASKED, AXIS)
     if ZERO == "min":
         km_at, vm_at, kh_at, vh_at = min_at
-        ks = (ks, load_rows(km_at, inside, MASKED, 1, ""), load_rows(kh_at, inside, MASKED, 1, ""))
-        vs = (vs, load_rows(vm_at, inside, MASKED, AXIS, ""), load_rows(vh_at, inside, MASKED, AXIS, ""))
+        ks = (ks, load_rows(km_at, inside, MASKED, 1), load_rows(kh_at, inside, MASKED, 1))
+        vs = (vs, load_rows(vm_at, inside, MASKED, AXIS), load_rows(vh_at, inside, MASKED, AXIS))
     return kw, ks, vw, vs, vz
 
 
@@ -296,14 +297,10 @@ def attend_words(
     query: torch.Tensor, views: Mapping[str, torch.Tensor], page_table: torch.Tensor, lengths: torch.Tensor,
     out: torch.Tensor, workspace: Workspace, *, codec: WordCodec, plan: TilePlan, softmax_scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of each sequence's newest q_tokens tokens over words of codes, into `out`, in the stored basis.
+    """`DecodeForm.attend`; views key_data and value_data uint8 [pages, kv_heads, page_tokens, bytes of a row].
 
-    query and out [batch, q_tokens, query_heads, head_dim]; key_data and value_data of `views` uint8 [pages, kv_heads,
-    page_tokens, bytes of a row] or [.., groups, bytes of 32 elements] with even strides, the last 1 (rows without gaps
-    and of multiples of 4 bytes let loads be asynchronous); planes of scales [pages, kv_heads, page_tokens] or [..,
-    groups], of equal strides. page_table int32 [batch, max_pages], lengths int32 [batch], new tokens included. Query i
-    of q sees the first lengths - q + i + 1 tokens; one that sees none gets zeros. Two launches, no host
-    synchronisation; page numbers and lengths are trusted.
+    Or [.., groups, bytes of 32 elements]; even strides, the last 1 (rows without gaps and of multiples of 4 bytes let
+    loads be asynchronous). Planes of scales [pages, kv_heads, page_tokens] or [.., groups], of equal strides.
     """
     head_dim = query.shape[3]
     words = [

@@ -2,30 +2,119 @@
 
 A thread block reads whole blocks of one KV head and issues all of its loads before its first product. Plain, K of one
 block is one contiguous run of ratio x kv_heads x head_dim elements, so that a link sees runs of 4 KiB. Of interleaved
-blocks (`codecs/interleaved.py`) codes are exact in the products (tf32, fp32 sums); scales of a token and head multiply
+blocks (`caches/interleaved.py`) codes are exact in the products (tf32, fp32 sums); scales of a token and head multiply
 scores and weights, scales of groups the codes; where a codec is rotated, a small launch rotates the query and another
-the output. Splits are combined by a last kernel that rescales their running softmax. Launches after a call's first use
-programmatic dependent launch where the device has it (`kernels/pdl.py`): codes and scales are on their way while the
-query is rotated.
+the output. Splits are combined by a last kernel that rescales their running softmax.
+
+Launches after a call's first use programmatic dependent launch (PDL) where the device has it, on Hopper and later: they
+begin while the one before still runs, so that codes and scales are on their way while the query is rotated. The rule
+inside a call of several launches on one stream. The first begins when everything before it is complete. Every later one
+may use PDL: it reads what no launch of the call writes, then waits once, on every path, and only then reads or writes
+anything that a launch of the call writes. A launch with a later one behind it lets it begin at once.
+
+Why that is safe. A wait returns when the whole launch before is complete and its writes are seen. That launch, unless
+it is the first, has waited itself, so that all before it are complete too; and the first began after all earlier calls.
+So from its wait on, a launch sees what it would see without any of this, and no write overtakes a read of a buffer that
+calls share: all writes come after the wait, and the next call begins with a launch without PDL.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from realkernels.bounds import check_blocks, check_selected
+from realkernels.caches.interleaved import block_layout, code_bytes, scales_shape
 from realkernels.codecs.codec import Codec, Planes
-from realkernels.codecs.interleaved import block_layout, code_bytes, scales_shape
-from realkernels.jit import tl, triton
-from realkernels.kernels.pdl import has_pdl, launch_options, let_next_begin, wait_for_last
-from realkernels.kernels.rotate import SignRotation
+from realkernels.jit import JITFunction, tl, triton
+from realkernels.kernels.split_kv import LOG2E
 from realkernels.shape import QsaShape
-
-LOG2E = 1.4426950408889634
 
 GROUP_ELEMENTS = 32
 """Elements that share a scale, where it is not a whole head's."""
+
+
+@triton.jit
+def let_next_begin(FOLLOWED: tl.constexpr):
+    """The next launch may begin once every thread block has come here; nothing else follows from it."""
+    if FOLLOWED:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_last(PDL: tl.constexpr):
+    """Until the launch before is complete."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+def has_pdl(device: torch.device) -> bool:
+    """Whether launches there can use it: NVIDIA's compute capability 9.0 or later, kernels not interpreted."""
+    return (
+        isinstance(wait_for_last, JITFunction)
+        and device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
+
+
+def launch_options(*, pdl: bool) -> dict[str, bool]:
+    """What a launch is given beside its arguments."""
+    return {"launch_pdl": True} if pdl else {}
+
+
+ROTATED_COLUMNS = 16
+"""Of rotated rows, that a thread block works out."""
+
+
+@triton.jit
+def _rotate(
+    rows, signs, rotated, unit, factor,
+    HEADS: tl.constexpr, PAD: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr,
+    PDL: tl.constexpr, FOLLOWED: tl.constexpr,
+):  # fmt: skip
+    """Rows [HEADS, DIM] times signs [DIM, DIM] times factor, COLUMNS a thread block; rows x unit fit float16."""
+    let_next_begin(FOLLOWED)
+    head = tl.arange(0, PAD)
+    depth = tl.arange(0, DIM)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    own = (head < HEADS)[:, None]
+    matrix = tl.load(signs + depth[:, None] * DIM + column[None, :])
+    wait_for_last(PDL)
+    x = tl.load(rows + head[:, None] * DIM + depth[None, :], mask=own, other=0.0).to(tl.float32) * unit
+    y = tl.dot(x.to(tl.float16), matrix) * factor
+    tl.store(rotated + head[:, None] * DIM + column[None, :], y.to(rotated.dtype.element_ty), mask=own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignRotation:
+    """Rows times signs times a factor: a rotation whose entries are 0 or one magnitude, so that float16 holds them."""
+
+    signs: torch.Tensor
+    """float16 [head_dim, head_dim] of -1, 0 and 1."""
+    unit: float
+    """Power of two that brings rows to about the size that they are rotated to."""
+    factor: float
+
+    @staticmethod
+    def of(matrix: torch.Tensor, order: torch.Tensor) -> "SignRotation | None":
+        """Of a matrix [head_dim, head_dim] with its columns in this order; None where it rotates nothing."""
+        if torch.equal(matrix, torch.eye(matrix.shape[0], device=matrix.device)):
+            return None
+        size = float(matrix.abs().max())
+        unit = 2.0 ** round(math.log2(float(matrix[:, 0].norm())))
+        signs = (matrix[:, order] / size).half().contiguous()
+        return SignRotation(signs=signs, unit=unit, factor=size / unit)
+
+    def run(self, rows: torch.Tensor, out: torch.Tensor, *, pdl: bool = False, followed: bool = False) -> None:
+        """Of rows [heads, head_dim] into `out`; one launch. `pdl`: it may begin early; `followed`: the next may."""
+        heads, dim = rows.shape
+        columns = min(ROTATED_COLUMNS, dim)
+        _rotate[(dim // columns,)](
+            rows, self.signs, out, self.unit, self.factor, HEADS=heads, PAD=max(16, triton.next_power_of_2(heads)),
+            DIM=dim, COLUMNS=columns, PDL=pdl, FOLLOWED=followed, num_warps=4, **launch_options(pdl=pdl),
+        )  # fmt: skip
 
 
 @triton.jit
@@ -236,7 +325,6 @@ class GatherPlan:
     """Selected blocks of a thread block, of one KV head."""
     combined_columns: int = 64
     """Output elements of one combining thread block."""
-    num_warps: int = 4
 
     def splits(self, shape: QsaShape) -> int:
         """Thread blocks along the selection; the open tail counts as one more block."""
@@ -257,7 +345,7 @@ class _Gather:
         self._constants: dict[str, Any] = {
             "TOPK": shape.topk, "RATIO": shape.ratio, "GROUP": shape.group,
             "PAD": max(16, triton.next_power_of_2(shape.group)), "KV_HEADS": shape.kv_heads, "DIM": shape.head_dim,
-            "TILE": self.plan.blocks_per_split * shape.ratio, "num_warps": self.plan.num_warps, "num_stages": 1,
+            "TILE": self.plan.blocks_per_split * shape.ratio, "num_warps": 4, "num_stages": 1,
         }  # fmt: skip
 
     def _grid(self, end: int) -> tuple[int, int]:
@@ -267,7 +355,7 @@ class _Gather:
         return self.shape.kv_heads, self.plan.splits(self.shape)
 
     def _combine(self, output: torch.Tensor, *, pdl: bool = False, followed: bool = False) -> None:
-        """Attention from the splits, into `output`; one launch. `pdl` and `followed` as in `kernels/pdl.py`."""
+        """Attention from the splits, into `output`; one launch. `pdl` and `followed` as of `SignRotation.run`."""
         shape, splits = self.shape, self.plan.splits(self.shape)
         columns = min(self.plan.combined_columns, shape.head_dim)
         _combine_splits[(shape.query_heads, shape.head_dim // columns)](

@@ -12,7 +12,7 @@ from realkernels import reference
 from realkernels.bounds import check_blocks, check_selected
 from realkernels.caches.paged import PagedCache
 from realkernels.codecs.codec import Codec, Planes
-from realkernels.kernels.prefill_rows import bucket_bounds, whole_bounds
+from realkernels.kernels.sparse_prefill import bucket_bounds, whole_bounds
 from realkernels.shape import QsaShape
 
 SCORE_ROWS = 2048
@@ -237,16 +237,14 @@ def gate(gate_up: torch.Tensor, gated: torch.Tensor) -> None:
     torch.mul(torch.nn.functional.silu(first), second, out=gated)
 
 
-def attend_blocks(
-    cache: PagedCache, sequences: range, query: torch.Tensor, output: torch.Tensor, *, block: int = DEQUANTISED_TOKENS
-) -> None:
+def attend_blocks(cache: PagedCache, sequences: range, query: torch.Tensor, output: torch.Tensor) -> None:
     """Decode attention of the newest tokens of `sequences` in the stored basis, into `output`.
 
     query and output float32 [batch, q_tokens, query_heads, head_dim]; query i of q sees the first tokens - q + i +
-    1 tokens. Split over the tokens as the device kernels are: `block` tokens are dequantised once for all query heads
+    1 tokens. Split over the tokens as the device kernels are: a block of them is dequantised once for all query heads
     and tokens of a sequence, and the splits are combined at the end.
     """
-    shape, tokens = cache.shape, query.shape[1]
+    shape, tokens, block = cache.shape, query.shape[1], DEQUANTISED_TOKENS
     for row, sequence in enumerate(sequences):
         wanted = query[row].unflatten(1, (shape.kv_heads, shape.group)).permute(1, 0, 2, 3)  # [H, q, group, D]
         wanted = wanted.flatten(1, 2) * shape.head_dim**-0.5

@@ -2,8 +2,10 @@
 
 The cache is dequantised kv chunk by kv chunk into one buffer of K and of V, in the stored basis and in the query's
 type. Each kv chunk is attended to by flash attention, which returns the log-sum-exp, and combined with what came
-before. A query token sees the kv chunks before its own whole and its own up to itself, so that nothing is masked out
-but within the one square of query tokens and cached ones that lies on the diagonal.
+before: with o and l of the tokens so far (l the logarithm of the sum of exponentials) and o', l' of a kv chunk, both
+together have L = log(e^l + e^l') and O = o e^(l - L) + o' e^(l' - L). A query token sees the kv chunks before its own
+whole and its own up to itself, so that nothing is masked out but within the one square of query tokens and cached ones
+that lies on the diagonal.
 
 The buffer has the query's type because flash attention takes one type. Of normal K and V, rounding to bf16 adds a
 relative error of 1.7e-3 (root of the mean square) to the 5e-3 by which 8-bit codes with a scale a group miss them, 7e-3
@@ -15,21 +17,89 @@ computes in fp16 gets fp16.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import log
 from typing import NamedTuple
 
 import torch
 
 from realkernels.bounds import check_pages
 from realkernels.codecs import Codec, Planes
-from realkernels.kernels.combine import combine as combine_on_device
-from realkernels.kernels.combine import combine_in_torch
+from realkernels.jit import tl, triton
 
 KV_CHUNK_TOKENS = 8192
 """Tokens that are dequantised at a time: 16 MiB each of K and of V at 4 heads x 256, which a device's L2 may keep."""
 
-Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""(query [q_tokens, heads, dim], keys, values [tokens, kv heads, dim], causal=) -> output, dense, and log-sum-exp
-[heads, q_tokens]."""
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+COMBINED_ELEMENTS = 4096
+"""Numbers that a thread block combines."""
+
+
+@triton.jit(do_not_specialize=["count", "lse_head"])
+def _combine(
+    part, lse, total, weight, out, count, lse_head,
+    HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = number < count
+    at = (number.to(tl.int64) * DIM)[:, None] + tl.arange(0, DIM)[None, :]
+    mine = tl.load(lse + (number % HEADS).to(tl.int64) * lse_head + number // HEADS, mask=live, other=0.0) * LOG2E
+    o = tl.load(part + at, mask=live[:, None], other=0.0).to(tl.float32)
+    if not FIRST:
+        before = tl.load(weight + number, mask=live, other=0.0)
+        top = tl.maximum(mine, before)
+        low = tl.minimum(mine, before)
+        both = top + tl.log2(1.0 + tl.exp2(low - top))
+        o *= tl.exp2(mine - both)[:, None]
+        o += tl.load(total + at, mask=live[:, None], other=0.0) * tl.exp2(before - both)[:, None]
+        mine = both
+    if LAST:
+        tl.store(out + at, o.to(out.dtype.element_ty), mask=live[:, None])
+    else:
+        tl.store(total + at, o, mask=live[:, None])
+        tl.store(weight + number, mine, mask=live)
+
+
+def combine(
+    part: torch.Tensor, lse: torch.Tensor, total: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *,
+    first: bool, last: bool,
+) -> None:  # fmt: skip
+    """Combine `part` with `total`, or with nothing where it is the `first` chunk; into `out` where it is the `last`.
+
+    part and out [rows, heads, head_dim] of one 16- or 32-bit type, total float32 of that size, all dense; lse float32
+    [heads, rows], natural logarithms; weight float32 [rows, heads] holds those of `total` to base 2. One launch.
+    ValueError for sizes that do not belong together.
+    """
+    rows, heads, dim = part.shape
+    right = tuple(lse.shape) == (heads, rows) and tuple(weight.shape) == (rows, heads)
+    if not right or any(tuple(each.shape) != (rows, heads, dim) for each in (total, out)) or dim & (dim - 1):
+        raise ValueError(
+            f"part {tuple(part.shape)}, lse {tuple(lse.shape)}, total {tuple(total.shape)}, weight "
+            f"{tuple(weight.shape)} and out {tuple(out.shape)} do not belong together"
+        )
+    if not all(each.is_contiguous() for each in (part, total, weight, out)) or lse.stride(1) != 1:
+        raise ValueError("part, total, weight and out must be dense, rows of lse one behind the other")
+    each = max(1, COMBINED_ELEMENTS // dim)
+    _combine[(triton.cdiv(rows * heads, each),)](
+        part, lse, total, weight, out, rows * heads, lse.stride(0),
+        HEADS=heads, DIM=dim, ROWS=each, FIRST=first, LAST=last, num_warps=4,
+    )  # fmt: skip
+
+
+def combine_in_torch(
+    part: torch.Tensor, lse: torch.Tensor, total: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *,
+    first: bool, last: bool,
+) -> None:  # fmt: skip
+    """`combine` without a kernel."""
+    o, mine = part.float(), lse.T / log(2)
+    if not first:
+        both = torch.logaddexp2(mine, weight)
+        o = o * (mine - both).exp2()[..., None] + total * (weight - both).exp2()[..., None]
+        mine = both
+    if last:
+        out.copy_(o)
+    else:
+        total.copy_(o)
+        weight.copy_(mine)
 
 
 class Call(NamedTuple):
@@ -94,7 +164,7 @@ class ChunkScratch:
 def flash_chunk(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Torch's flash attention and nothing else, on a GPU: its operator takes fewer KV heads and masks lower right."""
+    """`softmax_chunk` by torch's flash attention, on a GPU: its operator takes fewer KV heads and masks lower right."""
     heads_first = [part.transpose(0, 1)[None] for part in (query, keys, values)]
     output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         *heads_first, 0.0, causal and query.shape[0] > 1, scale=query.shape[-1] ** -0.5
@@ -123,16 +193,14 @@ def softmax_chunk(
 
 def attend_chunk(
     query: torch.Tensor, dequantise: Callable[..., None], table: torch.Tensor, out: torch.Tensor,
-    scratch: ChunkScratch, *, past_tokens: int, attend: Attend | None = None,
-    combine: Callable[..., None] | None = None,
+    scratch: ChunkScratch, *, past_tokens: int,
 ) -> None:  # fmt: skip
     """Causal attention of a chunk's tokens over the `past_tokens` before them and over themselves, into `out`.
 
     query and out [q_tokens, query_heads, head_dim], dense, in the stored basis; the chunk's own K and V are in the
     cache already. dequantise(table, keys, values, first=, last=) writes tokens of the sequence whose pages `table`
-    names. `attend` and `combine` are flash attention and a kernel on a GPU, written out elsewhere, unless given.
-    Nothing waits for the device; page numbers are trusted (`check_chunk`). ValueError, before anything is launched, for
-    sizes that do not fit.
+    names. Nothing waits for the device; page numbers are trusted (`check_chunk`). ValueError, before anything is
+    launched, for sizes that do not fit.
     """
     q_tokens = query.shape[0]
     _check_scratch(query, out, scratch)
@@ -141,14 +209,13 @@ def attend_chunk(
             f"a chunk of {q_tokens} tokens behind {past_tokens}: give at least one token and no negative past"
         )
     on_gpu = query.device.type == "cuda"
-    attend = attend or (flash_chunk if on_gpu else softmax_chunk)
-    combine = combine or (combine_on_device if on_gpu else combine_in_torch)
+    attend, add = (flash_chunk, combine) if on_gpu else (softmax_chunk, combine_in_torch)
     for first, last in kv_chunks(past_tokens + q_tokens, scratch.kv_chunk_tokens):
         dequantise(table, scratch.keys, scratch.values, first=first, last=last)
         keys, values = scratch.keys[: last - first], scratch.values[: last - first]
         for at, to, causal in calls_of(first, last, past_tokens=past_tokens, q_tokens=q_tokens):
             part, lse = attend(query[at:to], keys, values, causal=causal)
-            combine(part, lse, scratch.total[at:to], scratch.weight[at:to], out[at:to], first=first == 0, last=causal)
+            add(part, lse, scratch.total[at:to], scratch.weight[at:to], out[at:to], first=first == 0, last=causal)
 
 
 def reference_dequantiser(codec: Codec, planes: Planes) -> Callable[..., None]:

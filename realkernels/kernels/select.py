@@ -177,18 +177,12 @@ def _finish(
 
 
 class Selection:
-    """Exact selection for contexts of up to `most_blocks` blocks; its scratch belongs to one stream.
+    """Exact selection for contexts of up to `most_blocks` blocks; its scratch belongs to one stream."""
 
-    `thread_blocks`: those that score, by default as many as were fastest on an H200.
-    """
-
-    def __init__(
-        self, shape: QsaShape, *, most_blocks: int, device: torch.device, thread_blocks: int | None = None
-    ) -> None:
-        if thread_blocks is None:
-            thread_blocks = INTERPRETED_BLOCKS
-            if device.type == "cuda":
-                thread_blocks = BLOCKS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    def __init__(self, shape: QsaShape, *, most_blocks: int, device: torch.device) -> None:
+        thread_blocks = INTERPRETED_BLOCKS
+        if device.type == "cuda":
+            thread_blocks = BLOCKS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
         self.shape, self._thread_blocks = shape, min(thread_blocks, triton.cdiv(most_blocks, SCORE_TILE))
         self._scores = torch.empty(most_blocks, dtype=torch.float32, device=device)
         self._candidates = torch.empty(most_blocks, dtype=torch.int32, device=device)

@@ -119,8 +119,7 @@ def _combine(name: str, splits: int, device: "torch.device") -> None:
     """In every order and width of partial results."""
     import torch  # noqa: PLC0415
 
-    from realkernels.kernels.combine_splits import FEW_ROWS_BLOCK, combine_splits  # noqa: PLC0415
-    from realkernels.kernels.split_kv import Workspace  # noqa: PLC0415
+    from realkernels.kernels.split_kv import FEW_ROWS_BLOCK, Workspace, combine_splits  # noqa: PLC0415
     from realkernels.shape import AttentionShape  # noqa: PLC0415
     from realkernels.timed.attend_decode import query_dtype  # noqa: PLC0415
 

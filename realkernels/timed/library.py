@@ -16,7 +16,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from realkernels import reference
-from realkernels.kernels import in_torch
+from realkernels.kernels import dense, in_torch
 from realkernels.shape import DenseShape
 from realkernels.timed.call import TimedCall, relative_error, some_rows
 
@@ -155,11 +155,7 @@ class Linear(TimedCall):
 
 def elementwise_ops(device: torch.device) -> Any:
     """The module with the kernels `add_norm`, `rotate`, `append` and `gate` for a device."""
-    if device.type != "cuda":
-        return in_torch
-    from realkernels.kernels import dense  # noqa: PLC0415 - needs triton
-
-    return dense
+    return dense if device.type == "cuda" else in_torch
 
 
 def _angles(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -197,12 +193,11 @@ class Elementwise(TimedCall):
     """All of it but the write to the cache, of several layers one after the other, on one set of activations."""
 
     def __init__(
-        self, shape: DenseShape, *, tokens: int, layers: int, dtype: torch.dtype, device: torch.device,
-        ops: Any = None,
-    ) -> None:  # fmt: skip
+        self, shape: DenseShape, *, tokens: int, layers: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.shape, self.calls = shape, layers
         self.moved_bytes = shape.elementwise * tokens * dtype.itemsize
-        self.ops = ops or elementwise_ops(device)
+        self.ops = elementwise_ops(device)
         self.activations = Activations.allocate(shape, tokens, dtype, device)
         self.norms = [[_random_norm(shape, dtype, device) for _ in range(2)] for _ in range(layers)]
         self.positions = torch.arange(tokens, device=device)
@@ -251,11 +246,10 @@ class PlainAppend(TimedCall):
     """K and V of new tokens copied to the planes of several layers, each token to a slot of its own."""
 
     def __init__(
-        self, shape: DenseShape, *, tokens: int, layers: int, dtype: torch.dtype, device: torch.device,
-        ops: Any = None,
-    ) -> None:  # fmt: skip
+        self, shape: DenseShape, *, tokens: int, layers: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.calls, self.moved_bytes = layers, shape.appended * tokens * dtype.itemsize
-        self.ops = ops or elementwise_ops(device)
+        self.ops = elementwise_ops(device)
         self.qkv = torch.randn(tokens, shape.qkv_width, dtype=dtype, device=device)
         self.slots = torch.randperm(tokens, device=device)
         size = (tokens, shape.kv_heads, shape.head_dim)
@@ -412,14 +406,14 @@ class DenseLayers(TimedCall):
 
     def __init__(
         self, shape: DenseShape, *, layers: int, batch: int, q_tokens: int, past_tokens: int, dtype: torch.dtype,
-        device: torch.device, ops: Any = None,
+        device: torch.device,
     ) -> None:  # fmt: skip
         if past_tokens and q_tokens > 1 and not has_lower_right(device):
             raise ValueError(
                 f"no chunk of {q_tokens} rows after {past_tokens} tokens here: flash attention cannot mask it"
             )
         self.shape, self.batch, self.q_tokens, self.past_tokens = shape, batch, q_tokens, past_tokens
-        self.calls, self.ops = layers, ops or elementwise_ops(device)
+        self.calls, self.ops = layers, elementwise_ops(device)
         self.weights = [random_weights(shape, dtype, device) for _ in range(layers)]
         self.activations = Activations.allocate(shape, batch * q_tokens, dtype, device)
         seen = past_tokens + q_tokens

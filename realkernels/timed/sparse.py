@@ -1,4 +1,6 @@
-"""Sparse attention as timed calls over an opened `caches.qsa.QsaCache`: a decode step, a prefill chunk, their parts.
+"""Sparse attention as timed calls over an opened cache: a decode step, a prefill chunk, their parts.
+
+`GatherBlocks` reads interleaved blocks of a codec (`caches/interleaved.py`), the others planes (`caches/qsa.py`).
 
 A NaN or infinity in K or V reaches the outputs of the query heads that share its KV head, of tokens that selected it;
 no other head, token or layer, and nothing at all while it is not selected or lies beyond the context. In pooled keys a
@@ -12,10 +14,11 @@ import torch
 
 from realkernels import reference
 from realkernels.bounds import check_rows, check_selected
+from realkernels.caches.interleaved import InterleavedCache
 from realkernels.caches.qsa import PAGE_TOKENS, QsaCache
 from realkernels.device import vram_for
-from realkernels.kernels import in_torch
-from realkernels.kernels.prefill_rows import select_rows
+from realkernels.kernels import gather, in_torch, select, sparse_prefill
+from realkernels.kernels.sparse_prefill import select_rows
 from realkernels.timed.call import TimedCall, relative_error
 
 SCORE_TOLERANCE = 1e-4
@@ -58,13 +61,11 @@ class _Decode(TimedCall):
         self.selected = torch.empty(cache.layers, shape.topk, dtype=torch.int32, device=device)
         """Written by selection, read by the gather; order within a row is free."""
         self.output = torch.empty_like(self.query)
-        select: Any = in_torch
-        gather: Any = in_torch
-        if cache.triton:
-            from realkernels.kernels import gather, select  # noqa: PLC0415 - need triton
+        selections: Any = select if cache.triton else in_torch
+        gathers: Any = gather if cache.triton else in_torch
         with vram_for("a decode step", 8 * shape.blocks(ctx_tokens), device):  # mostly its scores
-            self._selection = select.Selection(shape, most_blocks=shape.blocks(ctx_tokens), device=device)
-            self._gather = gather.PlaneGather(shape, device=device)
+            self._selection = selections.Selection(shape, most_blocks=shape.blocks(ctx_tokens), device=device)
+            self._gather = gathers.PlaneGather(shape, device=device)
         self.poison()
 
     def poison(self) -> None:
@@ -306,9 +307,7 @@ class PrefillAttend(_Chunk):
         elif cache.tier == "host":
             self.moved_bytes = q_tokens * kv_bytes(cache, shape.budget)
         self.link_bytes = self.moved_bytes if cache.tier == "host" else 0.0
-        kernels: Any = in_torch
-        if cache.triton:
-            from realkernels.kernels import sparse_prefill as kernels  # noqa: PLC0415 - needs triton
+        kernels: Any = sparse_prefill if cache.triton else in_torch
         self._attention = kernels.ChunkAttention(
             shape, q_tokens=q_tokens, bucket_tokens=bucket_tokens, copies=copies, dtype=cache.dtype,
             device=cache.device,
@@ -340,4 +339,55 @@ class PrefillAttend(_Chunk):
             seen = self.past + row + 1
             truth = reference.sparse_attend(self.query[row], keys, values, self._blocks(row), seen, self.cache.shape)
             worst = max(worst, relative_error(self.output[row], truth))
+        return worst
+
+
+class GatherBlocks(TimedCall):
+    """Attention of the last of `ctx_tokens` tokens over a fresh selection in every layer of a cache, one after another.
+
+    Rotations of queries and outputs are part of a call. ValueError for a context beyond the cache, and for one with
+    fewer complete blocks than are selected.
+    """
+
+    def __init__(self, cache: InterleavedCache, *, ctx_tokens: int) -> None:
+        shape, device = cache.shape, cache.device
+        if ctx_tokens > cache.tokens or shape.blocks(ctx_tokens) < shape.topk:
+            raise ValueError(f"a context of {ctx_tokens} tokens: {shape.budget} to {cache.tokens} can be gathered here")
+        self.cache, self.shape, self.ctx_tokens, self.calls = cache, shape, ctx_tokens, len(cache.layers)
+        self.link_bytes = self.moved_bytes = (shape.budget + ctx_tokens % shape.ratio) * cache.token_bytes
+        size = (self.calls, shape.query_heads, shape.head_dim)
+        self.query = torch.empty(size, dtype=torch.float16, device=device)
+        self.output = torch.empty_like(self.query)
+        self.selected = torch.empty(self.calls, shape.topk, dtype=torch.int32, device=device)
+        kernels: Any = gather if device.type == "cuda" else in_torch
+        self._gather = kernels.InterleavedGather(cache.codec, shape, device=device)
+        self.poison()
+
+    def run(self) -> None:
+        """Every layer."""
+        for layer, planes in enumerate(self.cache.layers):
+            self._gather.run(
+                self.query[layer], planes, self.selected[layer], self.ctx_tokens, self.output[layer], checked=False
+            )
+
+    def poison(self) -> None:
+        """NaN in the output, fresh queries, any blocks in any order."""
+        self.query.normal_()
+        for row in self.selected:
+            row.copy_(torch.randperm(self.shape.blocks(self.ctx_tokens), device=row.device)[: self.shape.topk])
+        self.output.fill_(float("nan"))
+
+    def error(self) -> float:
+        """Of the worst layer, against float64 attention over the dequantised selection."""
+        try:
+            check_selected(self.selected, blocks=self.shape.blocks(self.ctx_tokens))
+        except IndexError:
+            return float("inf")
+        if not self.finite():
+            return float("inf")
+        worst = 0.0
+        for layer in range(self.calls):
+            tokens = reference.selected_tokens(self.selected[layer].long(), self.ctx_tokens, self.shape.ratio)
+            truth = reference.attend(self.query[layer], *self.cache.rows(layer, tokens))
+            worst = max(worst, relative_error(self.output[layer], truth))
         return worst

@@ -16,7 +16,6 @@ from twin.serving.requests import Lengths, Limits, Workload
 
 ROOMY, WIDE = (PagedPool(blocks=blocks, block_tokens=16) for blocks in (20_000, 100_000))
 
-
 TEN = {"rate_per_s": 10.0}
 LONG = {"prompt": Lengths(mean=1_000), "output": Lengths(mean=8_000), "rate_per_s": 0.4}
 CHAT: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """A machine to solve on paper and probe records that its rates would give: no torch, no device."""
 
-from calibrate.probes import Context, Machine, Probe, ProbeRecord, Sample
+from calibrate.machine.description import Machine
+from calibrate.probes import Context, Probe, ProbeRecord, Sample
 
 VRAM, TENSOR, LINK, DISK = 1e12, 100e12, 20e9, 1e9
 COPY_LATENCY_S, QUEUE_START_S = 4e-6, 9e-6

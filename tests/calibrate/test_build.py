@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from calibrate.build import LEAST_SPREAD, CannotCalibrate, build, checked
 from calibrate.live import predict_case
+from calibrate.machine.description import Machine
 from calibrate.operations.table import Case
-from calibrate.probes import Machine, ProbeRecord
+from calibrate.probes import ProbeRecord
 from hwprofiles import HardwareProfile, load_profile
 from tests.calibrate import probe_worlds as worlds
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from calibrate.build import copies_line
 from calibrate.estimators import Rates, Timing, exact, latency_of_sizes, least_squares, streamed
-from calibrate.solve import EVERY, HUBER, LEAST_LATENCY_S, queue_fit, solve
+from calibrate.searches import EVERY, HUBER, solve
+from hwprofiles.profile import LEAST_LATENCY_S
 from tests.calibrate import probe_worlds as worlds
 from twin.operations.ops import Engine, Op
 
@@ -47,10 +49,10 @@ def test_latency_and_rate_come_out_as_they_went_in_noise_is_spread_and_one_distu
 
 
 def test_a_queue_tells_its_start_from_the_cost_of_one_more_copy() -> None:
-    copies = [1, 4, 16, 64] * 3
-    moved = [count * size for count, size in zip(copies, [2**20] * 4 + [2**22] * 4 + [2**24] * 4, strict=True)]
-    seconds = [8e-6 + 1.5e-6 * count + size / 53e9 for count, size in zip(copies, moved, strict=True)]
-    start, found = queue_fit(copies, moved, seconds)
+    queues = [(count, count * size) for size in (2**20, 2**22, 2**24) for count in (1, 4, 16, 64)]
+    start, found = copies_line(
+        [worlds.sample(8e-6 + 1.5e-6 * count + moved / 53e9, moved=moved, copies=count) for count, moved in queues]
+    )
     assert (start, found.latency_s) == pytest.approx((8e-6, 1.5e-6), rel=1e-4)
     assert found.bytes_per_s == pytest.approx(53e9, rel=1e-6)
 

@@ -16,7 +16,9 @@ from calibrate.operations.table import BY_NAME, OPERATIONS
 from calibrate.probes import ProbeRecord, Sample
 from calibrate.refit import Records
 from hwprofiles import HardwareProfile, load_profile
+from hwprofiles.profile import Kernel
 from tests.calibrate import probe_worlds as worlds
+from tests.worlds import curve
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.operations.ops import Program
@@ -113,6 +115,32 @@ def test_points_that_were_not_measured_are_predicted_as_by_the_machine(
             program = operation.lower(point, DTYPE)
             wanted, found = (Breakdown().run(program, Roofs(machine)).seconds for machine in (truth, again[0]))
             assert found == pytest.approx(wanted, rel=0.03), point
+
+
+def test_rows_and_images_come_out_as_a_latency_and_shares_of_their_links(truth: HardwareProfile) -> None:
+    """Of two kernels in one call the one that other calls have alone is known first."""
+    images = {f"{name}_page{where}/twin/uint8" for name in ("evict", "restore") for where in ("", "_in_host")}
+    ram = (1, 16, 64, 256, 4096), (0.02, 0.02, 0.05, 0.1, 0.13)
+    curves = dict.fromkeys((*images, "rows_disk/twin/uint8"), ((1,), (0.2,))) | {"rows_ram/twin/uint8": ram}
+    own = {}
+    for number, (key, (at, efficiency)) in enumerate(sorted(curves.items()), start=1):
+        latency = replace(truth.gpu.h2d.latency, value=number * 4e-6)
+        own[key] = Kernel(latency=latency, efficiency=curve(at, efficiency))
+    rated_machine = replace(truth, kernels=truth.kernels | own)
+    names = ("disk_rows", "evict_page", "restore_page")
+    measured = records_of(
+        rated_machine,
+        points=lambda one: one.calibration(cuda=True, quick=False, multiprocessors=132) if one.name in names else (),
+    )
+    found = fitted(rated_machine, measured)[0]
+    assert set(found.kernels) == set(own)
+    for key, kernel in own.items():
+        latency, efficiency = found.kernels[key].latency, found.kernels[key].efficiency
+        assert latency is not None
+        assert efficiency is not None
+        assert latency.value == pytest.approx(kernel.latency.value, rel=0.01), key  # type: ignore[union-attr]
+        assert efficiency.at == curves[key][0]
+        assert efficiency.efficiency == pytest.approx(curves[key][1], rel=0.01), key
 
 
 @pytest.mark.parametrize("name", ["product", "decode_select", "decode_gather", "linear", "dequantise_format"])

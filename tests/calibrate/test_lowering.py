@@ -215,17 +215,24 @@ def test_rows_of_a_token_are_read_alone_from_ram_and_by_pages_from_disk() -> Non
     for source, engine, run_bytes in (("ram", Engine.HOST, 102), ("disk", Engine.DISK, 4_096)):
         op = program("disk_rows", {"source": source, "tokens": 3})[0].ops[0]
         assert (op.engine, op.host_bytes, op.run_bytes) == (engine, 3 * 16 * run_bytes, run_bytes)
+        assert (op.kernel, op.grain) == (f"rows_{source}/twin/uint8", 3 if source == "ram" else 1)
 
 
+@pytest.mark.parametrize("rows", [256, 96])
 @pytest.mark.parametrize(("name", "engine"), [("evict_page", Engine.D2H), ("restore_page", Engine.H2D)])
-def test_an_image_is_every_plane_of_a_page_over_the_link_or_in_host_memory(name: str, engine: Engine) -> None:
-    token_bytes, pooled = PLANE_BYTES + 128 * 2, 64 * 128 * 2
-    (over_link,) = program(name, {"tier": "vram", "layers": 3})[0].ops
-    assert (over_link.engine, over_link.calls) == (engine, 3 * 4)
-    assert over_link.link_bytes * over_link.calls == 3 * (256 * token_bytes + pooled)
-    pooled_alone, in_host = program(name, {"tier": "host", "layers": 3})[0].ops
-    assert pooled_alone.link_bytes * pooled_alone.calls == 3 * pooled
-    assert (in_host.engine, in_host.host_bytes * in_host.calls) == (Engine.HOST, 2 * 3 * 256 * token_bytes)
+def test_an_image_is_every_plane_of_a_page_over_the_link_or_in_host_memory(
+    name: str, engine: Engine, rows: int
+) -> None:
+    token_bytes, pooled = PLANE_BYTES + 128 * 2, rows // 4 * 128 * 2
+    part = {} if rows == 256 else {"rows": rows}
+    (over_link,) = program(name, {"tier": "vram", "layers": 3} | part)[0].ops
+    assert (over_link.engine, over_link.kernel, over_link.calls) == (engine, f"{name}/twin/uint8", 3 * 4 + 1)
+    assert over_link.link_bytes * over_link.calls == pytest.approx(3 * (rows * token_bytes + pooled), rel=1e-12)
+    pooled_alone, in_host = program(name, {"tier": "host", "layers": 3} | part)[0].ops
+    assert (pooled_alone.kernel, pooled_alone.calls, pooled_alone.link_bytes) == (over_link.kernel, 3, pooled)
+    assert (in_host.engine, in_host.kernel) == (Engine.HOST, f"{name}_in_host/twin/uint8")
+    assert in_host.calls == 3 * 3 + 1
+    assert in_host.host_bytes * in_host.calls == pytest.approx(2 * 3 * rows * token_bytes, rel=1e-12)
 
 
 def test_every_operation_s_fits_name_parts_that_its_points_have() -> None:

@@ -46,6 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Outcome]]:
             making(Case(operation=operation.name, at=dict(point)))
             return FakeCall(error=error)
 
+        monkeypatch.setattr("calibrate.measure.settle", lambda _operations: None)
         monkeypatch.setattr(timing, "_opened", opened)
         monkeypatch.setattr(timing, "_call", call)
         progress = {} if told is None else {"progress": told.append}

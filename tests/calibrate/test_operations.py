@@ -12,8 +12,7 @@ from calibrate.operations.operation import FORMATS, Operation, Point
 from calibrate.operations.shared import KEPT
 from calibrate.operations.table import BY_NAME, GROUPS, OPERATIONS, Case, held_out_cases
 from calibrate.probes import all_probes
-from calibrate.refit import FORMATS as FORMAT_RECORDS
-from calibrate.refit import LIBRARY, OWN, probes
+from calibrate.refit import LIBRARY, OWN, probes, rate_records
 from hwprofiles import load_profile
 from hwprofiles.files import read_json
 from hwprofiles.store import RECORDS
@@ -67,7 +66,7 @@ def test_every_rate_of_the_shipped_machine_is_in_a_recorded_case() -> None:
 
 
 def test_the_shipped_samples_were_taken_at_the_points_of_the_table() -> None:
-    for name in (OWN, LIBRARY, *FORMAT_RECORDS):
+    for name in (OWN, LIBRARY, *rate_records(MACHINE)):
         for probe, record in probes(read_json(RECORDS / MACHINE / name)).items():
             operation = BY_NAME.get(probe.partition(".")[0])
             if operation is not None and operation.fits:

@@ -11,8 +11,7 @@ from calibrate.operations import timing
 from calibrate.operations.operation import Operation, Point
 from calibrate.operations.table import OPERATIONS
 from calibrate.operations.timing import Measured, measured
-from calibrate.probes import CannotRun, Context, WrongData, all_probes
-from calibrate.probes.probe import Pace
+from calibrate.probes import CannotRun, Context, Pace, WrongData, all_probes
 
 pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 

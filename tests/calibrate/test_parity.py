@@ -22,9 +22,9 @@ from twin.operations.ops import Op, Program
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
 
 
+from realkernels.caches.interleaved import BLOCK_CODECS, block_layout  # noqa: E402
 from realkernels.caches.qsa import DTYPE, PAGE_TOKENS, TIERS, QsaCache, qsa_cache  # noqa: E402 - after the skip
 from realkernels.codecs import codec_named  # noqa: E402
-from realkernels.codecs.interleaved import BLOCK_CODECS, block_layout  # noqa: E402
 from realkernels.shape import QsaShape  # noqa: E402
 from realkernels.timed.sparse import DecodeGather, DecodeSelect, PrefillAttend  # noqa: E402
 
@@ -109,7 +109,7 @@ def test_the_kernels_have_the_shape_of_the_model() -> None:
     assert (SHAPE.index_heads, SHAPE.index_dim) == (indexer.query_heads, indexer.head_dim)
     assert (SHAPE.budget, SHAPE.ratio, SHAPE.topk) == (indexer.budget, indexer.ratio, indexer.block_topk)
     assert SHAPE.layers == model.attention_layers
-    assert SHAPE.dense_limit == indexer.threshold_tokens
+    assert 4 * SHAPE.topk + 3 == indexer.threshold_tokens
 
 
 def test_the_kernels_have_the_pages_of_the_rulebook() -> None:
@@ -217,8 +217,8 @@ def test_thread_blocks_are_those_of_the_kernel_s_plan(name: str, inline: bool) -
     pytest.importorskip("triton")
     from realkernels.caches.paged import PagedCache
     from realkernels.codecs import default_arrangement
-    from realkernels.kernels import decode
     from realkernels.shape import AttentionShape
+    from realkernels.timed import attend_decode
 
     if inline and name not in INLINE:
         return
@@ -229,7 +229,7 @@ def test_thread_blocks_are_those_of_the_kernel_s_plan(name: str, inline: bool) -
     mirrored = plans.get(f"{backend}/{name}", plans[name])
     assert mirrored.other_splits == codec.decode_form.other_splits
     for q_rows in range(1, 193):
-        plan = decode.plan_for(cache, q_rows)
+        plan = attend_decode.plan_for(cache, q_rows)
         block = plan.tile, plan.rows, plan.sets, plan.per_multiprocessor, plan.prologue_tiles
         assert mirrored.thread_blocks_of(q_rows) == (plan.blocks(q_rows), block), q_rows
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.probes import Context, Sample, WrongData, all_probes
-from calibrate.probes.probe import check
+from calibrate.probes import Context, Sample, WrongData, all_probes, check
 from tests.calibrate import probe_worlds as worlds
 
 

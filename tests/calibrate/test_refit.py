@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from calibrate.probes import ProbeRecord
-from calibrate.refit import PROFILE, Records, main, refitted
+from calibrate.refit import PROFILE, Records, main, rate_records, refitted
 from hwprofiles import load_profile
 from hwprofiles.files import read_json
 from hwprofiles.store import RECORDS, shipped_document
 from tests.calibrate.test_fit import fitted, records_of
 
 MACHINE = "h200"
-SEEDS = range(6)
+SEEDS = range(3)
 """Each of them moves every sample and changes the order of all."""
 
 JITTER = 1e-12
@@ -100,10 +100,19 @@ def test_the_same_holds_where_nothing_is_known_of_thread_blocks() -> None:
     records = records_of(truth, change=lambda _operation, _point, time: time * chance.gauss(1, 0.03))
     one, *others = (
         json.loads(msgspec.json.encode(fitted(truth, dict(samples), instructions=None)[0].kernels))
-        for samples in (records, *(disturbed(seed)(records) for seed in SEEDS[:3]))
+        for samples in (records, *(disturbed(seed)(records) for seed in SEEDS))
     )
     for other in others:
         assert list(differences(other, one)) == []
+
+
+def test_records_of_chosen_operations_are_taken_by_their_dates(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    dates = {"b_rates.json": "2026-12-01", "a_rates.json": "2026-12-01", "z_rates.json": "2026-11-30", "suite.json": ""}
+    (tmp_path / MACHINE).mkdir()
+    for name, date in dates.items():
+        (tmp_path / MACHINE / name).write_text(json.dumps({"date": date}), encoding="utf-8")
+    monkeypatch.setattr("calibrate.refit.RECORDS", tmp_path)
+    assert list(rate_records(MACHINE)) == ["z_rates.json", "a_rates.json", "b_rates.json"]
 
 
 def test_the_command_writes_every_file(

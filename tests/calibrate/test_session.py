@@ -28,6 +28,12 @@ NAMES = [probe.name for probe in worlds.fake_probes()]
 CTRL_C = {"disk_read": KeyboardInterrupt()}
 
 
+@pytest.fixture(autouse=True)
+def _nothing_to_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These probes hold no memory, and the tests' own objects take long to look through."""
+    monkeypatch.setattr("calibrate.session.release", lambda: None)
+
+
 def calibrated(
     folder: Path,
     *,

@@ -1,6 +1,9 @@
 """The one loop: verified before, fresh where it must be, checked again after; what is shared is opened once."""
 
+import gc
 import math
+import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +15,7 @@ from calibrate.operations import timing
 from calibrate.operations.operation import Point
 from calibrate.operations.table import BY_NAME
 from calibrate.operations.timing import Measured, fitting, measured
-from calibrate.probes import Context, WrongData
-from calibrate.probes.probe import Pace
+from calibrate.probes import Context, Pace, WrongData
 from tests.calibrate import probe_worlds as worlds
 from tests.calibrate.call_worlds import FakeCall, FakeDevice
 
@@ -178,3 +180,32 @@ def test_kernels_of_formats_are_compiled_ahead_each_in_its_arrangement(monkeypat
         ("int8_per_token_head", "inline", 8192, "dequantise"),
     ]  # fmt: skip
     assert found == ["cuda:0", *(tuple(given("timed.compile_ahead", "Wanted")(*kernel)) for kernel in kernels)]
+
+
+@pytest.mark.parametrize(("device", "mib"), [("cuda:0", 256), ("cpu", 64)])
+def test_images_of_whole_pages_are_more_than_caches_hold_and_a_part_of_a_page_is_alone(device: str, mib: int) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'kv-twin[kernels]'")
+    made = context(machine=worlds.machine(device=device))
+    for layers in (1, 4, 16):
+        pages, tokens = timing._imaged(made, {"tier": "vram", "layers": layers})
+        image_bytes = layers * 256 * (2 * 2 * 256 + 128 + 128 // 4) * 2
+        assert pages * image_bytes >= mib * 2**20 > (pages - 1) * image_bytes
+        assert tokens == 256 * pages
+    assert timing._imaged(made, {"tier": "vram", "layers": 4, "rows": 96}) == (1, 96)
+
+
+def test_what_is_loaded_is_set_aside_and_what_comes_later_is_released() -> None:
+    pytest.importorskip("torch")
+
+    class Cache:
+        """One that only a collection ends."""
+
+        def __init__(self) -> None:
+            self.owner = self
+
+    timing.settle([SELECT, FORMAT])
+    assert {"realkernels.timed.sparse", "realkernels.timed.attend_decode"} <= sys.modules.keys()
+    assert gc.get_freeze_count() > len(gc.get_objects())
+    held = weakref.ref(Cache())
+    timing.release()
+    assert held() is None

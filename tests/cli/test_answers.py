@@ -20,8 +20,6 @@ PHASE = {
     "tokens_per_s": QUANTITY, "bound": str, "parts_s": dict, "speed_of_light_s": dict, "link_bytes": int,
     "link_write_bytes": int, "floor_s": float, "naive_s": float, "busy_s": dict,
 }  # fmt: skip
-
-
 POOL = {"name": str, "capacity_bytes": int, "used_bytes": int, "parts": dict}
 CONTRACT = {
     "schema": str, "fits": bool, "max_ctx_tokens": int, "max_ctx_tokens_90": {"low": int, "high": int},
@@ -38,8 +36,6 @@ CONTRACT = {
     "assumptions": list, "sources": list,
 }  # fmt: skip
 """Keys may be added to it, never taken away: scripts rely on them."""
-
-
 SOURCE = {"rate": str, "spread": float, "source": str, "date": str, "fitted_on": list, "note": str}
 
 
@@ -80,28 +76,22 @@ def test_a_prediction_keeps_its_contract(capsys: Capture, layout: str) -> None:
     assert all(isinstance(line, str) for line in answer["assumptions"])
 
 
-def test_what_does_not_fit_is_an_answer_with_its_own_code(capsys: Capture) -> None:
-    answer = asked(capsys, "predict", "--ctx", "1M", "--layout", "vram", code=DOES_NOT_FIT)
+def test_what_does_not_fit_is_an_answer_with_its_own_code_and_a_way_out(capsys: Capture) -> None:
+    question = ("predict", "--ctx", "1M", "--layout", "vram")
+    answer = asked(capsys, *question, code=DOES_NOT_FIT)
     assert_holds(answer, {**CONTRACT, "decode": type(None), "prefill": type(None)})
     assert not answer["fits"]
     assert answer["max_ctx_tokens"] < answer["question"]["ctx_tokens"]
-    assert "GiB of VRAM" in answer["shortage"]
+    assert "of VRAM, the machine has 70.68 GiB" in answer["shortage"]
+    done = run(capsys, *question)
+    assert (done.code, done.err) == (DOES_NOT_FIT, "")
+    assert f"\n  fits         NO: {answer['shortage']}" in done.out
+    tip = next(line for line in done.out.splitlines() if line.startswith("  try"))
+    assert "--layout offload" in tip
+    assert run(capsys, *question, "--ctx", tip.split("--ctx ")[1].split(";")[0]).code == ANSWERED
     for command in ("predict", "compare"):
         done = run(capsys, command, "--model", "qwen3.8-27b", "--ctx", "8k", "--pool", "20GiB")
         assert (done.code, done.err, "GiB short)" in done.out) == (DOES_NOT_FIT, "", True)
-
-
-def test_what_does_not_fit_names_both_sides_and_a_way_out(capsys: Capture) -> None:
-    done = run(capsys, "predict", "--ctx", "1M", "--layout", "vram")
-    assert (done.code, done.err) == (DOES_NOT_FIT, "")
-    fits = next(line for line in done.out.splitlines() if line.startswith("  fits"))
-    assert "NO: needs " in fits
-    assert "of VRAM, the machine has 70.68 GiB" in fits
-    tip = next(line for line in done.out.splitlines() if line.startswith("  try"))
-    assert "--layout offload" in tip
-    assert "--ctx " in tip
-    longest = tip.split("--ctx ")[1].split(";")[0]
-    assert run(capsys, "predict", "--ctx", longest, "--layout", "vram").code == ANSWERED
 
 
 def test_a_comparison_holds_a_prediction_of_every_layout(capsys: Capture) -> None:

@@ -15,20 +15,8 @@ import pytest
 
 from calibrate import records, session
 from calibrate.quality import measure as quality
-from tests.cli.command import (
-    ANSWERED,
-    CANNOT_WRITE,
-    CHILD,
-    CLOSED_PIPE,
-    DOES_NOT_FIT,
-    FULL_DISK,
-    INTERRUPTED,
-    TERMINATED,
-    WRONG_INPUT,
-    assert_one_line,
-    child,
-    run,
-)
+from tests.cli import command as commands
+from tests.cli.command import ANSWERED, CHILD, DOES_NOT_FIT, INTERRUPTED, WRONG_INPUT, assert_one_line, child, run
 from twin import prediction
 from twin.answers import comparison
 from twin.cli import workloads
@@ -36,7 +24,7 @@ from twin.cli import workloads
 Capture = pytest.CaptureFixture[str]
 
 NEEDS_STREAMS = pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
-NEEDS_FULL_DISK = pytest.mark.skipif(not FULL_DISK.exists(), reason="no /dev/full here")
+NEEDS_FULL_DISK = pytest.mark.skipif(not commands.FULL_DISK.exists(), reason="no /dev/full here")
 OLD = "what was there before\n"
 
 
@@ -54,11 +42,6 @@ def test_a_file_holds_what_standard_output_would_and_has_the_mode_of_all_files(
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("option", ["-o", "--trace"])
-def test_a_directory_is_no_place_for_an_answer(capsys: Capture, tmp_path: Path, option: str) -> None:
-    assert_one_line(run(capsys, "predict", option, str(tmp_path)), WRONG_INPUT, "is a directory")
-
-
 UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
 """Python then writes to streams without a buffer that would repeat what was taken in part."""
 
@@ -69,9 +52,9 @@ PRINTING = ("predict", "compare", "--help", "--version", "profiles", "completion
 @UNBUFFERED
 @pytest.mark.parametrize("command", [*PRINTING, "predict --ctx 0 --json"])
 def test_a_full_standard_output_is_one_line(command: str, unbuffered: str) -> None:
-    with FULL_DISK.open("w", encoding="utf-8") as full:
+    with commands.FULL_DISK.open("w", encoding="utf-8") as full:
         done = child(*command.split(), stdout=full, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
-    assert_one_line(done, CANNOT_WRITE, "cannot write standard output: No space left on device")
+    assert_one_line(done, commands.CANNOT_WRITE, "cannot write standard output: No space left on device")
 
 
 @UNBUFFERED
@@ -81,22 +64,10 @@ def test_a_standard_output_that_takes_a_part_is_one_line(tmp_path: Path, unbuffe
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     command = [*limited, *CHILD, "profiles", "h200", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (CANNOT_WRITE, "twin: cannot write standard output: File too large\n")
-
-
-@UNBUFFERED
-def test_a_pipe_that_does_not_block_gets_all_of_an_answer(unbuffered: str) -> None:
-    command = (*CHILD, "profiles", "h200", "--json")
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with subprocess.Popen(command, stdout=writer, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}) as slow:
-        os.close(writer)
-        heard = b""
-        while piece := os.read(reader, 1000):
-            heard += piece
-    os.close(reader)
-    assert slow.returncode == ANSWERED
-    assert heard.decode() == child(*command[len(CHILD) :]).out
+    assert (done.returncode, done.stderr) == (
+        commands.CANNOT_WRITE,
+        "twin: cannot write standard output: File too large\n",
+    )
 
 
 SERVED = "simulate --model llama-3.1-8b --hw h200 --requests 20"
@@ -109,7 +80,7 @@ def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
     os.close(reader)
     done = child(*command.split(), stdout=writer)
     os.close(writer)
-    assert (done.code, done.err) == (CLOSED_PIPE, "")
+    assert (done.code, done.err) == (commands.CLOSED_PIPE, "")
 
 
 NO_OUTPUT = "twin: cannot write standard output: Bad file descriptor\n"
@@ -118,7 +89,10 @@ NO_OUTPUT = "twin: cannot write standard output: Bad file descriptor\n"
 @pytest.mark.parametrize(
     ("command", "redirection", "code", "err"),
     [
-        *((command, ">&-", CANNOT_WRITE, NO_OUTPUT) for command in ("predict", "predict --ctx 0 --json", "--help")),
+        *(
+            (command, ">&-", commands.CANNOT_WRITE, NO_OUTPUT)
+            for command in ("predict", "predict --ctx 0 --json", "--help")
+        ),
         (f"predict -o {os.devnull}", ">&-", ANSWERED, ""),
         ("predict --ctx 0", "2>&-", WRONG_INPUT, ""),
         *((command, "2>&-", ANSWERED, "") for command in ("simulate --requests 2", "predict", "profiles")),
@@ -158,14 +132,23 @@ def test_two_documents_never_share_a_stream(command: str, place: str) -> None:
 
 
 @NEEDS_STREAMS
-def test_one_document_may_have_the_stream_for_itself(tmp_path: Path) -> None:
-    answer = tmp_path / "answer"
+def test_one_document_may_have_the_stream_for_itself_and_follows_what_is_written_there_already(tmp_path: Path) -> None:
+    path, answer = tmp_path / "log", tmp_path / "answer"
     done = child("predict", "--trace", "-", "-o", str(answer))
     assert (done.code, done.err) == (ANSWERED, "")
     assert json.loads(done.out)["traceEvents"]
-    assert child("predict").out == answer.read_text(encoding="utf-8")
     assert child("predict", "--trace", "-", "-o", "-").code == WRONG_INPUT
     assert child("predict", "--trace", "-", stdout=subprocess.DEVNULL).code == ANSWERED
+    with path.open("w", encoding="utf-8") as log:
+        log.write(OLD)
+        log.flush()
+        for place in ("/dev/stdout", "-"):
+            assert child("predict", "-o", place, stdout=log).code == ANSWERED
+    told = answer.read_text(encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == OLD + told * 2
+    assert sorted(os.listdir(tmp_path)) == ["answer", "log"]
+    assert not Path("-").exists()
+    assert child("predict", "-o", "/dev/stdout").out == child("predict").out == told
 
 
 @pytest.mark.parametrize(
@@ -188,37 +171,46 @@ def test_where_nothing_can_be_written_no_work_begins(
         monkeypatch.setattr(module, work, begun)
     place = tmp_path / "nowhere" / "file"
     done = run(capsys, *command.split(), option, str(place))
-    assert_one_line(done, CANNOT_WRITE, f"cannot write {place}: No such file or directory")
+    assert_one_line(done, commands.CANNOT_WRITE, f"cannot write {place}: No such file or directory")
     assert os.listdir(tmp_path) == []
 
 
-NO_FILES = {
-    "a folder": (".", "a folder"),
-    "a name too long": ("a" * 300, "File name too long"),
-    "a link in a circle": ("circle", "Too many levels of symbolic links"),
-    "below a file": ("file/below", "Not a directory"),
-    "nothing": ("nothing", "No such file or directory"),
-}
-
-
-@pytest.mark.parametrize("case", NO_FILES)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [(".", "a folder"), ("a" * 300, "File name too long"), ("circle", "Too many levels of symbolic links"),
+     ("file/below", "Not a directory"), ("nothing", "No such file or directory")],
+)  # fmt: skip
 @pytest.mark.parametrize("command", ["simulate --trace-in", "predict --hw", "predict --model", "quality --tensors"])
-def test_what_cannot_be_read_is_a_wrong_input(capsys: Capture, tmp_path: Path, command: str, case: str) -> None:
-    name, says = NO_FILES[case]
+def test_what_cannot_be_read_is_a_wrong_input(
+    capsys: Capture, tmp_path: Path, command: str, name: str, says: str
+) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     (tmp_path / "file").write_text(OLD, encoding="utf-8")
     path = tmp_path / name
     assert_one_line(run(capsys, *command.split(), f"{path}"), WRONG_INPUT, f"{path}: ", says)
 
 
-def test_what_the_system_refuses_to_read_is_no_failure_to_write(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/some/file"),
+            WRONG_INPUT,
+            "/some/file: Permission denied",
+        ),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+    ],
+)
+def test_what_the_system_refuses_to_read_is_no_failure_to_write_and_an_interruption_is_told(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str
 ) -> None:
-    def refused(*_: Any) -> NoReturn:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/file")
+    def failing(*_: Any) -> NoReturn:
+        raise error
 
-    monkeypatch.setattr(prediction, "predict", refused)
-    assert_one_line(run(capsys, "predict"), WRONG_INPUT, "twin: /some/file: Permission denied")
+    monkeypatch.setattr(prediction, "predict", failing)
+    assert_one_line(run(capsys, "predict"), code, f"twin: {says}\n")
+    done = run(capsys, "predict", "--json")
+    assert (done.code, done.err, json.loads(done.out)["error"]["message"]) == (code, "", says)
 
 
 @pytest.mark.parametrize(
@@ -257,20 +249,6 @@ def test_a_signal_while_nobody_reads_the_answer_is_heeded_at_once() -> None:
     assert child(*asked).out.startswith(part)
 
 
-@NEEDS_STREAMS
-def test_an_answer_to_dev_stdout_follows_what_is_written_there_already(tmp_path: Path) -> None:
-    path, answer = tmp_path / "log", child("predict").out
-    with path.open("w", encoding="utf-8") as log:
-        log.write(OLD)
-        log.flush()
-        assert child("predict", "-o", "/dev/stdout", stdout=log).code == ANSWERED
-        assert child("predict", "-o", "-", stdout=log).code == ANSWERED
-    assert path.read_text(encoding="utf-8") == OLD + answer * 2
-    assert os.listdir(tmp_path) == ["log"]
-    assert not Path("-").exists()
-    assert child("predict", "-o", "/dev/stdout").out == answer
-
-
 def test_a_trace_of_what_does_not_fit_leaves_with_its_answer_and_says_so(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(OLD, encoding="utf-8")
@@ -283,59 +261,42 @@ def test_a_trace_of_what_does_not_fit_leaves_with_its_answer_and_says_so(capsys:
 
 
 INTERRUPTED_IMPORT = """
-import os, signal, sys
-
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[1]:
-            os.kill(os.getpid(), int(sys.argv[2]))
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), int(sys.argv[1]))
 
 sys.meta_path.insert(0, Interrupted())
 import cli
 cli.main(["predict"])
 """
-
-SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")]
-
-
-@pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
-@pytest.mark.parametrize("module", ["click", "twin.cli.delivery", "twin.prediction", "simpy"])
-def test_a_signal_while_the_command_still_loads_is_one_line(module: str, number: int, code: int, word: str) -> None:
-    arguments = [sys.executable, "-c", INTERRUPTED_IMPORT, module, str(int(number))]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"twin: {word}\n")
-
-
 INTERRUPTED_EXIT = """
-import atexit, os, signal, sys
+import atexit
 import cli
+number, sys.argv[1:] = int(sys.argv[1]), ["profiles"]
 
 def ended(*given, end=cli.end):
     code = end(*given)
-    atexit.register(lambda: os.kill(os.getpid(), NUMBER))
+    atexit.register(lambda: os.kill(os.getpid(), number))
     return code
 
 cli.end = ended
 cli.main()
 """
 
+SIGNALS = [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, commands.TERMINATED, "terminated")]
+
 
 @pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
-def test_a_signal_while_python_leaves_is_one_line(number: int, code: int, word: str) -> None:
-    arguments = [sys.executable, "-c", INTERRUPTED_EXIT.replace("NUMBER", str(int(number))), "profiles"]
+@pytest.mark.parametrize("module", ["click", "twin.cli.delivery", "twin.prediction", "simpy", ""])
+def test_a_signal_while_the_command_still_loads_or_python_leaves_is_one_line(
+    module: str, number: int, code: int, word: str
+) -> None:
+    program = f"import os, sys\n{INTERRUPTED_IMPORT if module else INTERRUPTED_EXIT}"
+    arguments = [sys.executable, "-c", program, str(int(number)), module]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (code, f"twin: {word}\n")
-    assert done.stdout == child("profiles").out
-
-
-def test_an_interruption_in_json_is_a_document(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prediction, "predict", interrupted)
-    done = run(capsys, "predict", "--json")
-    assert json.loads(done.out)["error"]["type"] == "Interrupted"
-    assert (done.code, done.err) == (INTERRUPTED, "")
+    assert done.stdout == ("" if module else child("profiles").out)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import cli
 from calibrate.quality.heads import KINDS
 from tests.calibrate.quality.dumped import some, whole, write
 from tests.cli.command import ANSWERED, CHILD, INTERRUPTED, WRONG_INPUT, assert_one_line, run
@@ -143,9 +144,8 @@ def test_more_elements_than_can_be_measured_are_refused(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("calibrate.quality.heads.MOST_ELEMENTS", 2**16)
-    assert_one_line(
-        run(capsys, "quality"), WRONG_INPUT, "K of 4,096 tokens with 2 heads of 256", "(--tokens takes fewer)"
-    )
+    told = "K of 4,096 tokens with 2 heads of 256", "(--tokens takes fewer)"
+    assert_one_line(run(capsys, "quality"), WRONG_INPUT, *told)
     path = write(tmp_path / "own", k=some(5000, 2, 8), v=some(5000, 2, 8))
     assert_one_line(run(capsys, "quality", "--tensors", str(path)), WRONG_INPUT, "K of 5,000 tokens with 2 heads of 8")
 
@@ -158,10 +158,7 @@ def test_without_torch_it_says_what_to_install(capsys: Capture, monkeypatch: pyt
 @pytest.mark.usefixtures("_torch")
 def test_a_device_that_is_not_there_is_refused_in_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert_one_line(run(capsys, "quality", "--device", "cuda:1"), WRONG_INPUT, "torch finds no GPU for cuda:1")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert_one_line(run(capsys, "quality", "--device", "cuda:2"), WRONG_INPUT, "no cuda:2, the last of 2 is cuda:1")
+    assert_one_line(run(capsys, "quality", "--device", "cuda:1"), WRONG_INPUT, "use device cpu")
 
 
 @pytest.mark.usefixtures("_torch")
@@ -172,23 +169,18 @@ def test_where_no_format_can_be_kept_the_reason_is_given(capsys: Capture, tmp_pa
 
 
 @pytest.mark.usefixtures("_torch")
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate\n2 GiB")])
-def test_too_little_memory_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def full(*_: Any) -> None:
-        raise error
+def test_too_little_memory_is_one_line_and_a_bug_is_not_taken_for_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [MemoryError(), RuntimeError("CUDA out of memory. Tried\n2 GiB"), RuntimeError("shapes do not match")]
 
-    monkeypatch.setattr("calibrate.quality.errors.kept_in", full)
-    assert_one_line(run(capsys, "quality", *QUICK), WRONG_INPUT, "cpu has too little memory for this", "--tokens")
+    def failing(*_: Any) -> None:
+        raise errors[0]
 
-
-@pytest.mark.usefixtures("_torch")
-def test_a_bug_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cli
-
-    def wrong(*_: Any) -> None:
-        raise RuntimeError("shapes do not match")
-
-    monkeypatch.setattr("calibrate.quality.errors.kept_in", wrong)
+    monkeypatch.setattr("calibrate.quality.errors.kept_in", failing)
+    for _ in range(2):
+        assert_one_line(run(capsys, "quality", *QUICK), WRONG_INPUT, "cpu has too little memory for this", "--tokens")
+        del errors[0]
     with pytest.raises(RuntimeError, match="shapes do not match"):
         cli.main(["quality", *QUICK])
 

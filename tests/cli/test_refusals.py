@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hwprofiles.store import shipped_document
-from tests.cli.command import WRONG_INPUT, assert_one_line, child, run
+from tests.cli.command import WRONG_INPUT, assert_one_line, run
 
 PROFILE = shipped_document("rtx3090")
 
@@ -37,6 +37,8 @@ REFUSED = [
     ("predict --nonsense", "No such option '--nonsense'"),
     ("predict leftover", "leftover"),
     ("predict --model no/such/file.json", "no/such/file.json: cannot be read: No such file or directory"),
+    ("predict -o .", "is a directory"),
+    ("predict --trace .", "is a directory"),
     ("predicct", "No such command 'predicct'"),
     ("compare --staging 32MiB", "No such option '--staging'"),
     ("formats exl3_k1v1", "unknown KV format 'exl3_k1v1' (known: "),
@@ -135,10 +137,3 @@ def test_a_file_that_may_not_be_read_is_refused(capsys: Capture, tmp_path: Path)
     path.write_text(json.dumps(PROFILE), encoding="utf-8")
     path.chmod(0)
     assert_one_line(run(capsys, "predict", "--hw", str(path)), WRONG_INPUT, "Permission denied")
-
-
-@pytest.mark.parametrize("arguments", [("predict", "--ctx", "0"), ("predict", "--hw", "/"), ("predict", "--nonsense")])
-def test_a_process_refuses_as_the_function_does(arguments: tuple[str, ...]) -> None:
-    done = child(*arguments)
-    assert_one_line(done, WRONG_INPUT)
-    assert "Traceback" not in done.err

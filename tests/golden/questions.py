@@ -161,33 +161,19 @@ EVERYWHERE = valued(
     batch=("2", "8", "64"), chunk=("512", "4096", "16k"), pcie=("x16", "x8", "x4"), state_dtype=("fp16", "fp32")
 )
 OFFLOADED = valued(
-    staging=("4MiB", "128MiB", "1GiB"),
-    prefill=("auto", "staged", "naive"),
-    copies=("serial", "overlapped"),
-    pooled=("vram", "host"),
-    host_pages=("huge", "4KiB"),
-)
+    staging=("4MiB", "128MiB", "1GiB"), prefill=("auto", "staged", "naive"), copies=("serial", "overlapped"),
+    pooled=("vram", "host"), host_pages=("huge", "4KiB"),
+)  # fmt: skip
 TABLED = valued(ngram=("ram", "disk"))
 POOLED = valued(
-    util=("0.8", "0.93", "0.97"),
-    pool=("2GiB", "5GiB"),
-    max_seqs=("1", "16", "256"),
-    max_model_len=("128k", "1M"),
-    prefix_cache=("",),
-    cold_start=("",),
-    stock=("",),
-    sync_scheduling=("",),
-) | {"--cached": [("--prefix-cache", "--cached", tokens) for tokens in ("300", "6k")]}
+    util=("0.8", "0.93", "0.97"), pool=("2GiB", "5GiB"), max_seqs=("1", "16", "256"), max_model_len=("128k", "1M"),
+    prefix_cache=("",), cold_start=("",), stock=("",), sync_scheduling=("",),
+) | {"--cached": [("--prefix-cache", "--cached", tokens) for tokens in ("300", "6k")]}  # fmt: skip
 HASHED = ("--trace-in", "hashed.jsonl", "--time-unit")
 WORKLOADS = (
     valued(
-        requests=("1", "60"),
-        rate=("0.2", "4", "50"),
-        prompt=("64", "4k", "30k"),
-        output_tokens=("1", "16", "1k"),
-        lengths=("fixed", "uniform", "exponential", "lognormal"),
-        seed=("7",),
-        max_model_len=("8k", "64k"),
+        requests=("1", "60"), rate=("0.2", "4", "50"), prompt=("64", "4k", "30k"), output_tokens=("1", "16", "1k"),
+        lengths=("fixed", "uniform", "exponential", "lognormal"), seed=("7",), max_model_len=("8k", "64k"),
         no_interval=("",),
     )
     | {
@@ -201,7 +187,7 @@ WORKLOADS = (
         "--time-unit": [(*HASHED, unit) for unit in ("s", "ms")],
         "--hash-tokens": [(*HASHED, unit, "--hash-tokens", "16", "--prefix-cache") for unit in ("s", "ms")],
     }
-)
+)  # fmt: skip
 NOT_COMPARED = {"--cached", *OFFLOADED}
 """Options that `compare` does not have."""
 NOT_SIMULATED = {"--cached", "--batch"}

@@ -37,33 +37,16 @@ OUT_OF_RANGE = words_of(
     "--prefill staged --batch 2",
 )  # fmt: skip
 OUT_OF_RANGE_POOLED = words_of(
-    "--util 0|1.5|nan",
-    "--pool 0|7",
-    "--max-seqs 0|4097",
-    "--max-seqs 2 --batch 3",
-    "--max-model-len 1k --ctx 2k",
-    "--prefix-cache --cached 3k --ctx 2k",
-    "--cached 1k --ctx 2k",
-    "--accept 2",
-    "--task all",
-    "--ngram ram",
-    f"--spec {UNKNOWN}|{UNKNOWN}:3|mtp:0|mtp:99|mtp:x|dflash2:21",
-    "--spec mtp:3 --accept 0.5|4.5|nan",
-    f"--spec mtp:3 --task {UNKNOWN}",
-    "--spec mtp:3 --task all --accept 2",
-)
+    "--util 0|1.5|nan", "--pool 0|7", "--max-seqs 0|4097", "--max-seqs 2 --batch 3", "--max-model-len 1k --ctx 2k",
+    "--prefix-cache --cached 3k --ctx 2k", "--cached 1k --ctx 2k", "--accept 2", "--task all", "--ngram ram",
+    f"--spec {UNKNOWN}|{UNKNOWN}:3|mtp:0|mtp:99|mtp:x|dflash2:21", "--spec mtp:3 --accept 0.5|4.5|nan",
+    f"--spec mtp:3 --task {UNKNOWN}", "--spec mtp:3 --task all --accept 2",
+)  # fmt: skip
 WRONG_WORKLOADS = words_of(
-    "--requests 0",
-    "--rate 0|-1|nan",
-    f"--prompt 0|{TOO_MANY}",
-    f"--output-tokens 0|{TOO_MANY}",
-    "--cv 0.5",
-    "--lengths lognormal --cv -1",
-    "--burstiness 0 --rate 1",
-    "--arrivals burst --rate 1",
-    "--trace-in trace.jsonl --requests 3",
-    f"--trace-in {UNKNOWN}.jsonl",
-)
+    "--requests 0", "--rate 0|-1|nan", f"--prompt 0|{TOO_MANY}", f"--output-tokens 0|{TOO_MANY}", "--cv 0.5",
+    "--lengths lognormal --cv -1", "--burstiness 0 --rate 1", "--arrivals burst --rate 1",
+    "--trace-in trace.jsonl --requests 3", f"--trace-in {UNKNOWN}.jsonl",
+)  # fmt: skip
 WRONG_COMPARISONS = [
     *words_of("--over layouts --formats fp16", "--over layouts --layout vram", "--over formats --kv-dtype fp16"),
     ("--formats", UNKNOWN),

@@ -12,8 +12,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from realkernels.codecs import Codec, KVarN, Planes, arrangements, codec_named
-from realkernels.codecs.kvarn_check import tile_faults
 from realkernels.kernels.append import append
+from realkernels.timed.append import tile_faults
 from tests.gpu.every_kernel import covering
 
 SIZES = ((1, torch.bfloat16), (7, torch.float16), (100, torch.bfloat16), (33, torch.float32))

@@ -29,20 +29,18 @@ import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from realkernels.caches.interleaved import interleaved_cache
+from realkernels.caches.interleaved import BLOCK_CODECS, interleaved_cache
 from realkernels.caches.qsa import QsaCache, Tier, qsa_cache
 from realkernels.codecs import Arrangement, arrangements, codec_names
-from realkernels.codecs.interleaved import BLOCK_CODECS
 from realkernels.device import Device, open_device
-from realkernels.kernels.decode import attended
 from realkernels.shape import DenseShape, QsaShape
 from realkernels.timed import library, sparse
 from realkernels.timed.append import Append
-from realkernels.timed.attend_decode import AttendDecode
+from realkernels.timed.attend_decode import AttendDecode, attended
 from realkernels.timed.compile_ahead import Wanted, compile_ahead
-from realkernels.timed.gather_blocks import GatherBlocks
 from realkernels.timed.page_images import EvictPages, RestorePages
 from realkernels.timed.prefill import AttendChunk
+from realkernels.timed.sparse import GatherBlocks
 
 SMALL = QsaShape(layers=2, query_heads=6, kv_heads=2, head_dim=64, index_heads=3, index_dim=32, budget=64)
 FULL = QsaShape()

@@ -20,8 +20,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from realkernels.codecs import arrangements, codec_named
-from realkernels.kernels.decode import attended
 from realkernels.kernels.split_kv import PlanCase, alignment
+from realkernels.timed.attend_decode import attended
 
 CPU = torch.device("cpu")
 SHARED_BYTES = {80: 163, 86: 99, 89: 99, 90: 227}

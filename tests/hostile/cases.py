@@ -37,19 +37,9 @@ NUMBERS: tuple[Any, ...] = (
 )  # fmt: skip
 
 LITERALS = (
-    "1e999",
-    "-1e999",
-    "NaN",
-    "Infinity",
-    "9" * 5000,
-    "-" + "9" * 5000,
-    "0." + "9" * 5000,
-    "[" * 100_000,
-    "01",
-    "+1",
-)
+    "1e999", "-1e999", "NaN", "Infinity", "9" * 5000, "-" + "9" * 5000, "0." + "9" * 5000, "[" * 100_000, "01", "+1",
+)  # fmt: skip
 """Numbers that no JSON writer writes."""
-
 
 PAIRS = (
     ("qwen3.8-flash-next", "3x-rtx3090"),
@@ -92,10 +82,8 @@ def command_case(seed: str) -> Case:
     if draw.random() < 0.1:
         words.insert(draw.randint(0, len(words)), draw.choice(JUNK))
     if draw.random() < 0.05:
-        other = draw.choice(sorted(cli.twin.commands))
-        words += [
-            option for parameter in cli.twin.commands[other].params[:1] for option in _given(parameter, junk, draw)
-        ]
+        for parameter in cli.twin.commands[draw.choice(sorted(cli.twin.commands))].params[:1]:
+            words += _given(parameter, junk, draw)
     return Case(
         words=(*words, *_bounds(name, words)),
         files={"model.json": _text(_document("model", draw, draw.choice(model_names())))},
@@ -141,9 +129,8 @@ def _plausible(parameter: click.Parameter, draw: random.Random) -> str:
     if isinstance(kind, Name):
         return draw.choice([*_names(kind.name), "./model.json"])
     if isinstance(kind, Stream | click.Path):
-        return draw.choice(
-            ["out", "other", "nowhere/out", "-", "/dev/null", "/dev/full", ".", "model.json", "/dev/stderr"]
-        )
+        places = ["out", "other", "nowhere/out", "-", "/dev/null", "/dev/full", ".", "model.json", "/dev/stderr"]
+        return draw.choice(places)
     of_kind: dict[str, list[Any]] = {
         "float": [0.1, 0.5, 0.9, 1.0, 2.5, 10.0, draw.random()],
         "integer": [1, 2, 3, 8, 64, draw.randint(1, 5000)],
@@ -225,9 +212,9 @@ def _mutated(document: Any, draw: random.Random) -> bytes:
     document = copy.deepcopy(document)
     literal = None
     for _ in range(draw.choice((1, 1, 2, 3))):
-        holder, key = _somewhere(document, draw)
-        if holder is None:
+        if not (places := _places(document)):
             break
+        holder, key = draw.choice(places)
         value = holder[key]
         chance = draw.random()
         if isinstance(value, int | float) and not isinstance(value, bool) and chance < 0.5:
@@ -265,12 +252,6 @@ def _shifted(document: Any, factors: tuple[float, ...], draw: random.Random) -> 
 def _scaled(value: float, factor: float) -> Any:
     changed = max(-(10**200), min(value, 10**200)) * factor
     return max(1, int(changed)) if isinstance(value, int) else changed
-
-
-def _somewhere(document: Any, draw: random.Random) -> tuple[Any, Any]:
-    """One of them."""
-    found = _places(document)
-    return draw.choice(found) if found else (None, None)
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:

@@ -93,12 +93,11 @@ def main() -> None:
     parser.add_argument("--begin", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--only", default="")
-    parser.add_argument("--keep", type=Path, default=None, help="a folder for the files of what ended badly")
     asked = parser.parse_args()
     if asked.only:
         kind, number = asked.only.split("/")
         case = MAKE[kind](f"{asked.seed}/{kind}/{number}")
-        print(case.words, *ended(case), judged(case) or "nothing is wrong", sep="\n")
+        print(case.words, case.files, *ended(case), judged(case) or "nothing is wrong", sep="\n")
         return
     deadline = time.monotonic() + asked.seconds
     names = [f"{kind}/{number}" for kind in MAKE for number in range(asked.begin, asked.begin + getattr(asked, kind))]
@@ -121,16 +120,8 @@ def _one(name: str, asked: argparse.Namespace, deadline: float) -> tuple[str, st
     defect = judged(case)
     if defect:
         small = shrunk(case, defect)
-        print(
-            json.dumps(
-                {"case": name, "defect": defect, "words": [word[:200] for word in small.words], **small.environment}
-            ),
-            flush=True,
-        )
-        if asked.keep is not None:
-            for file, content in case.files.items():
-                asked.keep.mkdir(parents=True, exist_ok=True)
-                (asked.keep / f"{name.replace('/', '-')}-{file}").write_bytes(content)
+        told = {"case": name, "defect": defect, "words": [word[:200] for word in small.words], **small.environment}
+        print(json.dumps(told), flush=True)
     return name, defect
 
 

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 OLD = "what was there before\n"
@@ -27,35 +27,27 @@ OWN = ("/twin/", "/calibrate/", "/hwprofiles/", "/click/", "/realkernels/")
 """Whose lines in a traceback say that the command had begun."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """A command and the files that it writes."""
 
-    words: tuple[str, ...]
+    words: str
     writes: tuple[str, ...]
     keeps: tuple[str, ...] = ()
     """Files that may stay beside: what a continued run begins with."""
 
 
-RUNS = (
-    Run(words=("predict", "--trace", "trace", "-o", "answer"), writes=("trace", "answer")),
-    Run(
-        words=("simulate", "--model", "llama-3.1-8b", "--hw", "h200", "--requests", "1500", "--rate", "10",
-               "--requests-out", "done", "--trace", "trace", "-o", "answer"),
-        writes=("done", "trace", "answer"),
-    ),
-)  # fmt: skip
+FILES = "--trace trace -o answer"
+SERVED = f"simulate --model llama-3.1-8b --hw h200 --requests 1500 --rate 10 --requests-out done {FILES}"
+RUNS = (Run(f"predict {FILES}", ("trace", "answer")), Run(SERVED, ("done", "trace", "answer")))
 CALIBRATION = Run(
-    words=("calibrate", "--device", "cpu", "--quick", "-o", "me.json"),
-    writes=("me.json", "me.record.json"),
-    keeps=("me.json.partial.json",),
+    "calibrate --device cpu --quick -o me.json", ("me.json", "me.record.json"), keeps=("me.json.partial.json",)
 )
 
 
 def command(run: Run) -> list[str]:
     """By the installed script where there is one: it is what people stop."""
     script = Path(sys.executable).with_name("twin")
-    return [*([str(script)] if script.exists() else [sys.executable, "-m", "cli"]), *run.words]
+    return [*([str(script)] if script.exists() else [sys.executable, "-m", "cli"]), *run.words.split()]
 
 
 Files = dict[str, str]
@@ -143,9 +135,8 @@ def stop_many(runs: int, seed: int, kinds: tuple[Run, ...], long_s: float | None
         counts[f"{number.name} {came}"] += 1
         if wrong:
             counts["defects"] += 1
-            print(
-                json.dumps({"words": run.words, "signal": number.name, "after_s": after_s, "wrong": wrong}), flush=True
-            )
+            told = {"words": run.words, "signal": number.name, "after_s": after_s, "wrong": wrong}
+            print(json.dumps(told), flush=True)
     signal.signal(signal.SIGINT, before)
     return dict(sorted(counts.items()))
 

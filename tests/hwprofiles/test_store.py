@@ -17,9 +17,8 @@ from hwprofiles.errors import BadFile, UnknownName
 from hwprofiles.files import read_json
 from hwprofiles.profile import Kernel
 from hwprofiles.rates import Rate
-from hwprofiles.renames import KERNEL_KEYS, OPERATIONS
 from hwprofiles.shipping import main, ship
-from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, shipped_document
+from hwprofiles.store import KERNEL_KEYS, KERNELS, KERNELS_SCHEMA, MACHINES, OPERATIONS, shipped_document
 from twin.ask.question import Question
 from twin.prediction import predict
 

@@ -1,11 +1,19 @@
 """Asking without fuss: predictions that fit, or the example is passed over."""
 
-from hypothesis import assume
+from collections.abc import Callable
+from functools import partial
+
+from hypothesis import assume, reject
 
 from hwprofiles import HardwareProfile
+from twin.ask.case import Case
 from twin.ask.question import Question
+from twin.ask.resolve import machine_of, resolve
+from twin.cost.breakdown import Breakdown
+from twin.cost.roofline import Roofs
 from twin.errors import TwinError
-from twin.prediction import Phase, Prediction, predict
+from twin.memory.plan import plan_memory
+from twin.prediction import Phase, Prediction, decode_breakdown, predict, prefill_breakdown
 
 
 def answered(question: Question, machine: HardwareProfile) -> Prediction:
@@ -13,10 +21,23 @@ def answered(question: Question, machine: HardwareProfile) -> Prediction:
     try:
         prediction = predict(question, machine)
     except TwinError:
-        prediction = None
-    assume(prediction is not None and prediction.fits)
-    assert prediction is not None
+        reject()
+    assume(prediction.fits)
     return prediction
+
+
+def seconds(question: Question, machine: HardwareProfile, phase: Callable[[Case, Roofs], Breakdown]) -> float:
+    """Of one phase of a prediction that fits, without the work of the other."""
+    try:
+        case = resolve(question)
+        assume(plan_memory(case, machine_of(case, machine)).fits)
+        return phase(case, Roofs(machine)).seconds
+    except TwinError:
+        reject()
+
+
+decode_s = partial(seconds, phase=decode_breakdown)
+prefill_s = partial(seconds, phase=prefill_breakdown)
 
 
 def phases(prediction: Prediction) -> tuple[Phase, Phase]:
@@ -26,12 +47,10 @@ def phases(prediction: Prediction) -> tuple[Phase, Phase]:
     return prediction.decode, prediction.prefill
 
 
-def decode_s(question: Question, machine: HardwareProfile) -> float:
-    return phases(answered(question, machine))[0].seconds.value
-
-
-def prefill_s(question: Question, machine: HardwareProfile) -> float:
-    return phases(answered(question, machine))[1].seconds.value
+def first_s(prediction: Prediction) -> float:
+    """Seconds to the first token."""
+    assert prediction.ttft_s is not None
+    return prediction.ttft_s.value
 
 
 ROUNDING = 1e-9

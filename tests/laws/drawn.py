@@ -65,12 +65,9 @@ def questions(
         "lanes": draw(st.sampled_from(LANES)),
     }
     special = {
-        "staging_bytes": STAGING[-1:] if long else STAGING,
-        "prefill": (None, "auto", "naive", "staged"),
-        "copies": (None, "serial", "overlapped"),
-        "pooled": (None, "vram", "host"),
-        "host_pages": (None, "huge"),
-    }
+        "staging_bytes": STAGING[-1:] if long else STAGING, "prefill": (None, "auto", "naive", "staged"),
+        "copies": (None, "serial", "overlapped"), "pooled": (None, "vram", "host"), "host_pages": (None, "huge"),
+    }  # fmt: skip
     options = load_layout(asked["layout"]).options
     asked |= {name: draw(st.sampled_from(values)) for name, values in special.items() if name in options}
     asked |= {name: value for name, value in fixed.items() if name not in special or name in options}
@@ -156,11 +153,8 @@ def with_spreads(machine: HardwareProfile, factor: float) -> HardwareProfile:
 
 def rate_paths(machine: HardwareProfile) -> list[tuple[str, ...]]:
     """Paths of everything that makes a machine fast: bandwidths, operations, latencies, efficiencies."""
-    return [
-        path
-        for path, leaf in _leaves(msgspec.to_builtins(machine))
-        if leaf.get("unit") != "B" and path[-1] != "datasheet"
-    ]
+    leaves = _leaves(msgspec.to_builtins(machine))
+    return [path for path, leaf in leaves if leaf.get("unit") != "B" and path[-1] != "datasheet"]
 
 
 def slower(machine: HardwareProfile, path: tuple[str, ...], share: float) -> HardwareProfile:

@@ -76,12 +76,11 @@ def test_parts_add_up_and_values_lie_inside_their_intervals(asked: Asked) -> Non
 @given(ANYWHERE)
 def test_no_prediction_is_faster_than_datasheet_peaks_allow(asked: Asked) -> None:
     prediction = answered(*asked)
-    of = floors if prediction.case.model.indexer else pooled
     decode, prefill = phases(prediction)
     for bound_s in (decode.seconds.low, decode.floor_s):
-        assert bound_s >= of.decode_floor_s(prediction) * (1 - ROUNDING)
+        assert bound_s >= floors.decode_floor_s(prediction) * (1 - ROUNDING)
     for bound_s in (prefill.seconds.low, prefill.floor_s):
-        assert bound_s >= of.prefill_floor_s(prediction) * (1 - SAMPLING)
+        assert bound_s >= floors.prefill_floor_s(prediction) * (1 - SAMPLING)
 
 
 @MANY

@@ -21,10 +21,7 @@ BOUNDED = [name for name in POOL_FORMATS if not name.startswith(("kvarn", "turbo
 @settings(LAWS, max_examples=100)
 @given(pool_questions())
 def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: Question) -> None:
-    """The longest context is one whose blocks are there, for every sequence of the batch, beside the null block.
-
-    A block more a sequence is more than there is.
-    """
+    """The longest context has blocks for every sequence of the batch beside the null block; a block more it has not."""
     asked = plan_memory(resolve(question), RTX3090)
     low, longest, high = (asked.max_ctx_tokens(sigmas=sigmas) for sigmas in (-1.0, 0.0, 1.0))
     assert low <= longest <= high
@@ -33,12 +30,9 @@ def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: 
     usable = found.blocks - 1
     assert sum(pool.capacity_bytes for pool in plan.devices()) == pytest.approx(VRAM_BYTES)
     if longest:
-        for each in plan.devices():
-            assert each.used_bytes(plan.pages) <= each.capacity_bytes * (1 + 1e-12)
         blocks = device.page_bytes["kv cache"] * plan.pages + device.fixed.get("state and windows", 0.0)
         assert blocks + device.fixed["null block"] <= found.pool_bytes + 1
         assert question.batch * found.plan.blocks_per_request(longest) <= usable
-        assert max(0, found.blocks - 1) // found.plan.blocks_per_request(longest) >= question.batch
     assert 0 <= found.pool_bytes - found.blocks * found.plan.block_bytes < found.plan.block_bytes
     windows = any(group.kind == "sliding" for group in found.plan.groups)
     far = max(longest, 20_000) if windows else longest  # windows count full, which those of short requests are not

@@ -6,9 +6,9 @@ import torch
 from realkernels.bounds import check_pages, check_rows, check_selected
 from realkernels.caches.paged import PAGE_TOKENS, PagedCache
 from realkernels.codecs import codec_named
-from realkernels.kernels.decode import attentions
-from realkernels.kernels.prefill_rows import NO_BLOCK
+from realkernels.kernels.sparse_prefill import NO_BLOCK
 from realkernels.shape import AttentionShape, QsaShape
+from realkernels.timed.attend_decode import attentions
 
 SHAPE = AttentionShape(query_heads=2, kv_heads=1, head_dim=32)
 

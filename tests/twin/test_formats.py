@@ -50,21 +50,6 @@ def test_exllamav3_keeps_groups_of_32_codes_with_an_fp16_scale(
     assert found == kv_heads * groups * (4 * key_bits + 2 + 4 * value_bits + 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("kvarn_k4v2_g128", 16_384 + 1_280, 8_192 + 1_024),
-        ("kvarn_k4v4_g128", 16_384 + 1_280, 16_384 + 1_024),
-        ("kvarn_k4v2_g64", 8_192 + 1_152, 4_096 + 768),
-    ],
-)
-def test_a_tile_of_kvarn_holds_codes_and_scales_of_tokens_and_channels(name: str, key: int, value: int) -> None:
-    """K: scale and zero a channel, scale a token; V: scale a channel, scale and zero a token; all fp16."""
-    fmt = kv_format(name)
-    assert (fmt.key.tile_bytes(256), fmt.value.tile_bytes(256)) == (key, value)
-    assert fmt.plane_bytes(kv_heads=4, head_dim=256) * fmt.tile_tokens == 4 * (key + value)
-
-
 @pytest.mark.parametrize(("head_dim", "slot"), [(8, 14), (16, 20), (24, 28), (256, 230)])
 def test_a_turboquant_slot_is_rounded_up_to_even_bytes(head_dim: int, slot: int) -> None:
     """3 x dim / 8 + 2 of K and dim / 2 + 4 of V: 13 bytes are 14, 20 stay, 27 are 28, 230 stay."""

@@ -67,8 +67,7 @@ def test_a_speculating_step_by_hand(toy: str, tokens: int, accepted: float, batc
     """A microsecond of overheads; a pass of 50 + 24 B and its cache a drafted token; a verify pass of k + 1 tokens."""
     asked: dict[str, Any] = {"speculation": f"toy-mtp:{tokens}", "accepted": accepted}
     answer = toy_answer(toy, 1000, batch=batch, **asked)
-    decode, _ = phases(answer)
-    rows = tokens + 1
+    decode, rows = phases(answer)[0], tokens + 1
     draft = tokens * (50 + 24 + batch * 1001 * 64)
     verify = WEIGHTS + 256 + batch * (2 * (1 + rows) * STATE + 2 * (1000 + rows) * 64 + rows * 32 * 4)
     assert decode.seconds.value == pytest.approx(1e-6 + (draft + verify) / 1e9, rel=1e-9)
@@ -134,6 +133,12 @@ def test_a_rate_that_one_phase_lacks_leaves_only_that_phase_out() -> None:
     assert no_decode.ttft_s == whole.ttft_s  # vLLM samples the first token from the prompt's own logits
     assert no_decode.missing == ("machine rtx3090 has no rate for attend_decode/flashinfer/fp8",)
     assert no_decode.break_even is None
+    for overhead in ("speculate/", "piecewise/"):  # which only drafting needs
+        poor = without(RTX3090, overhead)
+        assert predict(question, poor).missing == ()
+        drafting = predict(replace(question, speculation="mtp:3", accepted=2.0), poor)
+        assert (drafting.decode, drafting.prefill is None) == (None, False)
+        assert drafting.missing == (f"machine rtx3090 has no rate for {overhead}vllm/step",)
 
 
 @pytest.mark.parametrize("prefixes", [("attend_decode/", "attend_dense/"), ("linear/",)])
@@ -147,14 +152,3 @@ def test_where_both_phases_lack_a_rate_memory_is_answered(prefixes: tuple[str, .
     assert (set(partial.not_predicted), partial.sources) == ({"decode", "prefill"}, {})
     too_long = predict(replace(question, ctx_tokens=10**9), poor)  # nothing is missed where nothing fits
     assert (too_long.fits, too_long.missing) == (False, ())
-
-
-@pytest.mark.parametrize("overhead", ["speculate/", "piecewise/"])
-def test_a_rate_that_only_drafting_needs_is_missed_only_there(overhead: str) -> None:
-    poor = without(RTX3090, overhead)
-    plain = predict(Question(ctx_tokens=5000, **POOLED), poor)
-    assert plain.decode is not None
-    drafting = predict(Question(ctx_tokens=5000, **POOLED, speculation="mtp:3", accepted=2.0), poor)
-    assert drafting.decode is None
-    assert drafting.prefill is not None
-    assert drafting.missing == (f"machine rtx3090 has no rate for {overhead}vllm/step",)

@@ -10,20 +10,20 @@ from tests.worlds import LAWS
 from twin.errors import BadValue
 from twin.units import GIB, KIB, MAX_TOKENS, MIB, TIB, format_bytes, format_seconds, parse_bytes, parse_tokens
 
+RIGHT: list[tuple[Callable[[str], int], str, int]] = [
+    (parse_tokens, "1,048,576", 1_048_576), (parse_tokens, "256k", 262_144), (parse_tokens, "1M", 1_048_576),
+    (parse_tokens, "1.5M", 1_572_864), (parse_tokens, " 4 k ", 4096), (parse_tokens, "1e3", 1000),
+    (parse_bytes, "32 mib", 32 * MIB), (parse_bytes, "0.5GiB", GIB // 2), (parse_bytes, "2GB", 2_000_000_000),
+    (parse_bytes, "1048576GiB", 2**50), (parse_bytes, "0.1KiB", 102), (parse_bytes, "1.5TB", 1_500_000_000_000),
+    (parse_bytes, "1.9B", 1), (parse_bytes, "1675037245", 1_675_037_245), (parse_bytes, "1e10", 10**10),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        ("1,048,576", 1_048_576),
-        ("256k", 262_144),
-        ("1M", 1_048_576),
-        ("1.5M", 1_572_864),
-        (" 4 k ", 4096),
-        ("1e3", 1000),
-    ],
-)
-def test_token_counts_are_read_as_people_write_them(text: str, tokens: int) -> None:
-    assert parse_tokens(text) == tokens
+
+@pytest.mark.parametrize(("parse", "text", "number"), RIGHT)
+def test_token_counts_and_sizes_are_read_as_people_write_them(
+    parse: Callable[[str], int], text: str, number: int
+) -> None:
+    assert parse(text) == number
 
 
 WRONG = {
@@ -52,15 +52,6 @@ def test_any_whole_count_in_range_is_read_exactly(tokens: int) -> None:
     assert [parse_tokens(form) for form in (f"{tokens}", f"{tokens:,}", f"{tokens:_}")] == [tokens] * 3
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("32 mib", 32 * MIB), ("0.5GiB", GIB // 2), ("2GB", 2_000_000_000), ("1048576GiB", 2**50), ("0.1KiB", 102),
-     ("1.5TB", 1_500_000_000_000), ("1.9B", 1), ("1675037245", 1_675_037_245), ("1e10", 10**10)],
-)  # fmt: skip
-def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
 @LAWS
 @given(st.integers(1, 10**4), st.integers(0, 10**6), st.sampled_from([("KiB", KIB), ("GiB", GIB), ("GB", 10**9)]))
 def test_what_an_engine_prints_is_rounded_down_to_whole_bytes(whole: int, part: int, unit: tuple[str, int]) -> None:
@@ -79,22 +70,21 @@ def test_any_text_is_a_number_or_one_short_line(text: str) -> None:
         assert len(line) < 300
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1,023 B"), (27.75 * KIB, "27.75 KiB"), (32 * MIB, "32.0 MiB"), (-2 * GIB, "-2.00 GiB")],
-)
-def test_bytes_are_written_in_binary_units(size: float, text: str) -> None:
-    assert format_bytes(size) == text
+WRITTEN: list[tuple[Callable[[float], str], float, str]] = [
+    (format_bytes, 0, "0 B"), (format_bytes, 1023, "1,023 B"), (format_bytes, 27.75 * KIB, "27.75 KiB"),
+    (format_bytes, 32 * MIB, "32.0 MiB"), (format_bytes, -2 * GIB, "-2.00 GiB"),
+    (format_seconds, 0.0, "0 s"), (format_seconds, 9e-8, "< 0.1 us"), (format_seconds, 46.7e-6, "46.7 us"),
+    (format_seconds, 19.72e-3, "19.72 ms"), (format_seconds, 1.0, "1.00 s"), (format_seconds, 120.0, "2.0 min"),
+    (format_seconds, 7200.0, "2.0 h"), (format_seconds, 86_400.0 * 365, "8,760.0 h"),
+    (format_seconds, 3.15576e9, "100 years"), (format_seconds, 1e300, "3.17e+292 years"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0 s"), (9e-8, "< 0.1 us"), (46.7e-6, "46.7 us"), (19.72e-3, "19.72 ms"), (1.0, "1.00 s"),
-     (120.0, "2.0 min"), (7200.0, "2.0 h"), (86_400.0 * 365, "8,760.0 h"), (3.15576e9, "100 years"),
-     (1e300, "3.17e+292 years")],
-)  # fmt: skip
-def test_seconds_are_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
+@pytest.mark.parametrize(("write", "number", "text"), WRITTEN)
+def test_sizes_and_times_are_written_in_the_unit_that_fits(
+    write: Callable[[float], str], number: float, text: str
+) -> None:
+    assert write(number) == text
 
 
 @LAWS

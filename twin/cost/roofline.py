@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
@@ -137,6 +139,8 @@ class Roofs:
         The efficiency of ATTENTION_OPS is a share of the tensor roof alone: their bytes stream beside the products. Any
         other efficiency lowers every roof.
         """
+        if op.or_plain:
+            op = replace(op, run_bytes=0) if op.kernel in self.profile.kernels else replace(op, kernel="")
         kernel = self.kernel(op.kernel) if op.kernel else self._plain_of.get(op.engine, NO_KERNEL)
         efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
         bound = self._slowest_roof(op, efficiency if kernel.of_attention else 1.0)

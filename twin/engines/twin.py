@@ -27,7 +27,7 @@ QUANTISED = (
 """Formats whose codec in `realkernels/codecs/` has a form for decode attention."""
 
 INTERLEAVED = ("int8_per_token_head", "int4_per_token_head", "q8_0", "q4_0", "exl3_k4v4", "q5_1", "iq4_nl")
-"""Formats that decode steps gather from the host in interleaved blocks (`realkernels/codecs/interleaved.py`)."""
+"""Formats that decode steps gather from the host in interleaved blocks (`realkernels/caches/interleaved.py`)."""
 
 INLINE = ("int8_per_token_head",)
 """Formats whose published arrangement, scales between the codes, has a backend of its own: `twin_inline`."""

@@ -50,6 +50,8 @@ class Indexer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
         Weighted heads score keys in 8 bits with a scale for every 128 elements (DeepSeek-V3.2's `inference/model.py`).
         """
+        if self.shared:
+            return 0
         return self.head_dim + 4 * -(-self.head_dim // 128) if self.weighted else self.head_dim * element_bytes
 
     def cached_bytes(self, element_bytes: int) -> int:

@@ -8,15 +8,15 @@ cover the data without gap or overlap. Source: the format's description at githu
 import json
 import os
 import stat
-from collections import Counter
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
+from hwprofiles.files import refuse_repeats
 from twin.errors import BadFile
 
 LONGEST_HEADER = 2**24
@@ -86,7 +86,7 @@ def header_of(path: Path) -> Header:
 def parse_header(raw: bytes) -> dict[str, Entry]:
     """Tensors by name. Raises Wrong."""
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unrepeated)
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=refuse_repeats)
     except UnicodeDecodeError as wrong:
         raise Wrong(f"the header is not UTF-8 text (byte {wrong.start})") from None
     except (ValueError, RecursionError) as wrong:
@@ -101,14 +101,6 @@ def parse_header(raw: bytes) -> dict[str, Entry]:
             except msgspec.ValidationError as wrong:
                 raise Wrong(f"tensor {name!r}: {wrong}") from None
     return entries
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{name!r} appears twice")
-    return table
 
 
 def _check_places(entries: dict[str, Entry], data_bytes: int) -> None:

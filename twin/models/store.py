@@ -53,7 +53,7 @@ def understand(what: str) -> Understood:
         near = suggestions(what.split("/")[1], model_names())
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         return _in_folder(find(what, hint=f"{meant}{_INSTEAD}"), name=path.name)
-    if path.is_dir():
+    if what and path.is_dir():
         return _in_folder(path, name=path.resolve().name)
     if what.endswith(".gguf"):
         return _gguf(path)

@@ -72,7 +72,8 @@ def append(case: Case, chunk: Step, device: int) -> Op:
 
 def _causal_flops(case: Case, chunk: Step) -> float:
     """Two products for every pair of a new token and one that it sees."""
-    return 4 * case.attention.query_heads * case.attention.head_dim * chunk.pairs * chunk.batch
+    attention = case.attention
+    return 2 * attention.query_heads * (attention.head_dim + attention.value_width) * chunk.pairs * chunk.batch
 
 
 def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes: float) -> OpGraph:

@@ -256,15 +256,27 @@ def _hop(case: Case, tokens: int, source: int, target: int, *, times: int) -> Op
 
 
 def _ngram_ops(case: Case, step: Step, *, first: int) -> tuple[Op, ...]:
-    """Rows of the n-gram table: fetched from RAM, or from disk a page a row, then sent to device 0."""
+    """Rows of the n-gram table: fetched from RAM, or from disk a page a row, then sent to device 0.
+
+    Of rows as short as these one in 40 lies in two pages, which is in the share that a kernel reaches. More rows are
+    read from RAM by more threads; a disk is asked by as many whatever their number.
+    """
     table = case.model.ngram
     if table is None:
         return ()
-    rows = table.rows_per_token * step.q_tokens * step.batch
-    engine, run_bytes = Engine.HOST, table.row_bytes
-    if case.ngram == "disk":
-        engine, run_bytes = Engine.DISK, max(run_bytes, DISK_PAGE_BYTES)
-    fetch = Op("ngram", HOST_DEVICE, engine=engine, host_bytes=rows * run_bytes, run_bytes=run_bytes)
+    tokens = step.q_tokens * step.batch
+    rows, on_disk = table.rows_per_token * tokens, case.ngram == "disk"
+    run_bytes = max(table.row_bytes, DISK_PAGE_BYTES) if on_disk else table.row_bytes
+    fetch = Op(
+        "ngram",
+        HOST_DEVICE,
+        engine=Engine.DISK if on_disk else Engine.HOST,
+        kernel=case.rules.kernel("rows_disk" if on_disk else "rows_ram", "uint8"),
+        host_bytes=rows * run_bytes,
+        run_bytes=run_bytes,
+        grain=1 if on_disk else tokens,
+        or_plain=True,
+    )
     return fetch, Op("ngram", 0, engine=Engine.H2D, link_bytes=rows * table.row_bytes, after=(first,))
 
 

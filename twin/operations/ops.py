@@ -82,6 +82,9 @@ class Op(Struct, frozen=True, gc=False):
     split_kv: SplitKV | None = None  # how a decode attention is split into thread blocks, where that is known
     flash_grid: FlashGrid | None = None
     """Thread blocks of a call, where the kernel's efficiency depends on how they fill a device in waves."""
+    or_plain: bool = False
+    """Whether a machine without the kernel's rates is charged plain reads of `run_bytes`. Its efficiency is a share of
+    the link's whole rate: what short runs cost is in it."""
     after: tuple[int, ...] = ()  # ops of the same iteration, by index in the graph, that must have ended
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from calibrate.build import HEADROOM, peak
 from calibrate.machine import description
 from calibrate.machine.description import commit, describe, host_memory, query_smi
-from calibrate.machine.peaks import HEADROOM, peak
 from calibrate.probes import Context, Sample, WrongData
 from tests.calibrate import probe_worlds as worlds
 
@@ -45,11 +45,11 @@ def test_a_driver_s_program_is_believed_only_where_it_answers(
 
     monkeypatch.setattr("shutil.which", lambda _name: "/bin/some")
     monkeypatch.setattr(subprocess, "run", run)
-    found = query_smi("0")
+    found = query_smi("cuda:0", "")
     assert len(found) == known
     assert not known or (found["driver_version"], found["pcie.link.width.max"]) == ("9.9", "16")
     monkeypatch.setattr("shutil.which", lambda _name: None)
-    assert (query_smi("0"), commit()) == ({}, "")
+    assert (query_smi("cuda:0", ""), commit()) == ({}, "")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_probe_runs_on_the_cpu_and_checks_its_result(
     pytest.importorskip("torch")
     from tests.calibrate.cpu_probes import context, probe_of
 
-    monkeypatch.setattr("calibrate.machine.copies._vram_sizes", lambda _context: [2**22])
+    monkeypatch.setattr("calibrate.machine.device._vram_sizes", lambda _context: [2**22])
     samples = probe_of(name).run(context(tmp_path, estimate_s=0.0))  # the first point only
     assert samples
     assert all(sample.median_s > 0 and sample.moved_bytes and sample.checked for sample in samples)
@@ -97,7 +97,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
     """Runs a probe as on a GPU whose memory, small, is the host's and whose kernels are interpreted."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from calibrate.machine import copies, kernels, mapped
+    from calibrate.machine import device, kernels, link
     from realkernels.device import CpuDevice
     from tests.calibrate.cpu_probes import probe_of
 
@@ -119,9 +119,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr("realkernels.caches.host_memory.registered", slab)
     for module, name, value in (
-        (copies, "SINGLE", (2**16,)), (copies, "QUEUED", ((4, 2**14), (64, 2**12))), (copies, "LOADED_S", 0.001),
-        (copies, "MIB", 2**12), (mapped, "MIB", 2**10), (copies, "_vram_sizes", lambda _context: [2**18]),
-        (copies, "_buffer_bytes", lambda _context: 2**17), (mapped, "_regions", lambda _context: [2**18]),
+        (link, "SINGLE", (2**16,)), (link, "QUEUED", ((4, 2**14), (64, 2**12))), (link, "LOADED_S", 0.001),
+        (link, "MIB", 2**12), (device, "_vram_sizes", lambda _context: [2**18]),
+        (link, "_buffer_bytes", lambda _context: 2**17), (link, "_regions", lambda _context: [2**18]),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     backend = CpuDevice(threads=1)
@@ -139,7 +139,7 @@ POINTS = {
     "device_to_host_copy": [{"copies": 1, "copy_bytes": 2**16}, {"copies": 4, "copy_bytes": 2**14}],
     "host_to_device_copy_pageable": [{"copies": 1, "copy_bytes": 2**12}],
     "device_to_host_copy_duplex": [{"copy_bytes": 2**16}],
-    "host_to_device_read": [{"bytes": 2**18}],
+    "host_to_device_read": [{"bytes": 2**20}],
     "host_to_device_gather": [{"run_bytes": 512, "region_bytes": 2**18, "pages": pages} for pages in ("huge", "4KiB")],
     "launch": [{"nodes": 200}],
     "graph_node": [{"nodes": 200}],
@@ -158,9 +158,9 @@ def test_what_a_gpu_alone_runs_copies_and_adds_up_right(gpu: Callable[[str], lis
 def test_a_wrong_result_is_noticed(
     gpu: Callable[[str], list[Sample]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from calibrate.machine import copies, kernels
+    from calibrate.machine import kernels, link
 
-    monkeypatch.setattr(copies, "_same", lambda *_: False)
+    monkeypatch.setattr(link, "_same", lambda *_: False)
     for kernel in (kernels.Sum, kernels.RunSums):
         monkeypatch.setattr(kernel, "run", lambda own: own.partial.fill_(1))
     with pytest.raises(WrongData, match=name):

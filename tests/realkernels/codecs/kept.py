@@ -54,13 +54,6 @@ def outliers(tokens: int, heads: int, dims: int, seed: int = 1) -> tuple[torch.T
     return keys, values
 
 
-def poisoned(value: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Six tokens: element 40 of K of token 2, head 1, and element 3 of V of token 4, head 0, are `value`."""
-    keys, values = normal(6, 2, 128)
-    keys[2, 1, 40] = values[4, 0, 3] = value
-    return keys, values
-
-
 def twins(fmt: Codec, *, pages: int = 3, page_tokens: int = 16, heads: int = 2, dims: int = 128) -> list[Planes]:
     """Two planes of the same random bytes."""
     pair = [fmt.allocate(pages, page_tokens, heads, dims, CPU) for _ in range(2)]

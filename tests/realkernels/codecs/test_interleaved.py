@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from realkernels.codecs import codec_named
-from realkernels.codecs.interleaved import (
+from realkernels.caches.interleaved import (
     BLOCK_ALIGNMENT,
     BLOCK_CODECS,
     block_layout,
@@ -12,6 +11,7 @@ from realkernels.codecs.interleaved import (
     code_bytes,
     scales_shape,
 )
+from realkernels.codecs import codec_named
 
 BYTES = {
     "int4_per_token_head": 2_112, "int8_per_token_head": 4_160, "q4_0": 2_304, "iq4_nl": 2_304, "q5_1": 3_072,

@@ -163,7 +163,7 @@ def test_bytes_of_a_side_slot_and_of_a_small_head() -> None:
     planes = planes_of(4, side_tiles=3)
     pool = sum(planes.sidecar[name].nbytes for name in ("side_keys", "side_values"))
     assert pool == 3 * TILE * 2 * DIMS * 2 * 2
-    assert planes.sidecar_bytes == pool + 4 * 4 + 3 * 4 + 3 * TILE + 4
+    assert sum(part.nbytes for part in planes.sidecar.values()) == pool + 4 * 4 + 3 * 4 + 3 * TILE + 4
     large = codec_named("kvarn_k4v2_g128")
     assert large.token_bytes(1, 16) * 128 == large.tile_bytes(16) + 32
     assert large.allocate(2, 256, 1, 16, CPU).nbytes == 512 * large.token_bytes(1, 16)

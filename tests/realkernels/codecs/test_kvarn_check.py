@@ -5,7 +5,7 @@ import torch
 
 from realkernels.codecs import KVarN, Planes, codec_named
 from realkernels.codecs import kvarn as tile
-from realkernels.codecs.kvarn_check import tile_faults
+from realkernels.timed.append import tile_faults
 
 NAME, TOKENS, HEADS, DIM = "kvarn_k4v2_g64", 192, 2, 64
 

@@ -7,7 +7,7 @@ import torch
 from realkernels.codecs import arrangements, codec_named
 from realkernels.codecs.turboquant import unit_centroids
 from tests.realkernels.codecs import slow
-from tests.realkernels.codecs.kept import ALL, CPU, KVARN, ROWS, normal, place_of, raw, twins
+from tests.realkernels.codecs.kept import CPU, KVARN, ROWS, normal, place_of, raw, twins
 
 BOTH = [name for name, arrangement in ROWS if arrangement == "inline"]
 
@@ -114,23 +114,3 @@ def test_a_kvarn_tile_has_its_published_parts() -> None:
     assert views["value_data"].shape == (1, 4, 128, 64)
     assert views["side_keys"].shape == (1, 4, 128, 256)
     assert all(view.data_ptr() % 16 == 0 for view in planes.parts.values())
-
-
-@pytest.mark.parametrize(("name", "arrangement"), ALL)
-def test_sums_of_bytes(name: str, arrangement: str) -> None:
-    fmt = codec_named(name, arrangement=arrangement)
-    for pages, page_tokens, heads, dims in ((1, 1, 1, 128), (3, 5, 2, 128), (2, 16, 3, 256)):
-        planes = fmt.allocate(pages, page_tokens * fmt.tile_tokens, heads, dims, CPU)
-        assert planes.nbytes == planes.slots * fmt.token_bytes(heads, dims)
-
-
-def test_published_bytes_of_a_token() -> None:
-    """Four heads of 256, from the vendors' pages; two of exllamav3's at two heads."""
-    published = {
-        "bf16": 4096, "fp8": 2048, "int8_per_token_head": 2080, "fp8_per_token_head": 2080, "int4_per_token_head": 1056,
-        "kvarn_k4v2_g128": 840, "kvarn_k4v4_g128": 1096, "kvarn_k4v2_g64": 888, "turboquant_k8v4": 1552,
-        "turboquant_4bit_nc": 1048, "turboquant_k3v4_nc": 920, "turboquant_3bit_nc": 792, "exl3_k8v8": 2176,
-        "exl3_k4v4": 1152, "exl3_k8v4": 1664, "q8_0": 2176, "q4_0": 1152,
-    }  # fmt: skip
-    assert {name: codec_named(name).token_bytes(4, 256) for name in published} == published
-    assert codec_named("exl3_k2v2").token_bytes(2, 256) == 320

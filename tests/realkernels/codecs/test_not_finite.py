@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from realkernels.codecs import codec_named
-from tests.realkernels.codecs.kept import CPU, KVARN, ROWS, normal, poisoned
+from tests.realkernels.codecs.kept import CPU, KVARN, ROWS, normal
 
 ELEMENTWISE = {"fp16", "bf16", "fp32", "fp8"}
 
@@ -24,7 +24,9 @@ def test_other_tokens_heads_and_planes_are_as_if_nothing_were(name: str, arrange
     fmt = codec_named(name, arrangement=arrangement)
     clean, hurt = (fmt.allocate(1, 6, 2, 128, CPU) for _ in range(2))
     fmt.append(clean, range(6), *normal(6, 2, 128))
-    fmt.append(hurt, range(6), *poisoned(value))
+    bad_keys, bad_values = normal(6, 2, 128)
+    bad_keys[2, 1, 40] = bad_values[4, 0, 3] = value
+    fmt.append(hurt, range(6), bad_keys, bad_values)
     (keys, values), (hurt_keys, hurt_values) = fmt.restore(clean, range(6)), fmt.restore(hurt, range(6))
     lost_keys, lost_values = hurt_keys[2, 1, whole(name, "key")], hurt_values[4, 0, whole(name, "value")]
     by_element = name in ELEMENTWISE or name == "turboquant_k8v4"

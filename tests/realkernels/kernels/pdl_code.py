@@ -14,9 +14,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from realkernels.caches.interleaved import block_layout, block_planes
 from realkernels.codecs import codec_named
-from realkernels.codecs.interleaved import block_layout, block_planes
-from realkernels.kernels import gather, rotate
+from realkernels.kernels import gather
 from realkernels.kernels.gather import InterleavedGather
 from realkernels.shape import QsaShape
 
@@ -65,8 +65,8 @@ def main() -> None:
     query = torch.zeros(SHAPE.query_heads, SHAPE.head_dim).half()
     selected = torch.arange(SHAPE.topk).int()
     order: list[str] = []
-    for module, name in ((rotate, "_rotate"), (gather, "_attend_interleaved"), (gather, "_combine_splits")):
-        setattr(module, name, Compiled(getattr(module, name), order))
+    for name in ("_rotate", "_attend_interleaved", "_combine_splits"):
+        setattr(gather, name, Compiled(getattr(gather, name), order))
     made.run(query, planes, selected, 4_095, torch.empty_like(query))
     print(json.dumps(order))
 

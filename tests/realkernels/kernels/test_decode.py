@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from realkernels.codecs import codec_named
-from realkernels.kernels.decode import attended
 from realkernels.kernels.decode_kvarn import attend_kvarn
 from realkernels.kernels.decode_plain import attend_plain
 from realkernels.kernels.decode_scaled import attend_scaled
 from realkernels.kernels.decode_words import attend_words
 from realkernels.kernels.split_kv import TilePlan, Workspace
+from realkernels.timed.attend_decode import attended
 from realkernels.timed.call import relative_error
 from tests.realkernels.kernels.coded import CPU, Coded, World, a_plan
 
@@ -23,7 +23,7 @@ CODECS = [
 LOOPS = {
     attend_plain: [a_plan(rows=16), a_plan(rows=32), a_plan(rows=16, wide=False)],
     attend_scaled: [
-        a_plan(rows=16), a_plan(rows=16, sets=3), a_plan(rows=32, sets=2, wide=False), a_plan(rows=16, across=True),
+        a_plan(rows=16), a_plan(rows=16, sets=3), a_plan(rows=32, sets=2), a_plan(rows=16, across=True),
         a_plan(rows=48, across=True),
     ],
     attend_words: [

@@ -5,9 +5,9 @@ import torch
 
 from realkernels.caches.paged import PagedCache
 from realkernels.codecs import Arrangement, arrangements, codec_named, codec_names
-from realkernels.kernels.decode import attended
 from realkernels.kernels.dequantise import dequantiser, missing, power_of_two_below
 from realkernels.shape import AttentionShape
+from realkernels.timed.attend_decode import attended
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=64)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from realkernels import reference
+from realkernels.caches.interleaved import BLOCK_CODECS, block_layout, block_planes
 from realkernels.codecs import Planes, codec_named
-from realkernels.codecs.interleaved import BLOCK_CODECS, block_layout, block_planes
 from realkernels.kernels.gather import GatherPlan, InterleavedGather, PlaneGather
 from realkernels.shape import QsaShape
 from tests.realkernels.worlds import CPU, SMALL, TOLERANCE

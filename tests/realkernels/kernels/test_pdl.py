@@ -11,18 +11,14 @@ import pytest
 import torch
 import triton.language as tl
 
-from realkernels.codecs.interleaved import BLOCK_CODECS
-from realkernels.kernels import gather, pdl, rotate
+from realkernels.caches.interleaved import BLOCK_CODECS
+from realkernels.kernels import gather
 from realkernels.kernels.gather import InterleavedGather
 from tests.realkernels.kernels.test_gather import PLAN, World
 from tests.realkernels.worlds import SMALL, TOLERANCE
 
 CPU = torch.device("cpu")
-KERNELS = {
-    "rotate": (rotate, "_rotate"),
-    "attend": (gather, "_attend_interleaved"),
-    "combine": (gather, "_combine_splits"),
-}
+KERNELS = {"rotate": "_rotate", "attend": "_attend_interleaved", "combine": "_combine_splits"}
 ROTATED = {"int4_per_token_head", "exl3_k4v4"}
 
 
@@ -46,8 +42,8 @@ def launches(monkeypatch: pytest.MonkeyPatch, name: str, *, begins: bool) -> lis
         def __getitem__(self, _grid: object) -> Callable[..., None]:
             return lambda *_given, **named: seen.append((self.kernel, named))
 
-    for kernel, (module, attribute) in KERNELS.items():
-        monkeypatch.setattr(module, attribute, Recorder(kernel))
+    for kernel, attribute in KERNELS.items():
+        monkeypatch.setattr(gather, attribute, Recorder(kernel))
     gathered(name, begins=begins)
     return seen
 
@@ -67,8 +63,8 @@ def test_all_but_the_first_use_it_and_all_but_the_last_let_one_begin(
 
 @pytest.mark.parametrize("name", ["int4_per_token_head", "q8_0"])
 def test_nothing_uses_it_where_it_cannot(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert not pdl.has_pdl(CPU)
-    assert not pdl.has_pdl(torch.device("cuda"))  # interpreted
+    assert not gather.has_pdl(CPU)
+    assert not gather.has_pdl(torch.device("cuda"))  # interpreted
     for _, named in launches(monkeypatch, name, begins=False):
         assert not named["PDL"]
         assert not named["FOLLOWED"]
@@ -87,7 +83,7 @@ def test_every_thread_block_with_it_waits_once(monkeypatch: pytest.MonkeyPatch, 
     assert gathered(name, begins=True).error() < TOLERANCE[torch.float16]
     attend = SMALL.kv_heads * PLAN.splits(SMALL)
     combine = SMALL.query_heads * (SMALL.head_dim // min(PLAN.combined_columns, SMALL.head_dim))
-    rotations = SMALL.head_dim // rotate.ROTATED_COLUMNS
+    rotations = SMALL.head_dim // gather.ROTATED_COLUMNS
     if name in ROTATED:
         assert calls == {"waits": attend + combine + rotations, "lets": rotations + attend + combine}
     else:

@@ -5,12 +5,13 @@ import torch
 
 from realkernels.caches.paged import PagedCache
 from realkernels.codecs import codec_named
-from realkernels.kernels.combine import combine, combine_in_torch
 from realkernels.kernels.prefill import (
     ChunkScratch,
     attend_chunk,
     calls_of,
     check_chunk,
+    combine,
+    combine_in_torch,
     kv_chunks,
     reference_dequantiser,
     softmax_chunk,
@@ -38,18 +39,21 @@ def scratch(rows: int, *, chunk: int = 512, dtype: torch.dtype = torch.float32) 
     return made
 
 
-def attended(pool: PagedCache, past: int, rows: int, **given: object) -> tuple[torch.Tensor, torch.Tensor]:
+def attended(pool: PagedCache, past: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     query = torch.randn(rows, 6, 32)
     out = torch.full_like(query, float("nan"))
     dequantise = reference_dequantiser(pool.codec, pool.planes)
-    attend_chunk(query, dequantise, pool.table[1], out, scratch(rows), past_tokens=past, **given)
+    attend_chunk(query, dequantise, pool.table[1], out, scratch(rows), past_tokens=past)
     return query, out
 
 
 @pytest.mark.parametrize(("past", "rows"), SIZES)
 @pytest.mark.parametrize("one", [combine, combine_in_torch])
-def test_it_is_attention_over_the_dequantised_cache(pool: PagedCache, past: int, rows: int, one: object) -> None:
-    query, out = attended(pool, past, rows, combine=one)
+def test_it_is_attention_over_the_dequantised_cache(
+    monkeypatch: pytest.MonkeyPatch, pool: PagedCache, past: int, rows: int, one: object
+) -> None:
+    monkeypatch.setattr("realkernels.kernels.prefill.combine_in_torch", one)
+    query, out = attended(pool, past, rows)
     for row in {0, rows // 2, rows - 1}:
         for kv_head, heads in ((0, slice(0, 3)), (1, slice(3, 6))):
             truth = pool.attend(query[row, heads], 1, kv_head, seen=past + row + 1)

@@ -21,7 +21,7 @@ def shape(topk: int, *, heads: int = 4, dim: int = 16) -> QsaShape:
 def triton_selection(query: torch.Tensor, pooled: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Selected indices, ascending, and the scores; everything poisoned before, `_state` zero again behind."""
     spec = shape(topk, heads=query.shape[0], dim=query.shape[1])
-    made = Selection(spec, most_blocks=len(pooled) + 3, device=CPU, thread_blocks=3)
+    made = Selection(spec, most_blocks=len(pooled) + 3, device=CPU)
     made._scores.fill_(float("nan"))
     made._candidates.fill_(2**31 - 1)
     selected = torch.full((topk,), -1, dtype=torch.int32)

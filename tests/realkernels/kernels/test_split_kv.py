@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from realkernels.codecs import codec_named
-from realkernels.kernels.combine_splits import combine_splits
 from realkernels.kernels.query_sets import set_count, set_first, set_width
-from realkernels.kernels.split_kv import PlanCase, TilePlan, Workspace, alignment, even_splits
+from realkernels.kernels.split_kv import PlanCase, TilePlan, Workspace, alignment, combine_splits, even_splits
 
 CPU = torch.device("cpu")
 

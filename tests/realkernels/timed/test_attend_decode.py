@@ -6,14 +6,13 @@ import torch
 from realkernels.caches import paged
 from realkernels.caches.paged import NoKernel, PagedCache
 from realkernels.codecs import codec_named, default_arrangement
-from realkernels.kernels import decode as kernels
 from realkernels.shape import AttentionShape
 from realkernels.timed import attend_decode
 from realkernels.timed.attend_decode import AttendDecode, caches_beyond
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(query_heads=4, kv_heads=2, head_dim=64)
-FORMATS = kernels.attended()
+FORMATS = attend_decode.attended()
 RIGHT = 1e-5
 """Largest relative error of float32 attention against float64."""
 
@@ -99,7 +98,7 @@ def test_every_slot_of_a_pool_holds_finite_tokens_on_shuffled_pages(name: str) -
 
 
 def test_query_tokens_end_the_context() -> None:
-    with pytest.raises(ValueError, match="9 query tokens do not end a context of 8"):
+    with pytest.raises(ValueError, match="9 new tokens do not end a context of 8"):
         decode("bf16", 8, tokens=9)
 
 
@@ -109,16 +108,16 @@ def test_query_tokens_end_the_context() -> None:
 @pytest.mark.parametrize(("name", "tokens"), [("bf16", 2), ("int4_per_token_head", 9), ("kvarn_k4v2_g128", 2)])
 def test_fused_kernels_agree(name: str, tokens: int) -> None:
     timed = decode(name, 150, batch=2, tokens=tokens, caches=2)
-    timed._attend = kernels.attentions(timed.cache, [range(2), range(2, 4)], q_tokens=tokens)
+    timed._attend = attend_decode.attentions(timed.cache, [range(2), range(2, 4)], q_tokens=tokens)
     assert timed.verify() < INTERPRETED
 
 
 def test_a_format_without_a_kernel_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no fused kernel reads exl3_k2v2" in kernels.missing(codec_named("exl3_k2v2"), CPU)
+    assert "no fused kernel reads exl3_k2v2" in attend_decode.missing(codec_named("exl3_k2v2"), CPU)
     with pytest.raises(NoKernel, match="no fused kernel reads fp32"):
-        attend_decode._refuse(codec_named("fp32"), torch.device("meta"))
+        AttendDecode("fp32", ctx_tokens=8, device=torch.device("meta"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 6))
-    assert kernels.missing(codec_named("fp8"), torch.device("cuda")).endswith("8.9, this device has 8.6")
+    assert attend_decode.missing(codec_named("fp8"), torch.device("cuda")).endswith("8.9, this device has 8.6")
 
 
 def test_what_one_call_moves_and_computes() -> None:

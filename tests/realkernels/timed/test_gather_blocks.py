@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from realkernels import reference
-from realkernels.caches.interleaved import InterleavedCache, interleaved_cache, layer_bytes
-from realkernels.codecs.interleaved import BLOCK_CODECS
+from realkernels.caches.interleaved import BLOCK_CODECS, InterleavedCache, interleaved_cache, layer_bytes
 from realkernels.kernels import gather, in_torch
-from realkernels.timed.gather_blocks import GatherBlocks
+from realkernels.timed.sparse import GatherBlocks
 from tests.realkernels.worlds import CPU, SMALL, TOLERANCE
 
 TOKENS = 131

@@ -77,11 +77,12 @@ def test_impossible_shapes_are_refused(change: dict[str, int], words: str) -> No
 @pytest.mark.parametrize("dtype", BOTH_TYPES)
 @pytest.mark.parametrize("tokens", [1, 7])
 @pytest.mark.parametrize("ops", OPS)
-def test_parts_agree_with_float64(ops: str, tokens: int, dtype: torch.dtype) -> None:
+def test_parts_agree_with_float64(monkeypatch: pytest.MonkeyPatch, ops: str, tokens: int, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(library, "elementwise_ops", lambda _device: OPS[ops])
     weights = [random_weights(SMALL, dtype, CPU) for _ in range(2)]
     check(Linear(SMALL, tokens=tokens, weights=weights, **place(dtype)), TOLERANCE[dtype])
-    check(Elementwise(SMALL, tokens=tokens, layers=2, ops=OPS[ops], **place(dtype)), TOLERANCE[dtype])
-    check(PlainAppend(SMALL, tokens=tokens, layers=2, ops=OPS[ops], **place(dtype)), 0.0)
+    check(Elementwise(SMALL, tokens=tokens, layers=2, **place(dtype)), TOLERANCE[dtype])
+    check(PlainAppend(SMALL, tokens=tokens, layers=2, **place(dtype)), 0.0)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -100,13 +101,14 @@ def test_a_product_that_is_not_made_is_noticed(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("left_out", ["add_norm", "rotate", "gate", "append"])
-def test_a_kernel_that_does_nothing_is_noticed(left_out: str) -> None:
+def test_a_kernel_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch, left_out: str) -> None:
     ops = broken(left_out)
-    error = DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, ops=ops, **place()).verify()
+    monkeypatch.setattr(library, "elementwise_ops", lambda _device: ops)
+    error = DenseLayers(SMALL, layers=1, batch=2, q_tokens=1, past_tokens=9, **place()).verify()
     if left_out == "append":
         assert error == math.inf
     else:
-        assert min(error, Elementwise(SMALL, tokens=5, layers=1, ops=ops, **place()).verify()) > 0.1
+        assert min(error, Elementwise(SMALL, tokens=5, layers=1, **place()).verify()) > 0.1
 
 
 def test_tokens_that_are_misplaced_are_noticed() -> None:
@@ -168,7 +170,9 @@ def test_a_torch_without_flash_attention_says_so_in_one_line(monkeypatch: pytest
 @pytest.mark.parametrize(("batch", "q_tokens", "past"), [(1, 1, 20), (3, 1, 11), (2, 6, 0)])
 def test_whole_layers_agree_with_float64(batch: int, q_tokens: int, past: int, ops: str, dtype: torch.dtype) -> None:
     size = {"batch": batch, "q_tokens": q_tokens, "past_tokens": past}
-    check(DenseLayers(SMALL, layers=2, **size, ops=OPS[ops], **place(dtype)), 3 * TOLERANCE[dtype])
+    made = DenseLayers(SMALL, layers=2, **size, **place(dtype))
+    made.ops = OPS[ops]
+    check(made, 3 * TOLERANCE[dtype])
 
 
 def test_a_chunk_that_cannot_be_masked_is_refused() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from realkernels import reference
 from realkernels.caches.qsa import Tier
-from realkernels.kernels.prefill_rows import NO_BLOCK, select_rows
+from realkernels.kernels.sparse_prefill import NO_BLOCK, select_rows
 from realkernels.timed.sparse import Copies, DecodeGather, DecodeSelect, DecodeStep, PrefillAttend, PrefillSelect
 from tests.realkernels.worlds import FORMS, HALVES, SMALL, TIERS, TOLERANCE, filled, poison
 

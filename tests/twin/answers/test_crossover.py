@@ -60,16 +60,11 @@ def test_a_latency_sets_the_context_from_which_on_fewer_bytes_are_faster(monkeyp
     assert line.ratio == pytest.approx(seconds["q8_0"] / seconds["bf16"])
     held = q8_line(monkeypatch, bf16=coded(1.0), q8_0=coded(0.5)).crossings[0]
     assert (held.ctx_tokens, held.wall) == (1024, "launch and link latency")
-
-
-def test_what_is_faster_only_in_short_contexts_never_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    crossing = q8_line(monkeypatch, bf16=coded(1e-3), q8_0=coded(1e-6, efficiency=0.5)).crossings[0]
-    assert (crossing.ctx_tokens, crossing.ratio) == (None, pytest.approx(2 * 2176 / 4096, rel=1e-2))
-
-
-def test_the_uncertainty_is_that_of_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = q8_line(monkeypatch, bf16=coded(1e-3), q8_0=coded(1e-6, efficiency=0.5)).crossings[0]
+    assert (lost.ctx_tokens, lost.ratio) == (None, pytest.approx(2 * 2176 / 4096, rel=1e-2))  # faster when short only
     uncertain = Kernel(efficiency=replace(curve(over="query_tokens"), spread=0.3), latency=rate(1e-8, "s"))
-    assert q8_line(monkeypatch, bf16=uncertain, q8_0=uncertain).spread == pytest.approx(math.hypot(0.3, 0.3), rel=1e-3)
+    spread = q8_line(monkeypatch, bf16=uncertain, q8_0=uncertain).spread
+    assert spread == pytest.approx(math.hypot(0.3, 0.3), rel=1e-3)  # that of both kernels
 
 
 @pytest.mark.parametrize(("operations", "ctx", "wall"), [(1.9, 8_192, "dequantisation"), (2.1, None, "dequantisation"),

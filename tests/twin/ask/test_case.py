@@ -91,3 +91,14 @@ def test_a_format_has_a_backend_for_single_tokens_and_one_for_several(name: str)
     assert case.attention_kernel("attend_decode") == f"attend_decode/{alone}/{name}"
     assert case.attention_kernel("attend_decode", 4) == f"attend_decode/{verify}/{name}"
     assert case.attention_kernel("attend_dense") == f"attend_dense/{alone}/{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "alone", "verify"),
+    [("bf16", "triton", "triton", "triton"), ("bf16", "split_kv", "flash_attention", "split_kv"),
+     ("int8_per_token_head", "split_kv_unpadded", "triton", "split_kv_unpadded")],
+)  # fmt: skip
+def test_a_backend_that_is_asked_for_runs_all_that_it_can(name: str, backend: str, alone: str, verify: str) -> None:
+    """One that only verifies leaves single tokens and prefill to the format's first."""
+    case = asked(model=HYBRID, kv_dtype=name, backend=backend)
+    assert (case.backend, case.verify_backend) == (alone, verify)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,17 +21,23 @@ from twin.errors import BadFile, BadValue, CannotWrite
 TEXT = "line: ü, 日本\n" * 20_000
 
 
+@contextmanager
+def heard_from(reader: int) -> Iterator[list[str]]:
+    """All that a thread has read from a pipe by the end."""
+    heard: list[str] = []
+    with os.fdopen(reader, encoding="utf-8") as stream:
+        listener = threading.Thread(target=lambda: heard.append(stream.read()))
+        listener.start()
+        yield heard
+        listener.join()
+
+
 def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    heard: list[bytes] = []
-    with os.fdopen(reader, "rb") as stream:
-        listener = threading.Thread(target=lambda: heard.append(stream.read()))
-        listener.start()
-        with text_into(Whole(writer, "it")) as out:
-            out.write(TEXT)
-        listener.join()
-    assert heard == [TEXT.encode()]
+    with heard_from(reader) as heard, text_into(Whole(writer, "it")) as out:
+        out.write(TEXT)
+    assert heard == [TEXT]
 
 
 def test_what_is_taken_in_part_is_written_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,16 +167,12 @@ def test_a_link_stays_a_link_whether_its_target_is_there_or_not(tmp_path: Path, 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     path, text = tmp_path / "pipe", NEW * 50_000  # more than a pipe holds
     os.mkfifo(path)
-    heard: list[str] = []
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
     held_open = os.open(path, os.O_WRONLY)  # without any writer a reader is at its end at once
-    with os.fdopen(reader, encoding="utf-8") as stream:
-        listener = threading.Thread(target=lambda: heard.append(stream.read()))
-        listener.start()
+    with heard_from(reader) as heard:
         write_atomic(path, text)
         os.close(held_open)
-        listener.join()
     assert heard == [text]
     assert path.is_fifo()
 
@@ -183,21 +187,7 @@ def test_a_pipe_whose_reader_leaves_is_a_closed_pipe(tmp_path: Path) -> None:
         out.write(NEW)
 
 
-def test_files_written_piece_by_piece_appear_when_they_are_whole(answer: Path) -> None:
-    with open_atomic(answer) as out, open_atomic(answer.parent / "two") as two:
-        for piece in NEW:
-            out.write(piece)
-            two.write(piece)
-        out.flush()
-        assert answer.read_text(encoding="utf-8") == OLD
-    assert [path.read_text(encoding="utf-8") for path in (answer, answer.parent / "two")] == [NEW, NEW]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [BadFile("mine.jsonl:2: broken"), KeyboardInterrupt(), ZeroDivisionError(), IsADirectoryError("read, not written")],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", [BadFile("mine.jsonl:2: broken"), KeyboardInterrupt(), IsADirectoryError("read")])
 def test_a_block_that_ends_badly_leaves_the_old_file_and_its_own_exception(answer: Path, wrong: BaseException) -> None:
     with pytest.raises(type(wrong)) as raised, open_atomic(answer) as out:  # noqa: PT012
         out.write(NEW)
@@ -230,18 +220,12 @@ def test_files_apart_and_the_null_device_are_no_conflict_and_checking_leaves_old
     assert_alone(answer, OLD)
 
 
-WRONG_PLACES = {
-    "in no folder": ("nowhere/answer", "No such file or directory"),
-    "a folder": (".", "it is a folder"),
-    "below a file": ("file/answer", "Not a directory"),
-    "with a name too long": ("a" * 300, "File name too long"),
-    "a link in a circle": ("circle", "Too many levels of symbolic links"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_PLACES)
-def test_what_cannot_be_written_is_known_before_and_nothing_is_changed(tmp_path: Path, case: str) -> None:
-    where, says = WRONG_PLACES[case]
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [("nowhere/answer", "No such file or directory"), (".", "it is a folder"), ("file/answer", "Not a directory"),
+     ("a" * 300, "File name too long"), ("circle", "Too many levels of symbolic links")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_known_before_and_nothing_is_changed(tmp_path: Path, where: str, says: str) -> None:
     (tmp_path / "file").write_text(OLD, encoding="utf-8")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for asked in (check_outputs, lambda path: check_outputs(None, beside={"--one": path})):
@@ -275,6 +259,7 @@ def test_what_a_killed_process_left_is_swept_by_the_next(tmp_path: Path, name: s
 def test_what_a_living_process_writes_is_not_swept(answer: Path) -> None:
     with open_atomic(answer) as slow:
         slow.write("slow")
+        slow.flush()
         write_atomic(answer, NEW)
         assert answer.read_text(encoding="utf-8") == NEW
         assert len(os.listdir(answer.parent)) == 2

@@ -20,18 +20,14 @@ def run(code: str, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+BEGIN = "import atexit, os, signal, sys\nfrom twin.cli import stopping\n"
 LEAVES = """
-import os, signal, sys
-from twin.cli import stopping
 stopping.handle_with(stopping.leave)
 stopping.unfinished.add(sys.argv[2])
 os.kill(os.getpid(), getattr(signal, sys.argv[1]))
 print("still here")
 """
-
 LOST = """
-import os, signal, sys
-from twin.cli import stopping
 stopping.handle_with(stopping.stop)
 stopping.own_process()
 
@@ -42,10 +38,7 @@ class Noisy:
 Noisy()
 print("still here")
 """
-
 TWICE = """
-import os, signal, sys
-from twin.cli import stopping
 stopping.handle_with(stopping.stop)
 number = getattr(signal, sys.argv[1])
 try:
@@ -60,14 +53,14 @@ finally:
 def test_whoever_leaves_takes_unfinished_files_along(tmp_path: Path, name: str, code: int, line: str) -> None:
     unfinished = tmp_path / "unfinished"
     unfinished.write_text("half", encoding="utf-8")
-    assert run(LEAVES, name, str(unfinished)) == (code, "", line)
+    assert run(BEGIN + LEAVES, name, str(unfinished)) == (code, "", line)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(("name", "code", "line"), SIGNALS)
 @pytest.mark.parametrize("program", [LOST, TWICE], ids=["lost in a destructor", "a second time"])
 def test_a_signal_is_never_lost(program: str, name: str, code: int, line: str) -> None:
-    assert run(program, name) == (code, "", line)
+    assert run(BEGIN + program, name) == (code, "", line)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,7 @@ def test_while_work_is_done_a_signal_is_raised(number: int, raised: type[BaseExc
     assert {each: signal.getsignal(each) for each in stopping.ENDS} == before
 
 
-def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+def test_a_signal_that_the_caller_ignores_stays_ignored_and_another_thread_leaves_them_alone() -> None:
     """As `nohup` and the background of a script do."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -92,14 +85,11 @@ def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
         stopping.restore(told)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_another_thread_leaves_signals_alone() -> None:
-    told: list[dict[int, object]] = []
-    thread = threading.Thread(target=lambda: told.append(stopping.handle_with(stopping.stop)))
+    elsewhere: list[dict[int, object]] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(stopping.handle_with(stopping.stop)))
     thread.start()
     thread.join()
-    assert told == [{}]
+    assert elsewhere == [{}]
 
 
 KEEPS_SIGNALS = """
@@ -114,9 +104,7 @@ before = set(sys.modules)
 from twin.cli import stopping
 print(*sorted(set(sys.modules) - before - {"__future__"}))
 """
-WAITED_FOR = """
-import atexit, sys
-from twin.cli import stopping
+WAITED_FOR = f"""{BEGIN}
 stopping.own_process()
 atexit.register(lambda: print("called", flush=True))
 sys.exit(stopping.leaving_with(3))
@@ -133,5 +121,5 @@ def test_a_process_is_left_as_others_want_it(program: str, code: int, out: str) 
 
 
 def test_a_bug_keeps_its_traceback_and_exit_code() -> None:
-    code, out, err = run("from twin.cli import stopping; stopping.own_process(); 1 / 0")
+    code, out, err = run(f"{BEGIN}stopping.own_process(); 1 / 0")
     assert (code, out, "ZeroDivisionError" in err) == (1, "", True)

@@ -40,12 +40,9 @@ def test_only_the_critical_path_is_summed_by_part_but_all_work_by_engine() -> No
 
 def test_parts_are_listed_longest_first_with_what_holds_them() -> None:
     parts = ran(op("a", kernel=KEY, flops=1e12), replace(COPY, after=(0,)), replace(READ, after=(1,))).parts()
-    assert [(part.name, part.wall) for part in parts] == [
-        ("copy", "host link (H2D)"),
-        ("read", "VRAM bandwidth"),
-        ("a", "tensor cores"),
-        ("copy.latency", "launch and link latency"),
-    ]
+    walls = {part.name: part.wall for part in parts}
+    assert list(walls) == ["copy", "read", "a", "copy.latency"]
+    assert list(walls.values()) == ["host link (H2D)", "VRAM bandwidth", "tensor cores", "launch and link latency"]
     assert parts[0].rates == ("h2d",)
 
 
@@ -56,12 +53,11 @@ def test_ops_of_one_part_are_one_line_held_by_the_longer_and_the_bound_is_the_wa
     products = op("a", kernel=KEY, flops=2e12), op("b", Engine.SM, 0, kernel=KEY, flops=2e12)
     assert ran(*products, replace(READ, after=(1,))).bound() == "tensor cores"
     assert Breakdown().bound() == "nothing"
-
-
-def test_speed_of_light_leaves_efficiency_and_latency_out() -> None:
     slow = machine(kernels={KEY: kernel(efficiency=curve(efficiency=(0.5,)), latency_s=1)})
     parts = {part.name: (part.seconds, part.sol_s) for part in ran(READ, profile=slow).parts()}
-    assert parts == {"read": (6, 3), "read.latency": (1, 0)}
+    assert parts == {"read": (6, 3), "read.latency": (1, 0)}  # the speed of light leaves efficiency and latency out
+    with pytest.raises(MissingRate, match="has no rate for a/toy/fp16, b/toy/fp16"):
+        ran(*(op(name, kernel=f"{name}/toy/fp16", vram_bytes=1) for name in "ab"))
 
 
 def test_bytes_of_a_cache_over_the_links_count_calls_iterations_and_times() -> None:
@@ -100,8 +96,3 @@ def test_independent_spreads_add_in_squares() -> None:
         {"vram": 3, f"{KEY}#efficiency": 3, "h2d": 5, "h2d.latency": LATENCY_S}, rel=1e-12
     )
     assert found.spread_s(Roofs(unsure)) == pytest.approx(math.hypot(0.3, 1.0))
-
-
-def test_all_kernels_without_a_rate_are_named_at_once() -> None:
-    with pytest.raises(MissingRate, match="has no rate for a/toy/fp16, b/toy/fp16"):
-        ran(*(op(name, kernel=f"{name}/toy/fp16", vram_bytes=1) for name in "ab"))

@@ -7,13 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwprofiles import load_profile
-from tests.worlds import LAWS, case, flash_next
+from tests.worlds import LAWS, case, flash_next, machine, model, step
+from twin.cost.breakdown import Breakdown
 from twin.cost.prefill import chunk_at, chunk_count, prefilled_tokens, sample
 from twin.cost.roofline import Roofs
+from twin.operations.lower import prefetch_program
 from twin.prediction import chunk_breakdown, prefill_breakdown
 from twin.units import MAX_TOKENS, MIB
 
 ROOFS = Roofs(load_profile("3x-rtx3090"))
+
+
+def test_of_rows_that_take_longer_to_fetch_than_a_chunk_what_sticks_out_is_added() -> None:
+    asked, chunk, roofs = case(layout="vram", spec=model(ngram=True), ngram="disk"), step(32, 16), Roofs(machine())
+    fetch_s = Breakdown().run(prefetch_program(asked, chunk), roofs).seconds
+    assert chunk_breakdown(asked, chunk, roofs, fetch=Breakdown()).seconds < fetch_s
+    assert chunk_breakdown(asked, chunk, roofs).seconds == pytest.approx(fetch_s)
 
 
 @pytest.mark.parametrize(
@@ -33,27 +42,22 @@ def test_a_prompt_of_one_token_has_nothing_to_prefill() -> None:
     assert sample(flash_next(1), 1, lambda _: 1.0) == {}
 
 
-ASKED = st.fixed_dictionaries(
-    {},
-    optional={
-        "staging_bytes": st.integers(min_value=512, max_value=64 * 1024),
-        "prefill": st.sampled_from(["auto", "staged", "naive"]),
-        "copies": st.sampled_from(["serial", "overlapped"]),
-        "chunk_tokens": st.sampled_from([16, 64, 256]),
-    },
+RULES = st.fixed_dictionaries(
+    {"chunk_tokens": st.sampled_from([16, 64, 256]), "staging_bytes": st.just(1024) | st.integers(512, 64 * 1024)}
 )
+OPTIONS = {"prefill": st.sampled_from(["auto", "staged", "naive"]), "copies": st.sampled_from(["serial", "overlapped"])}
 
 
 @LAWS
-@given(st.integers(min_value=1, max_value=20_000), ASKED, st.floats(min_value=0, max_value=10))
-def test_what_is_linear_in_the_position_is_summed_exactly(prompt: int, options: dict[str, str], slope: float) -> None:
-    chunk_tokens = int(options.pop("chunk_tokens", "16"))
-    staging = int(options.pop("staging_bytes", "1024"))
-    asked = case(prompt, rules={"chunk_tokens": chunk_tokens, "staging_bytes": staging}, **options)
+@given(st.integers(1, 20_000), RULES, st.fixed_dictionaries({}, optional=OPTIONS), st.floats(0, 10))
+def test_what_is_linear_in_the_position_is_summed_exactly(
+    prompt: int, rules: dict[str, int], options: dict[str, str], slope: float
+) -> None:
+    asked = case(prompt, rules=rules, **options)
     count = chunk_count(asked, prompt)
     weights = sample(asked, prompt, lambda index: 1 + slope * index)
     assert sum(weights.values()) == pytest.approx(count)
-    full = range(prefilled_tokens(asked, prompt) // chunk_tokens)
+    full = range(prefilled_tokens(asked, prompt) // rules["chunk_tokens"])
     rest = {index: times for index, times in weights.items() if index in full}
     assert sum(index * times for index, times in rest.items()) == pytest.approx(sum(full))
     assert all(0 <= index < count and times > 0 for index, times in weights.items())

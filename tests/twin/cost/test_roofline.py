@@ -9,20 +9,8 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import Roof
 from hwprofiles.rates import Rate
-from tests.worlds import (
-    KERNELS,
-    LATENCY_S,
-    LAWS,
-    LINEAR,
-    PEAK,
-    at_its_roof,
-    curve,
-    kernel,
-    link,
-    machine,
-    operations,
-    rate,
-)
+from tests import worlds
+from tests.worlds import LINEAR, at_its_roof, curve, kernel, link, machine, rate
 from twin.cost.roofline import WALLS, Roofs
 from twin.errors import MissingRate
 from twin.operations.occupancy import BEGUN_TILES, FlashGrid, SplitKV
@@ -54,7 +42,7 @@ def roofs(**changes: Any) -> Roofs:
 def test_a_kernel_takes_as_long_as_its_slowest_roof(counts: dict[str, float], seconds: float, wall: str) -> None:
     cost = roofs().cost(op(kernel=KEY, **counts))
     assert (cost.seconds, cost.latency_s, cost.bound_s, cost.wall) == (seconds, 0, seconds, wall)
-    assert (cost.sol_s, cost.floor_s) == (seconds, seconds / PEAK)
+    assert (cost.sol_s, cost.floor_s) == (seconds, seconds / worlds.PEAK)
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -63,8 +51,12 @@ def test_a_plain_copy_takes_the_latency_and_the_rate_of_its_link_a_call(engine: 
     wall = {Engine.H2D: "h2d", Engine.D2H: "d2h", Engine.HOST: "dram", Engine.DISK: "disk"}[engine]
     moved = "link_bytes" if wall.endswith(("2d", "2h")) else "host_bytes"
     cost = roofs().cost(op(engine, calls=calls, **{moved: 2e9}))
-    assert cost.seconds == pytest.approx(calls * (2 + LATENCY_S))
-    assert (cost.bound_s, cost.latency_s, cost.floor_s) == (2 * calls, LATENCY_S * calls, 2 * calls / PEAK)
+    assert cost.seconds == pytest.approx(calls * (2 + worlds.LATENCY_S))
+    assert (cost.bound_s, cost.latency_s, cost.floor_s) == (
+        2 * calls,
+        worlds.LATENCY_S * calls,
+        2 * calls / worlds.PEAK,
+    )
     assert (cost.wall, cost.bound_rates, cost.latency_rates) == (wall, (wall,), (f"{wall}.latency",))
 
 
@@ -77,26 +69,35 @@ def test_an_efficiency_stretches_the_roof_but_not_the_latency_which_stands_in_fo
     assert (copy.latency_s, copy.bound_s, copy.latency_rates) == (0.25, 1, (f"{KEY}#latency",))
 
 
-def test_an_efficiency_is_read_at_the_ops_grain_and_told_where_it_is_extrapolated() -> None:
-    found = roofs(kernels={KEY: kernel(efficiency=curve((1, 100), (0.1, 0.5)))})
+def test_efficiencies_are_read_at_an_ops_grain_and_a_links_at_its_runs_and_told_where_they_are_extrapolated() -> None:
+    found = roofs(
+        kernels={KEY: kernel(efficiency=curve((1, 100), (0.1, 0.5)))},
+        h2d=worlds.link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")),
+    )
     seconds = [found.cost(op(kernel=KEY, vram_bytes=1e9, grain=grain)).seconds for grain in (1, 10, 100)]
     assert seconds == pytest.approx([10, 1 / 0.3, 2])
-    assert not found.extrapolated
-    found.cost(op(kernel=KEY, vram_bytes=1e9, grain=101))
-    assert found.extrapolated == {f"{KEY} at 101 tokens"}
-
-
-def test_short_runs_slow_a_link_down() -> None:
-    found = roofs(h2d=link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")))
     cost = found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=100))
     assert (cost.bound_s, cost.sol_s, cost.bound_rates) == (4, 1, ("h2d", "h2d.run_length"))
     assert [found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=run)).bound_s for run in (0, 5000)] == [1, 1]
     assert not found.extrapolated
+    found.cost(op(kernel=KEY, vram_bytes=1e9, grain=101))
     found.cost(op(Engine.H2D, link_bytes=1e9, run_bytes=50))
-    assert found.extrapolated == {"h2d at runs of 50 B"}
+    assert found.extrapolated == {f"{KEY} at 101 tokens", "h2d at runs of 50 B"}
 
 
-@pytest.mark.parametrize("key", KERNELS)
+def test_a_plain_read_stands_in_for_a_kernel_that_may_lack_a_rate_and_holds_what_short_runs_cost() -> None:
+    key = "rows_disk/a/b"
+    read = op(Engine.H2D, kernel=key, link_bytes=1e9, run_bytes=100, or_plain=True)
+    short, own = link(run_length=curve((100, 1000), (0.25, 1), over="run_bytes")), kernel(latency_s=0.5)
+    plain = roofs(h2d=short).cost(read)
+    assert plain == roofs(h2d=short).cost(replace(read, kernel="", or_plain=False))
+    assert plain.bound_s == 4
+    rated = roofs(h2d=short, kernels={key: replace(own, efficiency=curve(efficiency=(0.1,)))}).cost(read)
+    assert (rated.latency_s, rated.bound_s, rated.sol_s) == (0.5, pytest.approx(10), 1)
+    assert (rated.bound_rates, rated.latency_rates) == (("h2d", f"{key}#efficiency"), (f"{key}#latency",))
+
+
+@pytest.mark.parametrize("key", worlds.KERNELS)
 def test_a_missing_kernel_is_named_beside_those_of_the_same_operation(key: str) -> None:
     operation = key.split("/", maxsplit=1)[0]
     other = f"{operation}/other/fp16"
@@ -111,12 +112,9 @@ def test_a_missing_kernel_is_named_beside_those_of_the_same_operation(key: str) 
 def test_a_missing_rate_of_products_or_instructions_is_named() -> None:
     with pytest.raises(MissingRate, match="machine toy has no fp8 tensor rate"):
         roofs().cost(op(flops=1, dtype="fp8"))
-    bare = roofs(kernels={KEY: replace(at_its_roof(KEY), operations=operations(4))})
+    bare = roofs(kernels={KEY: replace(at_its_roof(KEY), operations=worlds.operations(4))})
     with pytest.raises(MissingRate, match="no rate of instructions"):
         bare.cost(op(kernel=KEY, vram_bytes=1, dequantised_elements=1, split_kv=split_kv(elements=9)))
-
-
-# Occupancy
 
 
 def in_waves(held: tuple[float, ...], efficiency: tuple[float, ...], **rates: Rate) -> Roofs:
@@ -143,14 +141,9 @@ def test_waves_last_as_long_as_what_their_multiprocessors_hold(
 
 def split_kv(*, elements: float = 0, q_rows: int = 16, partial_bytes: int = 0) -> SplitKV:
     """One thread block of one tile on the toy's one multiprocessor; its beginning and end take two tiles' time more."""
-    return SplitKV(
-        pairs=1,
-        tiles=1,
-        tile_elements=round(elements / (1 + BEGUN_TILES)),
-        q_rows=q_rows,
-        per_multiprocessor=1,
-        partial_bytes=partial_bytes,
-    )
+    held = round(elements / (1 + BEGUN_TILES))
+    sizes = {"pairs": 1, "tiles": 1, "tile_elements": held, "per_multiprocessor": 1}
+    return SplitKV(**sizes, q_rows=q_rows, partial_bytes=partial_bytes)
 
 
 def test_partial_results_are_combined_after_the_reads_which_is_latency() -> None:
@@ -167,7 +160,7 @@ def test_partial_results_are_combined_after_the_reads_which_is_latency() -> None
 
 def working(*counts: float) -> Roofs:
     """A machine of 1e9 operations a second whose kernel KEY takes so many an element at 16, 32, ... query rows."""
-    bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=operations(*counts))})
+    bare = machine(kernels={KEY: replace(at_its_roof(KEY), operations=worlds.operations(*counts))})
     roof = Roof(rate=rate(1e9, "op/s"), datasheet=rate(2e9, "op/s"))
     return Roofs(replace(bare, gpu=replace(bare.gpu, instructions=roof)))
 
@@ -178,7 +171,7 @@ def test_operations_of_thread_blocks_are_a_roof_beside_the_bytes() -> None:
     slow, fast = working(4).cost(work), working(0.5).cost(work)
     assert (slow.bound_s, slow.wall, slow.bound_rates) == (3.6, "decode", ("instructions", f"{KEY}#operations"))
     assert (fast.bound_s, fast.wall) == (1, "vram")
-    assert slow.sol_s == slow.floor_s * PEAK == 1
+    assert slow.sol_s == slow.floor_s * worlds.PEAK == 1
 
 
 @pytest.mark.parametrize(("dequantised", "q_rows", "wall"), [(1, 32, "tensor"), (1, 16, "decode"), (0, 16, "tensor")])
@@ -202,9 +195,6 @@ def test_a_last_round_that_is_not_full_takes_as_long_as_one_that_is() -> None:
     assert Roofs(two).cost(work).bound_s == pytest.approx(4 / 3 * Roofs(one).cost(work).bound_s)
 
 
-# Any op
-
-
 def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
     base = working(4).profile
     kernels = {KEY: kernel(efficiency=curve(), latency_s=1), LINEAR[1]: base.kernels[KEY]}
@@ -217,11 +207,11 @@ def test_every_rate_of_a_cost_has_a_spread_and_every_wall_a_name() -> None:
     assert {rate for cost in costs for rate in cost.bound_rates + cost.latency_rates} <= found.rates.keys()
 
 
-COUNT = st.floats(min_value=0, max_value=1e12)
+COUNT = st.floats(0, 1e12)
 
 
-@LAWS
-@given(COUNT, COUNT, COUNT, st.floats(min_value=0.01, max_value=1), st.floats(min_value=0, max_value=1))
+@worlds.LAWS
+@given(COUNT, COUNT, COUNT, st.floats(0.01, 1), st.floats(0, 1))
 def test_nothing_is_faster_than_its_roofs(
     vram_bytes: float, flops: float, link_bytes: float, efficiency: float, latency_s: float
 ) -> None:
@@ -232,9 +222,6 @@ def test_nothing_is_faster_than_its_roofs(
     assert cost.floor_s <= cost.sol_s <= cost.bound_s * (1 + 1e-12)
     assert cost.seconds == pytest.approx(cost.latency_s + cost.bound_s)
     assert best.seconds <= cost.seconds * (1 + 1e-12)
-
-
-# Products with the same weights, in the order of their tokens
 
 
 def weights(tokens: float, *, tile: int = 1, full: float = 40.0) -> Op:
@@ -256,10 +243,7 @@ STEEP: dict[str, Any] = {"at": (1.0, 16.0, 64.0), "efficiency": (0.5, 0.4, 1.0)}
 def test_products_take_what_was_calibrated_at_the_tokens_that_it_was_calibrated_at(tile: int) -> None:
     found = [weights_s(tokens, tile=tile, **STEEP) for tokens in STEEP["at"]]
     assert found == pytest.approx([1 / 0.5, 1 / 0.4, 64 / 40 / 1.0])
-
-
-def test_products_whose_weights_go_with_their_tokens_are_left_as_they_are() -> None:
-    """Each token chooses its experts: how many are read by other numbers of tokens, an op does not say."""
+    # Where each token chooses its experts an op does not say how many are read by other numbers of them
     experts = roofs(kernels={KEY: kernel(efficiency=curve(**STEEP))}).cost(replace(weights(32), row_tile=0))
     assert experts.seconds == pytest.approx(1 / 0.7)
 
@@ -271,13 +255,12 @@ def test_every_token_of_a_tile_takes_as_long_as_its_first_unless_one_of_them_was
     assert weights_s(49, **flat) == pytest.approx(64 / 8 / 0.6)
 
 
-@LAWS
+TOKENS = st.integers(1, 3000)
+
+
+@worlds.LAWS
 @given(
-    st.lists(st.floats(0.05, 1), min_size=1, max_size=5),
-    st.floats(1, 3000),
-    st.integers(1, 3000),
-    st.integers(1, 3000),
-    st.sampled_from((1, 16)),
+    st.lists(st.floats(0.05, 1), min_size=1, max_size=5), st.floats(1, 3000), TOKENS, TOKENS, st.sampled_from((1, 16))
 )
 def test_more_tokens_take_no_less_time_where_calibrated_ones_do_not(
     efficiency: list[float], full: float, one: int, other: int, tile: int

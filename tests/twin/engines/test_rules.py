@@ -7,10 +7,8 @@ from twin.errors import Impossible, UnknownName
 from twin.formats import kv_format
 from twin.layouts import load_layout
 
-ENGINES = pytest.mark.parametrize("name", engine_names())
 
-
-@ENGINES
+@pytest.mark.parametrize("name", engine_names())
 def test_a_rulebook_names_layouts_and_formats_that_exist(name: str) -> None:
     rules = load_engine(name)
     assert rules.name == name
@@ -23,15 +21,12 @@ def test_a_rulebook_names_layouts_and_formats_that_exist(name: str) -> None:
     assert rules.all_backends() >= {*rules.backends.verify.values(), *rules.backends.piecewise}
 
 
-def test_backends_of_several_query_tokens_only_are_named_last() -> None:
+def test_backends_of_several_query_tokens_only_are_named_last_and_unknown_engines_are_refused() -> None:
     rules = load_engine("vllm")
     assert rules.backends_of("bf16") == ("flash_attention", "triton", "flashinfer", "split_kv")
     assert {"split_kv", "split_kv_unpadded", "kvarn"} <= set(backend_names())
     with pytest.raises(Impossible, match="vllm has no sparse attention"):
         _ = rules.sparse
-
-
-@pytest.mark.parametrize("name", ["exllama", "rules", "__init__"])
-def test_an_unknown_engine_is_refused(name: str) -> None:
-    with pytest.raises(UnknownName, match=f"unknown engine {name!r}"):
-        load_engine(name)
+    for name in ("exllama", "rules", "__init__"):
+        with pytest.raises(UnknownName, match=f"unknown engine {name!r}"):
+            load_engine(name)

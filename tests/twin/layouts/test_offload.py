@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from tests.worlds import LAWS, case, flash_next, machine, step
 from twin.ask.case import Case
-from twin.ask.question import Question
-from twin.ask.resolve import resolve
 from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
 from twin.cost.schedule import schedule
@@ -27,19 +25,14 @@ def staged(asked: Case, chunk: Step) -> OpGraph:
     return block
 
 
-@pytest.mark.parametrize(("pooled", "vram", "host"), [("vram", 0.75, 27), ("host", 0, 27.75)])
-def test_bytes_per_token(pooled: str, vram: float, host: float) -> None:
+def test_bytes_per_token_and_staging_buffers_where_something_is_staged() -> None:
     """64 bytes in VRAM and 2,304 on the host a layer: 0.75 and 27.00 KiB over 12."""
-    placed = LAYOUT.placement(flash_next(pooled=pooled))
-    assert (12 * placed.vram_bytes, 12 * placed.host_bytes) == (vram * 1024, host * 1024)
-
-
-@pytest.mark.parametrize(
-    ("asked", "buffers"),
-    [({}, 1), ({"copies": "overlapped"}, 2), ({"prefill": "naive"}, 0), ({"batch": 2}, 0), ({"prefill": "staged"}, 1)],
-)
-def test_staging_buffers_exist_where_something_is_staged(asked: dict[str, str], buffers: int) -> None:
-    assert sum(LAYOUT.working_bytes(flash_next(**asked)).values()) == buffers * 32 * MIB
+    for pooled, vram, host in (("vram", 0.75, 27), ("host", 0, 27.75)):
+        placed = LAYOUT.placement(flash_next(pooled=pooled))
+        assert (12 * placed.vram_bytes, 12 * placed.host_bytes) == (vram * 1024, host * 1024)
+    asked = ({}, {"prefill": "staged"}, {"copies": "overlapped"}, {"prefill": "naive"}, {"batch": 2})
+    buffers = [sum(LAYOUT.working_bytes(flash_next(**each)).values()) / (32 * MIB) for each in asked]
+    assert buffers == [1, 1, 2, 0, 0]
 
 
 def test_a_long_step_gathers_the_selection_over_the_link_and_writes_one_token_a_short_one_the_whole_cache() -> None:
@@ -142,26 +135,22 @@ def test_steps_name_every_context_after_which_a_chunk_changes(asked: dict[str, s
 
 
 def of_twin(fmt: str, **asked: object) -> Case:
-    return resolve(
-        Question(ctx_tokens=100_000, model="qwen3.8-flash-next", engine="twin", layout="offload", kv_dtype=fmt, **asked)
-    )
+    return flash_next(100_000, engine="twin", layout="offload", kv_dtype=fmt, **asked)
 
 
 @pytest.mark.parametrize(("fmt", "token_bytes"), [("int8_per_token_head", 1040), ("q4_0", 576), ("exl3_k4v4", 576)])
-def test_an_interleaved_block_is_one_run_of_k_and_v(fmt: str, token_bytes: int) -> None:
+def test_an_interleaved_block_is_one_run_of_k_and_v_while_plain_and_borrowed_planes_lie_apart(
+    fmt: str, token_bytes: int
+) -> None:
     *_, gather, write = LAYOUT.decode_ops(of_twin(fmt), step(100_002), 0, first=1)
     assert gather.kernel == f"gather_host/twin/{fmt}"
     assert (gather.link_bytes, gather.run_bytes) == ((2048 + 3) * token_bytes, 4 * token_bytes)
     assert write.link_bytes == token_bytes + 256
     short, _ = LAYOUT.decode_ops(of_twin(fmt), step(2_047), 0, first=1)
     assert (short.link_bytes, short.run_bytes) == (2048 * token_bytes, 256 * token_bytes)
-
-
-def test_plain_planes_and_what_is_borrowed_are_read_k_and_v_apart() -> None:
-    for asked, token_bytes in ((of_twin("fp16"), 2048), (of_twin("q8_0", what_if=True), 1088)):
-        *_, gather, _ = LAYOUT.decode_ops(asked, step(100_000), 0, first=1)
-        assert gather.kernel == "gather_host/twin/fp16"
-        assert gather.run_bytes == 2 * token_bytes
+    for plain, own_bytes in ((of_twin("fp16"), 2048), (of_twin("q8_0", what_if=True), 1088)):
+        *_, gather, _ = LAYOUT.decode_ops(plain, step(100_000), 0, first=1)
+        assert (gather.kernel, gather.run_bytes) == ("gather_host/twin/fp16", 2 * own_bytes)
 
 
 @pytest.mark.parametrize("end", [1_000, 100_000])

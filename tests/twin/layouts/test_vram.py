@@ -5,12 +5,6 @@ from twin.layouts.vram import LAYOUT
 from twin.operations.ops import Engine
 
 
-def test_bytes_per_token_of_a_dense_model_are_its_planes() -> None:
-    dense = case(layout="vram", spec=model(every=1, sparse=False))
-    assert LAYOUT.placement(dense).vram_bytes == 2 * 2 * 8 * 2
-    assert LAYOUT.working_bytes(dense) == {}
-
-
 def test_a_long_step_scans_pooled_keys_selects_and_reads_the_selection_a_short_one_the_whole_cache() -> None:
     asked = flash_next(layout="vram")
     scan, select, read = LAYOUT.decode_ops(asked, step(1_048_319), 0, first=1)
@@ -39,11 +33,11 @@ def test_a_sparse_chunk_scores_selects_and_attends() -> None:
 
 def test_nothing_ever_crosses_the_link() -> None:
     asked = case(layout="vram")
-    ops = [*LAYOUT.decode_ops(asked, step(100), 0, first=1)]
-    ops += [
-        op for past in (0, 32) for block in LAYOUT.prefill_graphs(asked, step(past, 16), 0, times=1) for op in block.ops
-    ]
+    graphs = [graph for past in (0, 32) for graph in LAYOUT.prefill_graphs(asked, step(past, 16), 0, times=1)]
+    ops = [*LAYOUT.decode_ops(asked, step(100), 0, first=1), *(op for graph in graphs for op in graph.ops)]
     assert all(op.engine is Engine.SM and not op.link_bytes for op in ops)
     assert LAYOUT.buckets(asked, step(32, 16)) == 0
     assert list(LAYOUT.breaks(asked)) == []
     assert LAYOUT.bucket_tokens(asked) == 0
+    dense = case(layout="vram", spec=model(every=1, sparse=False))
+    assert (LAYOUT.placement(dense).vram_bytes, LAYOUT.working_bytes(dense)) == (2 * 2 * 8 * 2, {})

@@ -19,40 +19,15 @@ from twin.models.spec import Drafter, Stored, Weights
 from twin.models.speculation import Speculation
 
 SEQUENTIAL = Drafter(
-    name="toy-mtp",
-    kind="sequential",
-    summary="one layer like the model's, a token a pass",
-    layers=1,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=8,
-    window=0,
-    parameters=100,
-    weight_bytes=50,
-    head_bytes=24,
-    own_head=True,
-    max_tokens=4,
+    name="toy-mtp", kind="sequential", summary="one layer like the model's, a token a pass", layers=1, query_heads=4,
+    kv_heads=2, head_dim=8, window=0, parameters=100, weight_bytes=50, head_bytes=24, own_head=True, max_tokens=4,
     default_tokens=2,
-)
+)  # fmt: skip
 BLOCK = Drafter(
-    name="toy-block",
-    kind="block",
-    summary="two layers with a window of 16 tokens, four tokens at once",
-    layers=2,
-    query_heads=2,
-    kv_heads=1,
-    head_dim=16,
-    window=16,
-    parameters=1000,
-    weight_bytes=500,
-    head_bytes=32,
-    own_head=False,
-    max_tokens=8,
-    default_tokens=3,
-    block_tokens=4,
-    block_accepts=2.0,
-    lookup_accepts=6.0,
-)
+    name="toy-block", kind="block", summary="two layers with a window of 16 tokens, four tokens at once", layers=2,
+    query_heads=2, kv_heads=1, head_dim=16, window=16, parameters=1000, weight_bytes=500, head_bytes=32,
+    own_head=False, max_tokens=8, default_tokens=3, block_tokens=4, block_accepts=2.0, lookup_accepts=6.0,
+)  # fmt: skip
 
 ENDS = {"embedding": Stored(format="bf16", bits=8), "head": Stored(format="w4a16", bits=8)}
 W4A16 = Weights(format="w4a16", bits=4, parts=ENDS)

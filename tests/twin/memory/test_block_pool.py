@@ -13,7 +13,8 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
 from twin.errors import Impossible
-from twin.memory.block_pool import block_plan, fixed_parts, pool_rules, scratch_token_bytes
+from twin.memory import block_pool
+from twin.memory.block_pool import block_plan
 from twin.memory.plan import plan_memory
 from twin.units import GIB, MIB, format_bytes
 
@@ -37,8 +38,6 @@ D7, D15, CACHED = "dflash2:7", "dflash2:15", {"prefix_caching": True}
 TWO = {"max_sequences": 2}
 LONG = CACHED | {"async_scheduling": False}
 FP32 = {"state_dtype": "fp32"}
-
-
 Row = tuple[dict[str, Any], int, tuple[int, int], int | None, int, tuple[int, int, int], int]
 PUBLISHED: dict[str, Row] = {
     "bf16": (q("bf16", D7), 65_536, (448, 8), PINNED, 380, (2 * 147, 6 * 8, 15), 69_758),
@@ -137,9 +136,6 @@ def test_a_drafters_layers_join_attention_unless_they_slide(
     assert [plan.blocks_per_request(tokens) for tokens in (1, 16, 17, 8192)] == blocks
 
 
-# The pool of a case
-
-
 def test_the_pools_of_a_batch_server_come_out_near_what_was_published() -> None:
     """fp8 at 0.972: 285 blocks warm, 250 cold with prefix caching; KVarN at 0.93: 210 with 4 slots, 172 with 64."""
     kvarn: dict[str, Any] = {"kv_dtype": KVARN, "utilisation": 0.93}
@@ -181,7 +177,7 @@ def test_a_pool_is_what_utilisation_leaves_of_the_device(backend: str) -> None:
 def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: str, kv_dtype: str) -> None:
     """It is taken whole, after weights and buffers: a byte more than is left, and no context at all fits."""
     about = {"model": model, "kv_dtype": kv_dtype, "utilisation": 0.5}
-    before = sum(fixed_parts(asked(**about), POOL).values())
+    before = sum(block_pool.fixed_parts(asked(**about), POOL).values())
     room = int(VRAM_BYTES - before)
     held, refused = (planned(**about, pool_bytes=size) for size in (room, room + 1))
     assert pool_of(held).blocks == room // pool_of(held).plan.block_bytes
@@ -194,7 +190,7 @@ def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: st
 
 @pytest.mark.parametrize("pool_bytes", [30 * GIB, 2**50])
 def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes: int) -> None:
-    needed = sum(fixed_parts(asked(kv_dtype="bf16"), POOL).values()) + pool_bytes
+    needed = sum(block_pool.fixed_parts(asked(kv_dtype="bf16"), POOL).values()) + pool_bytes
     missing = format_bytes(math.ceil(needed - VRAM_BYTES))
     text = f"needs {format_bytes(needed)} of VRAM, the machine has 23.56 GiB ({missing} short)"
     assert planned(1024, kv_dtype="bf16", pool_bytes=pool_bytes).shortage() == text
@@ -203,13 +199,10 @@ def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes:
 @pytest.mark.parametrize(
     ("kv_dtype", "sequences", "slots", "slot_mib", "longest", "tokens"),
     [
-        (KVARN, 64, 152, 8, 1000, 64_000),
-        (KVARN, 4, 32, 8, 262_144, 262_144),
-        (KVARN, 1, 26, 8, 1000, 4096),
-        (KVARN, 1, 26, 8, 400_000, 262_144),
-        ("kvarn_k4v2_g64", 64, 168, 4, 1000, 64_000),
+        (KVARN, 64, 152, 8, 1000, 64_000), (KVARN, 4, 32, 8, 262_144, 262_144), (KVARN, 1, 26, 8, 1000, 4096),
+        (KVARN, 1, 26, 8, 400_000, 262_144), ("kvarn_k4v2_g64", 64, 168, 4, 1000, 64_000),
     ],
-)
+)  # fmt: skip
 def test_waiting_tiles_take_2_slots_a_sequence_those_of_a_step_and_8_and_a_rebuilt_history_4_kib_a_token(
     kv_dtype: str, sequences: int, slots: int, slot_mib: int, *, longest: int, tokens: int
 ) -> None:
@@ -239,7 +232,7 @@ def test_turboquant_runs_out_of_memory_where_it_was_seen_to(ctx_tokens: int, uti
     device, outside, _ = plan.memories
     assert device.fixed["prefill scratch"] == 0.5 * GIB
     copies = POOL.dequantises_prefix["turboquant"].value
-    assert scratch_token_bytes(asked(kv_dtype=TURBO)) == copies * 4096
+    assert block_pool.scratch_token_bytes(asked(kv_dtype=TURBO)) == copies * 4096
     assert outside.page_bytes["prefill scratch"] == copies * 4096 * pool_of(plan).plan.block_tokens
 
 
@@ -274,22 +267,18 @@ def test_the_engine_prints_one_block_more_than_it_can_use(blocks: int, residents
         assert plan.max_ctx_tokens() == max(0, (blocks - 1) // batch - 3) * 800
 
 
-def test_several_devices_and_engines_without_a_pool_are_refused() -> None:
+def test_several_devices_and_engines_without_a_pool_are_refused_and_without_room_there_is_none() -> None:
     with pytest.raises(Impossible, match="vllm is modelled on one device, rtx3090 has 2") as refused:
         plan_memory(asked(), replace(RTX3090, gpu_count=2))
     assert "--hw rtx3090" in refused.value.hint
+    for model in (BATCH, LLAMA):  # whose weights alone do not fit
+        plan = plan_memory(asked(model=model), machine(vram_bytes=8 * GIB))
+        assert (plan.fits, plan.max_ctx_tokens()) == (False, 0)
+        assert (pool_of(plan).pool_bytes, pool_of(plan).blocks, pool_of(plan).printed_tokens) == (0, 0, 0)
     other = resolve(Question(ctx_tokens=1))
-    for wanted in (block_plan, pool_rules):
+    for wanted in (block_plan, block_pool.pool_rules):
         with pytest.raises(Impossible, match="exllamav3 shares no pool of blocks among requests"):
             wanted(other)
-
-
-@pytest.mark.parametrize("model", [BATCH, LLAMA])
-def test_weights_that_do_not_fit_leave_no_pool(model: str) -> None:
-    plan = plan_memory(asked(model=model), machine(vram_bytes=8 * GIB))
-    found = pool_of(plan)
-    assert (found.pool_bytes, found.blocks, found.printed_tokens) == (0, 0, 0)
-    assert (plan.fits, plan.max_ctx_tokens()) == (False, 0)
 
 
 @pytest.mark.parametrize(

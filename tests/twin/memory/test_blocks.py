@@ -13,14 +13,9 @@ from twin.errors import BadValue, Impossible
 from twin.memory.blocks import BlockPlan, CacheSpec, PoolSettings, plan_blocks
 
 SETTINGS = PoolSettings(
-    promotes_sliding=True,
-    balances_groups=True,
-    speculative_tokens=0,
-    prefix_caching=False,
-    batched_tokens=2048,
+    promotes_sliding=True, balances_groups=True, speculative_tokens=0, prefix_caching=False, batched_tokens=2048,
     async_scheduling=True,
-)
-
+)  # fmt: skip
 
 SIZES = {
     "attention": {"token_bytes": 4096},
@@ -36,44 +31,33 @@ def spec(kind: Any, layers: int, **more: Any) -> CacheSpec:
 @pytest.mark.parametrize(
     ("layers", "balances", "full", "groups"),
     [
-        ((16, 48, 5), True, 8, [8, 8] + [8] * 6 + [5]),
-        ((16, 48, 5), False, 5, [4] * 4 + [5] * 8 + [4] * 2 + [5]),
-        ((16, 48, 8), True, 16, [16] + [16] * 3 + [8]),
-        ((16, 48, 4), True, 8, [8, 8] + [8] * 6 + [4]),
-        ((16, 48, 3), True, 4, [4] * 4 + [4] * 12 + [3]),
-        ((17, 48, 5), True, 5, [5, 4, 4, 4] + [5] * 8 + [4] * 2 + [5]),
-        ((10, 0, 20), True, 10, [10, 10, 10]),
-        ((13, 0, 12), True, 13, [13, 12]),
-        ((12, 0, 8), False, 8, [6, 6, 8]),
-        ((16, 48, 0), True, 16, [16] * 4),
+        ((16, 48, 5), True, 8, [8] * 8 + [5]), ((16, 48, 5), False, 5, [4] * 6 + [5] * 9),
+        ((16, 48, 8), True, 16, [16] * 4 + [8]), ((16, 48, 4), True, 8, [8] * 8 + [4]),
+        ((16, 48, 3), True, 4, [4] * 16 + [3]), ((17, 48, 5), True, 5, [4] * 5 + [5] * 10),
+        ((10, 0, 20), True, 10, [10] * 3), ((13, 0, 12), True, 13, [13, 12]),
+        ((12, 0, 8), False, 8, [6, 6, 8]), ((16, 48, 0), True, 16, [16] * 4),
     ],
-)
+)  # fmt: skip
 def test_groups_are_as_long_as_the_fewest_layers_of_a_type_unless_padding_windows_is_cheaper(
     layers: tuple[int, int, int], *, balances: bool, full: int, groups: list[int]
 ) -> None:
     kinds = zip(("attention", "recurrent", "sliding"), layers, strict=True)
-    plan = plan_blocks(
-        [spec(kind, count) for kind, count in kinds if count], replace(SETTINGS, balances_groups=balances)
-    )
+    specs = [spec(kind, count) for kind, count in kinds if count]
+    plan = plan_blocks(specs, replace(SETTINGS, balances_groups=balances))
     assert plan.group_layers == full
     assert sorted(group.layers for group in plan.groups) == sorted(groups)
 
 
-def test_layers_that_cannot_share_a_pool_and_an_empty_request_are_refused() -> None:
+def test_layers_that_cannot_share_a_pool_sizes_of_another_kind_and_an_empty_request_are_refused() -> None:
     odd = spec("sliding", 5, token_bytes=2112, takes_padding=False)
     hybrid = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
     with pytest.raises(Impossible, match="sliding layers neither divides 1,664,000 B"):
         plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
     with pytest.raises(BadValue, match="at least 1 token"):
         plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}]
-)
-def test_a_spec_of_sizes_that_its_kind_has_not_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
-        replace(spec("attention", 16), **wrong)
+    for wrong in ({"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}):
+        with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
+            replace(spec("attention", 16), **wrong)
 
 
 def test_attention_of_half_a_windows_bytes_has_blocks_twice_as_long() -> None:
@@ -146,7 +130,7 @@ def test_a_page_of_the_attention_with_most_bytes_covers_a_state() -> None:
     assert [group.block_tokens for group in plan.groups] == [128, 64, 0, 0]
 
 
-COUNT, SIZE = st.integers(1, 64), st.integers(1, 8192)
+COUNT, SIZE, BOOL = st.integers(1, 64), st.integers(1, 8192), st.booleans()
 UNIT = st.sampled_from([16, 64, 128])
 FULL = st.builds(CacheSpec, kind=st.just("attention"), layers=COUNT, token_bytes=SIZE, kernel_block=UNIT)
 STATE = st.builds(CacheSpec, kind=st.just("recurrent"), layers=COUNT, state_bytes=st.integers(1, 2**23))
@@ -156,13 +140,9 @@ SPECS = st.tuples(FULL, st.lists(STATE, max_size=1), st.lists(WINDOW, max_size=2
 )
 ANY_SETTINGS = st.builds(
     PoolSettings,
-    promotes_sliding=st.booleans(),
-    balances_groups=st.booleans(),
-    speculative_tokens=st.integers(0, 16),
-    prefix_caching=st.booleans(),
-    batched_tokens=SIZE,
-    async_scheduling=st.booleans(),
-)
+    promotes_sliding=BOOL, balances_groups=BOOL, speculative_tokens=st.integers(0, 16), prefix_caching=BOOL,
+    batched_tokens=SIZE, async_scheduling=BOOL,
+)  # fmt: skip
 
 
 @LAWS
@@ -183,7 +163,12 @@ def test_every_layer_lies_in_one_group_and_every_page_fits(specs: list[CacheSpec
 
 
 @LAWS
-@given(st.builds(plan_blocks, SPECS, ANY_SETTINGS), st.integers(0, 2**40), st.integers(1, 2**20), st.integers(0, 2**20))
+@given(
+    st.builds(plan_blocks, SPECS, ANY_SETTINGS),
+    st.integers(0, 2**40),
+    st.integers(1, 2**20),
+    st.integers(0, 2**20),
+)
 def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
     plan: BlockPlan, pool_bytes: int, tokens: int, more: int
 ) -> None:

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from hwprofiles import HardwareProfile, load_profile
 from tests.laws.drawn import questions, with_memory
 from tests.worlds import LAWS, case, flash_next, machine, model, rate
-from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.memory.plan import PAGE_TABLE_SHARE, plan_memory
@@ -16,11 +15,6 @@ from twin.operations.counts import state_bytes
 from twin.units import GIB, MAX_TOKENS, MIB, format_bytes
 
 BLOG, RTX3090 = load_profile("3x-rtx3090"), load_profile("rtx3090")
-LAYOUTS = pytest.mark.parametrize("layout", ["vram", "offload"])
-
-
-def at(ctx_tokens: int, of_case: Case) -> Case:
-    return replace(of_case, question=replace(of_case.question, ctx_tokens=ctx_tokens))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -90,27 +84,22 @@ def test_a_larger_capacity_by_its_spread_holds_more_and_a_smaller_less() -> None
     asked = case(1, layout="vram", rules={"workspace": rate(2**20, "B", spread=0.1)})
     plan = plan_memory(asked, machine())
     low, middle, high = (plan.max_ctx_tokens(sigmas=sigmas) for sigmas in (-1, 0, 1))
-    assert middle - low == pytest.approx(0.1 * 2**20 / 148, abs=8)
-    assert high - middle == pytest.approx(0.1 * 2**20 / 148, abs=8)
+    assert [middle - low, high - middle] == pytest.approx([0.1 * 2**20 / 148] * 2, abs=8)
 
 
-VRAM = "needs 593.0 MiB of VRAM, the machine has 256.0 MiB (337.0 MiB short)"
-HOST = "needs 577.0 MiB of host memory, the machine has 256.0 MiB (321.0 MiB short)"
-BOTH = (
-    "needs 1.07 GiB of VRAM, the machine has 256.0 MiB (841.0 MiB short); "
-    "needs 36.00 GiB of host memory, the machine has 256.0 MiB (35.75 GiB short)"
-)
+VRAM, HOST, HAS = "needs %s of VRAM", "needs %s of host memory", ", the machine has 256.0 MiB (%s short)"
 
 
 @pytest.mark.parametrize(
     ("ctx_tokens", "layout", "sizes", "text"),
     [
         (2**22, "offload", {}, ""),
-        (2**22, "vram", {"vram_bytes": 2**28}, VRAM),
-        (2**22, "offload", {"host_bytes": 2**28}, HOST),
-        (2**28, "offload", {"vram_bytes": 2**28, "host_bytes": 2**28}, BOTH),
+        (2**22, "vram", {"vram_bytes": 2**28}, (VRAM + HAS) % ("593.0 MiB", "337.0 MiB")),
+        (2**22, "offload", {"host_bytes": 2**28}, (HOST + HAS) % ("577.0 MiB", "321.0 MiB")),
+        (2**28, "offload", {"vram_bytes": 2**28, "host_bytes": 2**28},
+         f"{VRAM}{HAS}; {HOST}{HAS}" % ("1.07 GiB", "841.0 MiB", "36.00 GiB", "35.75 GiB")),
     ],
-)
+)  # fmt: skip
 def test_a_shortage_names_what_is_needed_and_what_is_there(
     ctx_tokens: int, layout: str, sizes: dict[str, float], text: str
 ) -> None:
@@ -142,7 +131,7 @@ def unified(memory_bytes: float, *, told: bool = True) -> HardwareProfile:
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["unified_memory", "a CPU"])
-@LAYOUTS
+@pytest.mark.parametrize("layout", ["vram", "offload"])
 def test_parts_of_device_and_host_take_from_one_memory(layout: str, told: bool) -> None:
     """No byte is lost and none is there twice: all parts of both against the bytes of one."""
     asked = case(640, layout=layout, spec=model(ngram=True))
@@ -154,7 +143,7 @@ def test_parts_of_device_and_host_take_from_one_memory(layout: str, told: bool) 
     assert memory.parts(plan.pages).keys() == {part for each in apart.memories for part in each.parts(plan.pages)}
     assert (plan.host(), plan.tiers()) == ([], [("memory", [memory])])
     assert plan.max_ctx_tokens() < apart.max_ctx_tokens()
-    short = plan_memory(at(10**8, asked), unified(2**30, told=told))
+    short = plan_memory(replace(asked, question=replace(asked.question, ctx_tokens=10**8)), unified(2**30, told=told))
     needed = format_bytes(short.memories[0].used_bytes(short.pages))
     assert short.shortage().startswith(f"needs {needed} of memory, the machine has 1.00 GiB (")
 

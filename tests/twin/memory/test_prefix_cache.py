@@ -35,17 +35,10 @@ def test_with_prefix_caching_a_chunk_is_the_whole_blocks_of_a_step(
 
 
 CACHED: list[tuple[int, dict[str, Any], int, int]] = [
-    (112_655, MTP, 832, 1167),
-    (112_655, DFLASH | {"speculation": "dflash2:15"}, 944, 1263),
-    (96_370, DFLASH, 864, 1330),
-    (105_274, MTP, 832, 1274),
-    (112_655, FP8, 800, 655),
-    (112_000, FP8, 800, 800),
-    (112_001, FP8, 800, 1),
-    (799, FP8, 800, 799),
-    (832 * 3, MTP, 832, 832),
-    (900, MTP, 832, 900),
-]
+    (112_655, MTP, 832, 1167), (112_655, DFLASH | {"speculation": "dflash2:15"}, 944, 1263),
+    (96_370, DFLASH, 864, 1330), (105_274, MTP, 832, 1274), (112_655, FP8, 800, 655), (112_000, FP8, 800, 800),
+    (112_001, FP8, 800, 1), (799, FP8, 800, 799), (832 * 3, MTP, 832, 832), (900, MTP, 832, 900),
+]  # fmt: skip
 """A prompt of which all was seen before: its length, the question, tokens of a block, tokens computed again."""
 
 

@@ -43,13 +43,6 @@ def test_a_key_for_every_token_selects_once_there_are_more_than_the_budget() -> 
     assert [counts.selected_tokens(each, end) for end in (2047, 2048, 2049, 10**6)] == [2047, 2048, 2048, 2048]
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(1, 10.0), (2, 20 - 10 * 10 / 512), (10**6, 512.0)])
-def test_distinct_experts_of_independent_tokens(tokens: int, expected: float) -> None:
-    feed_forward = FLASH_NEXT.kinds["attention"].feed_forward
-    assert feed_forward is not None
-    assert counts.expected_experts(feed_forward, tokens) == pytest.approx(expected, rel=1e-12)
-
-
 def test_a_dense_model_selects_nothing_and_has_one_expert() -> None:
     dense = model(every=1, sparse=False)
     assert counts.complete_blocks(dense.indexer, 100) == counts.padded_selection(dense.indexer, 32) == 0
@@ -71,7 +64,10 @@ def test_a_selection_holds_no_more_than_there_is_nor_than_its_padded_row(blocks:
 
 @LAWS
 @given(st.integers(min_value=1, max_value=64), st.integers(min_value=1, max_value=10_000))
-def test_distinct_experts_lie_between_one_tokens_share_and_all(active: int, tokens: int) -> None:
-    feed_forward = FeedForward(experts=64, active=active, intermediate=4)
-    experts = counts.expected_experts(feed_forward, tokens)
+def test_distinct_experts_of_independent_tokens_lie_between_one_tokens_share_and_all(active: int, tokens: int) -> None:
+    experts = counts.expected_experts(FeedForward(experts=64, active=active, intermediate=4), tokens)
     assert active - 1e-9 <= experts <= min(64, active * tokens) + 1e-9
+    many = FLASH_NEXT.kinds["attention"].feed_forward
+    assert many is not None
+    for few, expected in ((1, 10.0), (2, 20 - 10 * 10 / 512), (10**6, 512.0)):
+        assert counts.expected_experts(many, few) == pytest.approx(expected, rel=1e-12)

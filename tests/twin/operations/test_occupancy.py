@@ -5,19 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worlds import LAWS
-from twin.operations.occupancy import (
-    BEGUN_TILES,
-    GOOD_ENOUGH,
-    MAX_FLASH_SPLITS,
-    RESIDENT,
-    DecodePlan,
-    FlashGrid,
-    SplitKV,
-    ThreadBlock,
-    even_splits,
-    flash_grid,
-    flash_splits,
-)
+from twin.operations import occupancy
+from twin.operations.occupancy import DecodePlan, FlashGrid, SplitKV, ThreadBlock
 
 ONE, TWO, THREE = (ThreadBlock(64, 16, sets, 2) for sets in (1, 2, 3))
 PLAN = DecodePlan(thread_blocks=(ONE, TWO, THREE))
@@ -44,9 +33,19 @@ def split_kv(**changes: int) -> SplitKV:
 @pytest.mark.parametrize(
     ("changes", "multiprocessors", "splits", "elements"),
     [
-        ({}, 4, 2, 8 * (32 + BEGUN_TILES)),  # 8 places for 4 pairs: 2 splits of 32 tiles in one round
-        ({"pairs": 5}, 4, 3, 2 * 8 * (22 + BEGUN_TILES)),  # 3 splits of 22 tiles fill two rounds but for one place
-        ({"other_splits": 1}, 6, 6, 2 * 12 * (13 + BEGUN_TILES)),  # 5 of 13 and one beside end before 2 of 32 in one
+        ({}, 4, 2, 8 * (32 + occupancy.BEGUN_TILES)),  # 8 places for 4 pairs: 2 splits of 32 tiles in one round
+        (
+            {"pairs": 5},
+            4,
+            3,
+            2 * 8 * (22 + occupancy.BEGUN_TILES),
+        ),  # 3 splits of 22 tiles fill two rounds but for one place
+        (
+            {"other_splits": 1},
+            6,
+            6,
+            2 * 12 * (13 + occupancy.BEGUN_TILES),
+        ),  # 5 of 13 and one beside end before 2 of 32 in one
     ],
 )
 def test_splits_end_as_soon_as_whole_rounds_of_them_can(
@@ -81,14 +80,12 @@ def test_a_last_wave_is_alone_where_each_of_its_thread_blocks_has_a_multiprocess
 )
 def test_few_thread_blocks_are_split_until_they_fill_264_places(thread_blocks: int, tiles: int, splits: int) -> None:
     """24 in 10 parts are 240, 91 %; in 11 they would be 264, but 10 are within 85 % of that."""
-    assert flash_splits(thread_blocks=thread_blocks, tiles=tiles, places=264) == splits
+    assert occupancy.flash_splits(thread_blocks=thread_blocks, tiles=tiles, places=264) == splits
     written = 2 * splits * 100 if splits > 1 else 0
     assert FlashGrid(thread_blocks, tiles, partial_bytes=100).on(132).combined_bytes == written
-
-
-def test_splits_follow_the_places_and_tiles_the_head() -> None:
-    assert flash_splits(thread_blocks=1, tiles=5, places=4) == 3  # a fourth part of 5 tiles shortens no run
-    assert even_splits(pairs=4, tiles=2048, slots=264) != even_splits(pairs=4, tiles=2048, slots=164)
+    assert occupancy.flash_splits(thread_blocks=1, tiles=5, places=4) == 3  # a fourth part of 5 tiles shortens no run
+    few, many = (occupancy.even_splits(pairs=4, tiles=2048, slots=slots) for slots in (164, 264))
+    assert few != many
     assert [ONE.tile_tokens(dim) for dim in (64, 128, 256, 512, 4096)] == [128, 128, 64, 32, 16]
 
 
@@ -104,7 +101,7 @@ def test_splits_follow_the_places_and_tiles_the_head() -> None:
 def test_a_thread_block_takes_64_rows_of_a_wide_head_and_128_of_others(
     q_tokens: int, head_dim: int, grid: tuple[int, int, int]
 ) -> None:
-    assert flash_grid(query_heads=24, head_dim=head_dim, q_tokens=q_tokens, kv_tokens=8_192) == grid
+    assert occupancy.flash_grid(query_heads=24, head_dim=head_dim, q_tokens=q_tokens, kv_tokens=8_192) == grid
 
 
 @LAWS
@@ -113,10 +110,10 @@ def test_no_split_makes_waves_worse_and_all_thread_blocks_have_a_place(
     thread_blocks: int, tiles: int, multiprocessors: int
 ) -> None:
     waves = FlashGrid(thread_blocks, tiles).on(multiprocessors)
-    places = RESIDENT * multiprocessors
+    places = occupancy.RESIDENT * multiprocessors
     assert waves.thread_blocks == thread_blocks * waves.splits
-    assert waves.splits <= min(tiles, MAX_FLASH_SPLITS)
+    assert waves.splits <= min(tiles, occupancy.MAX_FLASH_SPLITS)
     assert waves.thread_blocks <= waves.full * places + waves.alone * multiprocessors
     undivided = thread_blocks / (-(-thread_blocks // places) * places)
     divided = waves.thread_blocks / (-(-waves.thread_blocks // places) * places)
-    assert divided >= GOOD_ENOUGH * undivided
+    assert divided >= occupancy.GOOD_ENOUGH * undivided

@@ -30,23 +30,21 @@ def rows(name: str) -> dict[str, str]:
     return {line[2:19].strip(): line[19:] for line in format_text(name).splitlines()[3:]}
 
 
-def test_the_folded_line_spans_the_least_and_the_most_of_them() -> None:
+def test_a_list_folds_the_many_counts_bytes_and_says_how_to_ask_for_what_no_engine_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 2 x 4 x 256 elements: 2 B each; 1 B each and 8 scales of 4 B; half a byte each and 64 scales of 2 B."""
     folded = lines()["exl3_k2v2 to exl3_k8v8"]
     sizes = [each["bytes"] for each in format_json(None) if is_exl3(each["name"])]
-    assert f"{min(sizes):,} to {max(sizes):,}" in folded
-    assert "2, 2 to 8, 8" in folded
-    assert "2.5 to 8.5" in folded
-    assert "exllamav3 (vram)" in folded
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "bits"),
-    [("bf16", "4,096", "16"), ("fp8_per_token_head", "2,080", "8.125"), ("q4_0", "1,152", "4.5")],
-)
-def test_bytes_are_those_of_a_token_in_a_layer_by_hand(name: str, size: str, bits: str) -> None:
-    """2 x 4 x 256 elements: 2 B each; 1 B each and 8 scales of 4 B; half a byte each and 64 scales of 2 B."""
-    cells = [cell.strip() for cell in lines()[name].split("  ") if cell.strip()]
-    assert cells[2:4] == [size, bits]
+    for piece in (f"{min(sizes):,} to {max(sizes):,}", "2, 2 to 8, 8", "2.5 to 8.5", "exllamav3 (vram)"):
+        assert piece in folded
+    for name, *told in (("bf16", "4,096", "16"), ("fp8_per_token_head", "2,080", "8.125"), ("q4_0", "1,152", "4.5")):
+        cells = [cell.strip() for cell in lines()[name].split("  ") if cell.strip()]
+        assert cells[2:4] == told
+    assert "no engine" not in lines()["fp8"]
+    monkeypatch.setattr("twin.render.catalogue.engine_names", lambda: ["exllamav3"])
+    assert "no engine: --what-if" in lines()["fp8"]
+    assert "no engine" not in lines()["fp16"]
 
 
 def test_a_format_names_every_engine_and_layout_that_keeps_it_and_no_other() -> None:
@@ -58,13 +56,6 @@ def test_a_format_names_every_engine_and_layout_that_keeps_it_and_no_other() -> 
             for layout in load_engine(engine).layouts
             if told["name"] in load_engine(engine).formats_of(layout)
         }
-
-
-def test_what_no_engine_keeps_says_how_to_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no engine" not in lines()["fp8"]
-    monkeypatch.setattr("twin.render.catalogue.engine_names", lambda: ["exllamav3"])
-    assert "no engine: --what-if" in lines()["fp8"]
-    assert "no engine" not in lines()["fp16"]
 
 
 @pytest.mark.parametrize("name", format_names())
@@ -79,7 +70,6 @@ def test_one_format_is_shown_whole(name: str) -> None:
 def test_scales_and_backends_are_named_where_there_are_any() -> None:
     shown = rows("kvarn_k4v2_g128")
     assert shown["K"] == "4 bits, 2 B for every token and head, 4 B for every channel of 128 tokens"
-    assert shown["quantised"] == "128 tokens together"
-    assert rows("q4_0")["V"] == "4 bits, 2 B for every 32 elements"
+    assert (shown["quantised"], rows("q4_0")["V"]) == ("128 tokens together", "4 bits, 2 B for every 32 elements")
     assert "vllm: flashinfer, triton" in rows("fp8")["backends"]
     assert "backends" not in rows("exl3_k2v2")

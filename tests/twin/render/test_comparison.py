@@ -17,11 +17,14 @@ def rows(compared: Comparison) -> dict[str, list[str]]:
     return {line.split()[0]: line.split() for line in lines[: len(compared.predictions)]}
 
 
-def test_a_layout_that_does_not_fit_says_why_and_shows_no_speed() -> None:
-    lines = comparison_text(compare_all(LAYOUTS)).splitlines()
-    decode = next(line for line in lines if line.startswith("  decode  "))
-    assert decode.split()[-1] == "-"
-    assert "the machine has 70.68 GiB" in next(line for line in lines if line.startswith("  why not"))
+def test_a_layout_that_does_not_fit_says_why_and_shows_no_speed_nor_does_a_prompt_without_prefill() -> None:
+    shown, short = (
+        {line[:16].strip(): line.split() for line in comparison_text(compare_all(question)).splitlines()[3:]}
+        for question in (LAYOUTS, Question(ctx_tokens=1))
+    )
+    assert shown["decode"][-1] == "-"
+    assert "the machine has 70.68 GiB" in " ".join(shown["why not"])
+    assert short["prefill"][-2:] == short["prefill wall"][-2:] == ["-", "-"]
 
 
 def test_milliseconds_a_token_are_those_of_one_sequence() -> None:
@@ -55,6 +58,9 @@ def test_every_row_names_the_kernel_of_its_speed_and_where_its_rates_are_from() 
             assert each.kernel == each.case.attention_kernel("attend_decode")
             assert f"{each.case.backend}, {rate.source}" in " ".join(shown)
     text = comparison_text(compared)
+    (note,) = (line for line in text.splitlines() if line.startswith("  turboquant_3bit_nc: "))
+    assert note.count("machine rtx3090 has no rate for ") == 1  # all that are missing together
+    assert "attend_decode/turboquant/turboquant_3bit_nc, append/" in note
     assert "speeds are those of vllm's kernels; " in text
     assert "twin formats --hw rtx3090\n" in text
 
@@ -71,16 +77,3 @@ def test_rates_that_were_carried_over_and_a_context_beyond_the_models_own_are_to
     own = Question(ctx_tokens=8192, model="llama-3.1-8b", hw="h200", engine="twin", layout="vram")
     assert "twin formats" not in comparison_text(compare_all(own, formats=["fp8"]))  # not pointed to from themselves
     assert "beyond" not in text
-
-
-def test_a_prompt_that_needs_no_prefill_has_neither_a_speed_nor_a_wall() -> None:
-    text = comparison_text(compare_all(Question(ctx_tokens=1)))
-    for name in ("prefill", "prefill wall"):
-        assert next(line for line in text.splitlines() if line.startswith(f"  {name}  ")).split()[-2:] == ["-", "-"]
-
-
-def test_rates_that_are_missing_are_named_together() -> None:
-    text = comparison_text(compare_all(FORMATS, formats=["fp8", "turboquant_3bit_nc"]))
-    note = next(line for line in text.splitlines() if line.startswith("  turboquant_3bit_nc: "))
-    assert note.count("machine rtx3090 has no rate for ") == 1
-    assert "attend_decode/turboquant/turboquant_3bit_nc, append/" in note

@@ -32,10 +32,10 @@ def served(*, output: int = 20, count: int = 20, intervals: bool = True, **asked
 
 SERVICE = served()
 EMPTY = served(count=3, pool_bytes=1)
-ALL = pytest.mark.parametrize("service", [SERVICE, EMPTY, served(intervals=False)], ids=["served", "empty", "one run"])
+ONE_RUN = served(intervals=False)
 
 
-def test_a_text_says_what_served_what_and_its_interval_unless_one_run_was_asked_for() -> None:
+def test_a_text_says_what_wholewhat_and_its_interval_unless_one_run_was_asked_for() -> None:
     text, pool = service_text(SERVICE, WHAT), SERVICE.kv_pool
     first, second, *rest = text.splitlines()
     assert first == "qwen3.8-27b on rtx3090, vllm"
@@ -46,7 +46,7 @@ def test_a_text_says_what_served_what_and_its_interval_unless_one_run_was_asked_
     assert rest[:2] == [WHAT, ""]
     low, high = SERVICE.ends(lambda each: each.output_tokens_per_s)
     assert f"({low:.3g} to {high:.3g})" in text
-    row = next(line for line in service_text(served(intervals=False), WHAT).splitlines() if "throughput" in line)
+    row = next(line for line in service_text(ONE_RUN, WHAT).splitlines() if "throughput" in line)
     assert " to " not in row
 
 
@@ -64,21 +64,17 @@ def test_a_pool_without_a_block_says_what_takes_the_memory_or_what_is_not_there(
     assert "no cache fits" not in service_text(SERVICE, WHAT)
 
 
-@ALL
-def test_a_document_survives_json(service: Service) -> None:
-    document = service_json(service, WHAT)
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert next(iter(document)) == "schema"
-    assert document["schema"] == "twin.simulation/1"
-
-
 def test_intervals_hold_their_figures_and_are_null_where_nobody_asked_or_nothing_is_between() -> None:
-    document, single = service_json(SERVICE, WHAT), service_json(served(output=1), WHAT)
-    for name, ends in document["interval_90"].items():
-        value = document[name.replace("_p50", "")]["p50"] if "_p50" in name else document[name]
+    whole, empty, one_run, single = (
+        service_json(service, WHAT) for service in (SERVICE, EMPTY, ONE_RUN, served(output=1))
+    )
+    for document in (whole, empty, one_run):
+        assert json.loads(json.dumps(document, allow_nan=False)) == document
+        assert next(iter(document.items())) == ("schema", "twin.simulation/1")
+    for name, ends in whole["interval_90"].items():
+        value = whole[name.replace("_p50", "")]["p50"] if "_p50" in name else whole[name]
         assert ends["low"] <= value <= ends["high"], name
-    assert service_json(served(intervals=False), WHAT)["interval_90"] is None
-    assert service_json(EMPTY, WHAT)["interval_90"] is None
+    assert one_run["interval_90"] is empty["interval_90"] is None
     assert single["itl_s"]["p50"] is None
     assert single["interval_90"]["itl_p50_s"] == {"low": None, "high": None}
     assert math.isfinite(single["interval_90"]["ttft_p50_s"]["low"])
@@ -134,7 +130,7 @@ def test_the_chart_is_as_high_as_the_residents_and_as_wide_as_a_terminal() -> No
 
 
 @pytest.mark.parametrize("requests", [[], [request(0, 99, 1)]])
-def test_nothing_served_is_still_a_text_and_a_document(requests: list[Any]) -> None:
+def test_nothing_wholeis_still_a_text_and_a_document(requests: list[Any]) -> None:
     result = worlds.serve(requests, pool=PagedPool(blocks=2, block_tokens=4))
     assert "  first token  -\n" in serving_text(result)
     document = json.loads(dump(serving_json(result)))
@@ -142,36 +138,29 @@ def test_nothing_served_is_still_a_text_and_a_document(requests: list[Any]) -> N
     assert document["timeline"]["points"] == []
 
 
-def traced(*, apart_s: float = 0.5) -> tuple[ServingResult, dict[str, Any]]:
-    out = io.StringIO()
-    trace = ServingTrace(out)
+def traced(*, apart_s: float = 0.5) -> dict[str, Any]:
+    trace = ServingTrace(out := io.StringIO())
     requests = [request(index, 5, 5, at=index * apart_s) for index in range(5)]
-    result = worlds.serve(requests, pool=PLENTY, calls={"on_finish": trace.finished, "on_steps": trace.steps})
+    worlds.serve(requests, pool=PLENTY, calls={"on_finish": trace.finished, "on_steps": trace.steps})
     trace.close()
-    return result, json.loads(out.getvalue())
+    document: dict[str, Any] = json.loads(out.getvalue())
+    return document
 
 
-def test_nobody_runs_while_the_engine_sleeps() -> None:
-    _, document = traced(apart_s=20.0)
-    counts = [(event["ts"], event["args"]["sequences"]) for event in document["traceEvents"] if event["ph"] == "C"]
-    assert counts[:4] == [(0.0, 1), (10e6, 0), (20e6, 1), (30e6, 0)]
-
-
-def test_spans_of_a_request_begin_and_end_in_pairs() -> None:
-    _, document = traced()
-    spans = [event for event in document["traceEvents"] if event["ph"] in "be"]
+def test_spans_come_in_pairs_nobody_runs_in_between_and_a_long_trace_says_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans = [event for event in traced()["traceEvents"] if event["ph"] in "be"]
     begun = Counter((event["id"], event["name"]) for event in spans if event["ph"] == "b")
     assert begun == Counter((event["id"], event["name"]) for event in spans if event["ph"] == "e")
     assert {name for _, name in begun} == {*(f"request {index}" for index in range(5)), "queue", "prefill", "decode"}
-
-
-def test_a_long_trace_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [event for event in traced(apart_s=20.0)["traceEvents"] if event["ph"] == "C"]
+    counts = [(event["ts"], event["args"]["sequences"]) for event in apart]
+    assert counts[:4] == [(0.0, 1), (10e6, 0), (20e6, 1), (30e6, 0)]
     monkeypatch.setattr(traces, "SPAN_REQUESTS", 2)
     monkeypatch.setattr(traces, "SPAN_STEPS", 3)
-    result, document = traced()
-    steps = [event for event in document["traceEvents"] if event["ph"] == "X"]
-    requests = {event["id"] for event in document["traceEvents"] if event["ph"] == "b"}
-    assert (len(steps), len(requests)) == (3, 2)
+    document = traced()
+    assert sum(event["ph"] == "X" for event in document["traceEvents"]) == 3
+    assert len({event["id"] for event in document["traceEvents"] if event["ph"] == "b"}) == 2
     assert document["otherData"]["requests_left_out"] == 3
     assert document["otherData"]["steps_left_out"] > 0
-    assert result.completed == 5

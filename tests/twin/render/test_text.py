@@ -1,4 +1,4 @@
-"""A headline stands alone, says what was asked and what is sure, and rounds without hiding."""
+"""A headline stands alone, says what was asked and what is sure, and rounds without hiding; so does a document."""
 
 import re
 
@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from twin.ask.question import Question
+from twin.assumptions import ASSUMPTIONS
 from twin.prediction import Prediction, Quantity, predict
 from twin.render.as_json import prediction_json
 from twin.render.text import explain, headline, rate, table
@@ -35,7 +36,21 @@ def test_a_headline_repeats_the_question_in_full() -> None:
     assert second == "layout vram, fp16 cache, 4,096 tokens of context, 3 sequences"
 
 
-def test_a_table_is_as_wide_as_it_needs_to_be_and_its_columns_line_up() -> None:
+def test_in_json_every_rate_has_a_value_and_a_source_and_every_assumption_its_text() -> None:
+    whole = prediction_json(asked(100_000))
+    for line in whole["assumptions"]:
+        key, _, text = line.partition(": ")
+        assert key == "extrapolated" or ASSUMPTIONS[key] == text
+    assert whole["sources"]
+    for source in whole["sources"]:
+        assert source["value"]
+        assert source["source"] in {"measured", "published", "datasheet", "fitted"}
+        assert (source["source"] == "fitted") == bool(source["fitted_on"])
+
+
+def test_a_speed_has_three_figures_and_a_table_is_as_wide_as_it_needs_to_be_and_its_columns_line_up() -> None:
+    for value, shown in ((1684.6, "1,685"), (100.4, "100"), (99.97, "100"), (69.0, "69.0"), (0.0123, "0.0123")):
+        assert rate(Quantity(value, value, value)) == f"{shown} tok/s ({shown} to {shown})"
     wide = "x" * 150
     text = table(("a", "b", "c"), [(wide, "[red]not markup[/red]", ":smile:"), ("", "", wide)])
     assert text.count(wide) == 2
@@ -57,6 +72,8 @@ def test_a_drafter_when_it_pays_and_a_pool_as_its_engine_prints_it_are_shown() -
     prediction = predict(Question(ctx_tokens=4096, speculation="mtp:3", accepted=2.5, **asked))  # type: ignore[arg-type]
     text, pool = headline(prediction), prediction.memory.kv_pool
     assert "mtp drafts 3 tokens; a step yields 2.5 of 4 (given)" in text
+    told = prediction_json(prediction)["question"]["speculation"]
+    assert (told["drafter"], told["tokens"], told["accepted"], told["accepted_from"]) == ("mtp", 3, 2.5, "given")
     assert f"drafting pays from {prediction.break_even:.2f} tokens a step on" in text
     assert pool is not None
     assert f"prints {pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x 8,192" in text
@@ -68,14 +85,6 @@ def test_a_rate_that_nobody_measured_is_said_in_place_of_a_speed() -> None:
     assert prediction.decode is None
     shown = rows(headline(prediction))
     assert shown["decode"].startswith("not predicted: machine rtx3090 has no rate for ")
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(1684.6, "1,685"), (100.4, "100"), (99.97, "100"), (69.0, "69.0"), (2.0, "2.00"), (0.0123, "0.0123")],
-)
-def test_a_speed_has_three_figures_whatever_they_are(value: float, shown: str) -> None:
-    assert rate(Quantity(value, value, value)) == f"{shown} tok/s ({shown} to {shown})"
 
 
 @pytest.mark.parametrize(("ctx_tokens", "noted"), [(262_144, False), (262_145, True), (1 << 20, True)])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from tests.worlds import flash_next
@@ -112,22 +113,16 @@ def test_what_does_not_fit_leaves_the_file_alone(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-SPECULATING = {"ctx_tokens": 8192, "model": "qwen3.8-27b", "kv_dtype": "fp8"}
-
-
-def test_a_speculating_step_is_traced_from_the_draft_to_its_verification() -> None:
+def test_a_speculating_step_is_traced_from_the_draft_to_the_verification_that_comes_most_often() -> None:
     """As long as the predicted step where there is one kind of it."""
-    prediction = predict(Question(**SPECULATING, speculation="mtp:3", accepted=2.0))
+    question, found = Question(ctx_tokens=8192, model="qwen3.8-27b", kv_dtype="fp8"), []
+    for speculation, accepted in (("mtp:3", 2.0), ("dflash2:15", 2.0), ("dflash2:15", 12.0)):
+        each = predict(replace(question, speculation=speculation, accepted=accepted))
+        found.append((each, json.loads(trace_json(each.case, Roofs(each.machine)))["traceEvents"]))
+    (prediction, events), *others = found
     assert prediction.decode is not None
-    events = json.loads(trace_json(prediction.case, Roofs(prediction.machine)))["traceEvents"]
     assert assert_well_formed(events) == pytest.approx(prediction.decode.seconds.value, rel=1e-6)
     names = [event["name"] for event in sorted(events, key=lambda event: event.get("ts", -1)) if event["ph"] == "X"]
     assert names.index("draft") < names.index("weights")
-
-
-def test_the_verification_that_comes_most_often_is_the_one_that_is_shown() -> None:
-    lengths = []
-    for accepted in (12.0, 2.0):
-        each = predict(Question(**SPECULATING, speculation="dflash2:15", accepted=accepted))
-        lengths.append(assert_well_formed(json.loads(trace_json(each.case, Roofs(each.machine)))["traceEvents"]))
-    assert lengths[0] > lengths[1]
+    short_s, long_s = (assert_well_formed(events) for _, events in others)
+    assert short_s < long_s

@@ -52,38 +52,28 @@ def test_the_second_request_skips_the_whole_blocks_of_the_prefix() -> None:
     assert result.cached_tokens == 8
 
 
-def test_a_prefix_is_cached_from_the_step_that_computes_it() -> None:
+def test_a_prefix_is_cached_from_the_step_that_computes_it_for_those_of_its_name_and_length() -> None:
     result = serve([request(index, 9, 1, prefix=8) for index in range(5)], pool=FOURS)
     assert [each.cached_tokens for each in result.requests] == [0, 8, 8, 8, 8]
     assert result.total_s == 1 + 9 + 4
     assert result.pool_peak_blocks == 2 + 5  # the prefix once, and a block of each
-
-
-def test_other_names_and_other_lengths_are_other_prefixes() -> None:
-    prefixes = ((8, "a"), (8, "b"), (12, "a"), (12, "a"))
-    requests = [request(at, 20, 1, prefix=prefix, name=name) for at, (prefix, name) in enumerate(prefixes)]
+    others = ((8, "a"), (8, "b"), (12, "a"), (12, "a"))
+    requests = [request(at, 20, 1, prefix=prefix, name=name) for at, (prefix, name) in enumerate(others)]
     assert [each.cached_tokens for each in serve(requests, pool=FOURS).requests] == [0, 0, 0, 12]
 
 
-def test_an_idle_prefix_gives_way_to_those_who_run() -> None:
-    pool = PagedPool(blocks=4, block_tokens=4)
-    kept = [request(0, 9, 1, prefix=8), request(1, 3, 1, at=20.0), request(2, 9, 1, at=40.0, prefix=8)]
-    assert serve(kept, pool=pool).requests[2].cached_tokens == 8
-    evicted = [request(0, 9, 1, prefix=8), request(1, 16, 1, at=20.0), request(2, 9, 1, at=40.0, prefix=8)]
-    assert serve(evicted, pool=pool).requests[2].cached_tokens == 0
-
-
-def test_the_prefix_used_least_recently_goes_first() -> None:
+def test_the_idle_prefix_used_least_recently_gives_way_to_those_who_run() -> None:
+    """One of 4 of 5 blocks: one of the two idle prefixes has to go, and a was used again."""
     pool = PagedPool(blocks=5, block_tokens=4)
     requests = [request(at, 8, 1, at=20.0 * at, prefix=4, name=name) for at, name in enumerate("abacab")]
-    wide = request(9, 16, 1, at=50.0)  # 4 of 5 blocks: one of the two idle ones has to go, and a was used again
+    wide = request(9, 16, 1, at=50.0)
     cached = [each.cached_tokens for each in serve([*requests[:3], wide, *requests[3:]], pool=pool).requests]
     assert cached == [0, 0, 4, 0, 0, 4, 0]
 
 
 def test_a_preempted_sequence_finds_its_prefix_again() -> None:
     pool = PagedPool(blocks=6, block_tokens=4)
-    requests = [request(0, 9, 8, prefix=8), request(1, 9, 8, prefix=8), request(2, 9, 8, prefix=8)]
+    requests = [request(index, 9, 8, prefix=8) for index in range(3)]
     with_cache = serve(requests, pool=pool)
     without = serve(requests, pool=pool, prefix_cache=False)
     assert with_cache.preemptions > 0
@@ -106,11 +96,8 @@ def test_pieces_are_whole_blocks_without_those_of_the_sequence() -> None:
     pool = PagedPool(blocks=100, block_tokens=4, sequence_blocks=2)
     prefixes = Prefixes(Ledger(pool.blocks, pool.blocks_for))
     pieces = prefixes.pieces(hashed(0, "abc", 23, 0.0))
-    assert [(piece.key, piece.end, piece.blocks) for piece in pieces] == [
-        (("a", 8), 8, 2),
-        (("b", 16), 16, 2),
-        (("c", 23), 20, 1),
-    ]
+    found = [(piece.key, piece.end, piece.blocks) for piece in pieces]
+    assert found == [(("a", 8), 8, 2), (("b", 16), 16, 2), (("c", 23), 20, 1)]
     assert prefixes.pieces(request(0, 9, 1, prefix=3)) == ()
 
 
@@ -123,5 +110,4 @@ def test_in_a_large_pool_the_cache_only_saves(requests: list[Request], costs: Af
     without = simulate_serving(there, costs, pool, replace(limits, prefix_cache=False))
     assert with_cache.completed == without.completed
     assert with_cache.preemptions == without.preemptions == 0
-    most = sum(each.prefix_tokens for each in there)
-    assert 0 <= with_cache.cached_tokens <= most
+    assert 0 <= with_cache.cached_tokens <= sum(each.prefix_tokens for each in there)

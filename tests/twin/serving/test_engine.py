@@ -1,7 +1,5 @@
 """The engine against itself step by step, against the slow way, and against laws that hold whatever it does."""
 
-import subprocess
-import sys
 import tracemalloc
 from itertools import pairwise
 from typing import Any
@@ -102,13 +100,8 @@ def test_slower_steps_end_later_when_all_requests_are_there(
     requests: list[Request], costs: Affine, limits: Limits
 ) -> None:
     there = [replace(each, arrival_s=0.0) for each in requests]
-    slower = Affine(
-        fixed_s=2 * costs.fixed_s,
-        sequence_s=costs.sequence_s + 0.1,
-        token_s=2 * costs.token_s,
-        row_s=costs.row_s + 0.1,
-        pair_s=costs.pair_s,
-    )
+    more = {"sequence_s": costs.sequence_s + 0.1, "row_s": costs.row_s + 0.1}
+    slower = replace(costs, fixed_s=2 * costs.fixed_s, token_s=2 * costs.token_s, **more)
     fast, slow = (simulate_serving(there, each, worlds.PLENTY, limits) for each in (costs, slower))
     assert slow.total_s > fast.total_s
     pairs = zip(fast.requests, slow.requests, strict=True)
@@ -179,7 +172,7 @@ POOL = PagedPool(blocks=6_000, block_tokens=16)
 
 def peak_bytes(count: int, rate_per_s: float | None) -> int:
     """Largest traced size while so many requests are served."""
-    prompt, output = (Lengths(mean=mean, distribution="exponential") for mean in (512, 256))
+    prompt, output = (Lengths(mean=mean, distribution="exponential") for mean in (64, 16))
     chat = Workload(count=count, rate_per_s=rate_per_s, prompt=prompt, output=output, prefix_tokens=64)
     tracemalloc.start()
     result = serve(chat.requests(), costs=COSTS, pool=POOL)
@@ -192,12 +185,3 @@ def peak_bytes(count: int, rate_per_s: float | None) -> int:
 @pytest.mark.parametrize("rate_per_s", [10.0, None], ids=["at ten a second", "in a queue"])
 def test_memory_does_not_grow_with_the_number_of_requests(rate_per_s: float | None) -> None:
     assert peak_bytes(LONG, rate_per_s) < peak_bytes(SHORT, rate_per_s) + FEW_BYTES
-
-
-def test_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys\nimport twin.serving.engine, twin.serving.traces\n"
-        "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"numpy", "scipy", "torch", "simpy", "rich", "click"}

@@ -94,13 +94,3 @@ def test_speculation_holds_blocks_and_takes_from_the_budget_for_its_drafts() -> 
     assert [serve([request(0, 10, 5)], pool=pool, speculative=drafts).pool_peak_blocks for drafts in (0, 3)] == [14, 17]
     crowd = [request(index, 1, 3) for index in range(9)]  # no more run than the budget can decode
     assert [serve(crowd, batched_tokens=4, speculative=drafts).resident_max for drafts in (0, 1)] == [4, 2]
-
-
-def test_a_fourth_that_is_let_in_by_its_first_chunk_thrashes() -> None:
-    """As reported of vLLM before PR 37307: prefilled, preempted, prefilled again."""
-    costs = Affine(fixed_s=19.1e-3, token_s=0.0765e-6, row_s=0.5475e-3, pair_s=4.43e-9)
-    pool = PagedPool(blocks=268, block_tokens=800)
-    requests = [request(index, 60_000, 1024) for index in range(4)]
-    eager = serve(requests, costs=costs, pool=pool, reserve_prompt=False)
-    assert eager.preemptions >= 1
-    assert eager.total_s > serve(requests, costs=costs, pool=pool).total_s

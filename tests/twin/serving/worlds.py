@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
 from twin.serving.blocks import BlockPool
 from twin.serving.engine import simulate_serving
@@ -109,12 +110,9 @@ def pools(draw: st.DrawFn) -> BlockPool:
 def costs(draw: st.DrawFn) -> Affine:
     seconds = st.floats(0, 1)
     return Affine(
-        fixed_s=draw(st.floats(0.1, 1)),
-        sequence_s=draw(seconds),
-        token_s=draw(st.sampled_from((0.0, 1e-3, 0.05))),
-        row_s=draw(seconds),
-        pair_s=draw(st.sampled_from((0.0, 1e-3))),
-    )
+        fixed_s=draw(st.floats(0.1, 1)), sequence_s=draw(seconds), token_s=draw(st.sampled_from((0.0, 1e-3, 0.05))),
+        row_s=draw(seconds), pair_s=draw(st.sampled_from((0.0, 1e-3))),
+    )  # fmt: skip
 
 
 @st.composite
@@ -128,17 +126,8 @@ def workloads(draw: st.DrawFn, *, prefixes: bool = False) -> list[Request]:
         prefix = draw(st.integers(0, prompt)) if prefixes else 0
         ids = tuple(draw(st.lists(st.sampled_from("ab"), min_size=1, max_size=4))) if prefix else ()
         named = tuple("".join(ids[: end + 1]) for end in range(len(ids)))
-        found.append(
-            Request(
-                id=index,
-                arrival_s=at,
-                prompt_tokens=prompt,
-                output_tokens=output,
-                prefix_ids=named,
-                prefix_tokens=prefix,
-                prefix_span=draw(st.integers(1, 8)) if prefix else 0,
-            )
-        )
+        drawn = replace(request(index, prompt, output, at=at, prefix=prefix), prefix_ids=named)
+        found.append(replace(drawn, prefix_span=draw(st.integers(1, 8)) if prefix else 0))
     return found
 
 

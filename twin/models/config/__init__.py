@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from hwprofiles.spelling import nearest
 from twin.errors import BadFile
 from twin.models.config.architectures import readers
+from twin.models.config.defaults import DEFAULTS
 from twin.models.config.quantization import read_weights
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.summary import summary_of
@@ -45,6 +46,9 @@ def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
 def _language(outer: Fields) -> Fields | None:
     """The table of the language model in a multimodal one's; whether the head is tied is said outside."""
     inner = next((inner for key in _LANGUAGE if (inner := outer.table(key)) is not None), None)
+    if inner is not None:
+        kind = inner.raw.get("model_type")
+        inner.raw = DEFAULTS.get(kind if isinstance(kind, str) else "", {}) | inner.raw
     if inner is not None and "tie_word_embeddings" in outer:
         inner.raw = inner.raw | {"tie_word_embeddings": outer.raw["tie_word_embeddings"]}
         outer.without_effect("tie_word_embeddings")

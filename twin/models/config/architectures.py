@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from twin.models.config.shape import Reader
 
-FAMILIES = ("dense", "elders", "moe", "hunyuan", "latent", "hybrid", "qwen4", "mamba", "gemma", "llama4")
+FAMILIES = ("dense", "elders", "moe", "hunyuan", "uneven", "latent", "hybrid", "qwen4", "mamba", "gemma", "llama4")
 """Modules of this package, each with `READERS: dict[str, Reader]`."""
 
 

@@ -15,7 +15,7 @@ VOCABULARY = 2**24
 
 ROPE_KINDS = frozenset(
     {"default", "linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "longrope", "su", "llama3", "mrope", "xdrope"}
-    | {"interleaved_mrope", "proportional", "ntk-aware", "ntk_mixed", "none"}
+    | {"interleaved_mrope", "proportional", "ntk-aware", "ntk_mixed", "gptj", "none"}
 )
 """Ways to scale rotary positions that change angles and nothing else."""
 
@@ -127,7 +127,11 @@ def vocabulary_of(fields: Fields, *keys: str) -> int:
     return fields.integer(*(keys or ("vocab_size",)), high=VOCABULARY)
 
 
-CTX = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
+CTX = (
+    *("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx"),
+    "model_max_length",
+)
+"""Keys of the context that a model was trained for, tokens."""
 
 
 def shape_of(

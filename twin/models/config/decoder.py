@@ -65,11 +65,13 @@ class Style(Struct, frozen=True, kw_only=True):
     more_norms: int = 0  # that are there where a key says so
     more_norms_if: Said = False
     last_norms: int = 1  # after the last layer
+    output_gate: bool = False
     sinks: bool = False  # one for each query head
     tied: bool = False  # where the file does not say
     head_dim: int | None = None  # where the file does not say; None: the hidden width over the heads
     windows: Windows = unlimited
     feeds: Feeds = dense_feeds()
+    predicts: bool = False  # layers more than the model has, for tokens further on
     layer_keys: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
 
 
@@ -88,11 +90,24 @@ def decoder(style: Style) -> Reader:
             Layer(mixers=(replace(attention, window=window),), feed_forward=feed, vectors=norms)
             for window, feed in zip(windows, style.feeds(fields, hidden, layers), strict=True)
         ]
-        shape = shape_of(fields, stack, hidden=hidden, vectors=style.last_norms * hidden, tied=style.tied, ctx=ctx)
+        towers = predicting(fields, stack[-1], hidden) if style.predicts else {}
+        last = style.last_norms * hidden
+        shape = shape_of(fields, stack, hidden=hidden, vectors=last, tied=style.tied, ctx=ctx, towers=towers)
         bias = shape.vocab if said(fields, style.head_bias) else 0
         return replace(shape, vectors=shape.vectors + bias)
 
     return read
+
+
+def predicting(fields: Fields, layer: Layer, hidden: int) -> dict[str, int]:
+    """Parameters of layers that predict tokens further on: one more layer, what joins two states, three norms.
+
+    So far as they are none of the model's: an embedding and a head that the checkpoint holds once more are left out.
+    Published totals of GLM-4.7 and MiMo-7B come out to the unit.
+    """
+    number = fields.integer("num_nextn_predict_layers", default=0, low=0, high=64)
+    each = int(sum(layer.parameters(hidden).values())) + 2 * hidden * hidden + 3 * hidden
+    return {"mtp": number * each} if number else {}
 
 
 def attention_of(fields: Fields, hidden: int, style: Style) -> Attention:
@@ -103,4 +118,4 @@ def attention_of(fields: Fields, hidden: int, style: Style) -> Attention:
     if style.qk_norms is not None and said(fields, style.qk_norms_if):
         vectors += style.qk_norms(attention)
     vectors += attention.query_heads if style.sinks else 0
-    return replace(attention, vectors=vectors)
+    return replace(attention, vectors=vectors, output_gate=style.output_gate)

@@ -30,7 +30,7 @@ QWEN3 = replace(_BIASED, qk_norms=head_norms, head_dim=128, windows=windows.qwen
 STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (
         LLAMA,
-        # the checkpoints' own code of MiniCPM, Orion, Yi and XVERSE is that of Llama, constants aside
+        # the checkpoints' own code of MiniCPM, Yi, XVERSE, Aquila and Baichuan is that of Llama, constants aside
         (
             "LlamaForCausalLM",
             "llama",
@@ -42,6 +42,9 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             "XverseForCausalLM",
             "xverse",
             "AquilaForCausalLM",
+            "BaichuanForCausalLM",
+            "BaiChuanForCausalLM",
+            "baichuan",
             "aquila",
             "GraniteForCausalLM",
             "granite",
@@ -69,6 +72,8 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             "qwen2_5_omni_text",
         ),
     ),
+    # MiMo-7B is Qwen2 with a bias by its key and a layer that predicts
+    (Style(qkv_bias=("attention_bias", True), windows=windows.qwen, predicts=True), ("MiMoForCausalLM", "mimo")),
     (QWEN3, ("Qwen3ForCausalLM", "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", "qwen3_vl")),
     (replace(_BIASED, feeds=_BIASED_MLP, tied=True, windows=windows.smollm), ("SmolLM3ForCausalLM", "smollm3")),
     (

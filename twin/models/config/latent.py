@@ -4,6 +4,8 @@ Sources: the modeling files of transformers 5.24, by the names of the classes; t
 several tokens is that of DeepSeek V3's checkpoint.
 """
 
+from msgspec.structs import replace
+
 from twin.models.config.blocks import (
     FULL,
     HEADS,
@@ -34,13 +36,18 @@ def deepseek_v3(fields: Fields) -> Shape:
     return _latent_model(fields, corrected=True)
 
 
+def axk1(fields: Fields) -> Shape:
+    """A.X K1: as DeepSeek V3, with a norm of what experts give."""
+    return _latent_model(fields, corrected=True, normed=True)
+
+
 def deepseek_v32(fields: Fields) -> Shape:
     """DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that are attended to."""
     return _latent_model(fields, corrected=True, indexed=True)
 
 
 def minicpm3(fields: Fields) -> Shape:
-    """MiniCPM3: latent attention and dense feed-forwards; the head is the embedding."""
+    """MiniCPM3 and Youtu: latent attention and dense feed-forwards; the head is the embedding."""
     hidden, layers = hidden_of(fields), layers_of(fields)
     feed = FeedForward(intermediate=width_of(fields))
     layer = Layer(mixers=(latent_attention(fields, hidden),), feed_forward=feed, vectors=2 * hidden)
@@ -63,6 +70,9 @@ def kimi_linear(fields: Fields) -> Shape:
     feeds = mixed_feeds(fields, layers, corrected=True)
     stack = [_layer(mixers[kind], feed, hidden) for kind, feed in zip(kinds, feeds, strict=True)]
     ctx = fields.integer("model_max_length", "max_position_embeddings")
+    fields.without_effect("mla_use_nope")
+    if fields.raw.get("num_nextn_predict_layers") == 0:
+        fields.without_effect("num_nextn_predict_layers")
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False, ctx=ctx)
 
 
@@ -122,9 +132,11 @@ def latent_attention(fields: Fields, hidden: int, indexer: Indexer | None = None
     )
 
 
-def _latent_model(fields: Fields, *, corrected: bool, indexed: bool = False) -> Shape:
+def _latent_model(fields: Fields, *, corrected: bool, indexed: bool = False, normed: bool = False) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     feeds = mixed_feeds(fields, layers, corrected=corrected)
+    if normed:
+        feeds = [replace(feed, vectors=feed.vectors + hidden) if feed.experts > 1 else feed for feed in feeds]
     mixers = [latent_attention(fields, hidden, each) for each in _indexers(fields, layers, indexed=indexed)]
     stack = [_layer(mixer, feed, hidden) for mixer, feed in zip(mixers, feeds, strict=True)]
     towers = _next_tokens(fields, hidden, _layer(mixers[0], feeds[-1], hidden))
@@ -233,6 +245,12 @@ READERS: dict[str, Reader] = {
     "DeepseekV3ForCausalLM": deepseek_v3,
     "deepseek_v3": deepseek_v3,
     "kimi_k2": deepseek_v3,
+    "SarvamMLAForCausalLM": deepseek_v3,
+    "sarvam_mla": deepseek_v3,
+    "AXK1ForCausalLM": axk1,
+    "axk1": axk1,
+    "YoutuForCausalLM": minicpm3,
+    "youtu": minicpm3,
     "Glm4MoeLiteForCausalLM": deepseek_v3,
     "glm4_moe_lite": deepseek_v3,
     "DeepseekV32ForCausalLM": deepseek_v32,

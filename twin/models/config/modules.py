@@ -16,6 +16,7 @@ _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 _OWN_PREFIX = re.compile(r"^(?:(?:model|language_model|transformer|backbone|decoder)\.)+")
 _BACKTRACKS = re.compile(r"[+*}]\)[+*{]")  # a repetition of a repetition
 _LONGEST = 500  # characters of a regular expression
+_MOST = 256  # expressions in a list
 
 
 class Module(Struct, frozen=True):
@@ -80,25 +81,27 @@ def _mixer(mixer: Mixer, hidden: int) -> Iterator[_Matrix]:
 
 
 def _feed_forward(feed: FeedForward, hidden: int) -> Iterator[_Matrix]:
-    """Matrices of one MLP, or of all experts, the shared one and the router."""
+    """Matrices of one MLP, or of all experts and the shared one; `other_matrices` go with the rest of their part."""
+    counts = feed.parameters(hidden, feed.experts)
+    always = int(counts["feed_forward"]) - feed.other_matrices
     if feed.experts == 1:
-        yield from _mlp("feed_forward", "mlp feed_forward mixer", hidden, feed.intermediate, gated=feed.gated)
+        yield from _mlp("feed_forward", "mlp feed_forward mixer", feed, always, (hidden, feed.intermediate))
         return
     homes = "mlp.experts block_sparse_moe.experts feed_forward.experts mixer.experts"
-    for part, names, parameters, inputs in _mlp("experts", homes, hidden, feed.intermediate, gated=feed.gated):
-        own = tuple(name.replace("experts.", "experts.0.") for name in names)
-        yield part, own + names, parameters * feed.experts, inputs
-    homes = "mlp.shared_experts mlp.shared_expert mlp.shared_mlp feed_forward.shared_expert mixer.shared_experts"
-    if feed.shared_intermediate:
-        yield from _mlp("feed_forward", homes, hidden, feed.shared_intermediate, gated=feed.gated)
+    for part, names, size, inputs in _mlp("experts", homes, feed, int(counts["experts"]), (hidden, feed.intermediate)):
+        yield part, tuple(name.replace("experts.", "experts.0.") for name in names) + names, size, inputs
+    if always:
+        homes = "mlp.shared_experts mlp.shared_expert mlp.shared_mlp feed_forward.shared_expert mixer.shared_experts"
+        yield from _mlp("feed_forward", homes, feed, always, (hidden, feed.shared_intermediate or hidden))
 
 
-def _mlp(part: Part, homes: str, hidden: int, intermediate: int, *, gated: bool) -> Iterator[_Matrix]:
-    size = hidden * intermediate
-    yield part, _named(homes, "up_proj gate_up_proj w3 fc1"), size, hidden
-    yield part, _named(homes, "down_proj w2 fc2"), size, intermediate
-    if gated:
-        yield part, _named(homes, "gate_proj gate_up_proj w1"), size, hidden
+def _mlp(part: Part, homes: str, feed: FeedForward, parameters: int, widths: tuple[int, int]) -> Iterator[_Matrix]:
+    """Two or three matrices of the same size, from one of the widths to the other and back."""
+    size = parameters // (3 if feed.gated else 2)
+    yield part, _named(homes, "up_proj gate_up_proj w3 fc1"), size, widths[0]
+    yield part, _named(homes, "down_proj w2 fc2"), size, widths[1]
+    if feed.gated:
+        yield part, _named(homes, "gate_proj gate_up_proj w1"), size, widths[0]
 
 
 class Patterns:
@@ -118,6 +121,8 @@ class Patterns:
                 self.expressions.append(_expression(translate(pattern), fields, key, parents=True))
             else:
                 self.beginnings.add(_OWN_PREFIX.sub("", pattern[:-1]))
+            if len(self.expressions) > _MOST:
+                raise fields.wrong(key, f"has more than {_MOST} expressions")
 
     def __contains__(self, module: Module) -> bool:
         """Whether one of the module's names is meant."""

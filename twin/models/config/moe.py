@@ -1,7 +1,7 @@
 """Decoders with mixtures of experts and ordinary attention.
 
 Sources: the modeling files of transformers 5.24 by the names of the classes, and of the checkpoints where it has none.
-A bias of the router that transformers keeps as a buffer is no parameter.
+A bias of the router counts, though transformers keeps most of them as buffers: checkpoints hold it.
 """
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ _MIXTRAL = Routing(width=("intermediate_size",))
 _GLM = Routing(
     experts=("n_routed_experts", "num_experts"),
     shared_number=("n_shared_experts", "num_shared_experts"),
+    router_bias=True,
     dense=first("first_k_dense_replace", default=1),
 )
 _ERNIE_BIAS = ("use_bias", False)
@@ -56,7 +57,12 @@ def dbrx(fields: Fields) -> Shape:
 
 
 _MINIMAX_M2 = decoder(
-    Style(qk_norms=wide_norms, qk_norms_if=("use_qk_norm", True), head_dim=128, feeds=routed(_MIXTRAL))
+    Style(
+        qk_norms=wide_norms,
+        qk_norms_if=("use_qk_norm", True),
+        head_dim=128,
+        feeds=routed(Routing(width=("intermediate_size",), router_bias=("use_routing_bias", True))),
+    )
 )
 
 
@@ -66,7 +72,7 @@ def minimax_m2(fields: Fields) -> Shape:
         raise fields.wrong("attn_type_list", "names linear attention, which is not known of this architecture")
     if fields.text("qk_norm_type", default="per_layer") != "per_layer":
         raise fields.wrong("qk_norm_type", f"is {fields.raw['qk_norm_type']!r}; only 'per_layer' is known")
-    fields.without_effect("sliding_window", "use_routing_bias")
+    fields.without_effect("sliding_window")
     return _MINIMAX_M2(fields)
 
 
@@ -115,7 +121,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
                 Routing(
                     width=("intermediate_size",),
                     active=("num_experts_per_tok", "experts_per_token"),
-                    router_vectors=1,
+                    router_bias=True,
                     expert_bias=True,
                 )
             ),
@@ -145,7 +151,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
                     experts=("moe_num_experts",),
                     active=("moe_k",),
                     shared_number=("moe_num_shared_experts",),
-                    router_vectors=1,
+                    router_bias=True,
                     bias=_ERNIE_BIAS,
                     dense=_ernie_dense,
                 )
@@ -154,7 +160,13 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
     ),
     (
-        Style(qkv_bias=ATTENTION_BIAS, qk_norms=head_norms, qk_norms_if=("use_qk_norm", False), feeds=routed(_GLM)),
+        Style(
+            qkv_bias=ATTENTION_BIAS,
+            qk_norms=head_norms,
+            qk_norms_if=("use_qk_norm", False),
+            feeds=routed(_GLM),
+            predicts=True,
+        ),
         ("Glm4MoeForCausalLM", "glm4_moe", "SarvamMoEForCausalLM", "sarvam_moe"),
     ),
     (
@@ -169,6 +181,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
                 Routing(
                     experts=("n_routed_experts",),
                     shared_number=("n_shared_experts",),
+                    router_bias=True,
                     dense=first("first_k_dense_replace", default=0),
                 )
             ),
@@ -184,6 +197,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
+                    router_bias=True,
                     dense=by_type(first("first_k_dense_replace", default=1)),
                 )
             ),
@@ -194,7 +208,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         Style(
             qkv_bias=ATTENTION_BIAS,
             head_dim=128,
-            feeds=routed(Routing(experts=("n_routed_experts",), shared_number=("n_shared_experts",))),
+            feeds=routed(Routing(experts=("n_routed_experts",), shared_number=("n_shared_experts",), router_bias=True)),
         ),
         ("SolarOpenForCausalLM", "solar_open"),
     ),
@@ -206,6 +220,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
+                    router_bias=True,
                     dense=by_type(first("first_k_dense_replace", default=1)),
                     bias=("mlp_bias", False),
                 )
@@ -223,11 +238,68 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
+                    router_bias=("moe_router_enable_expert_bias", False),
                     dense=first("first_k_dense_replace", default=0),
                 )
             ),
         ),
         ("BailingMoeForCausalLM", "bailing_moe", "BailingMoeV2ForCausalLM", "bailing_moe_v2"),
+    ),
+    (
+        replace(
+            _BIASED,
+            qk_norms=head_norms,
+            norms=4,
+            head_dim=128,
+            output_gate=True,
+            windows=windows.typed(4, default=1024, key="global_attn_every_n_layers"),
+            feeds=routed(
+                Routing(
+                    shared_number=("num_shared_experts",),
+                    router_bias=True,
+                    dense=first("num_dense_layers", default=1),
+                )
+            ),
+        ),
+        ("AfmoeForCausalLM", "afmoe"),
+    ),
+    (
+        # one norm before attention and experts side by side; an MLP has a width of its own
+        replace(
+            _BIASED,
+            norms=1,
+            tied=True,
+            head_dim=128,
+            windows=windows.typed(4, default=4096),
+            feeds=routed(
+                Routing(
+                    width=("intermediate_size",),
+                    dense_width=("prefix_dense_intermediate_size",),
+                    shared_number=("num_shared_experts",),
+                    dense=by_type(first("first_k_dense_replace", default=0)),
+                )
+            ),
+        ),
+        ("Cohere2MoeForCausalLM", "cohere2_moe"),
+    ),
+    (
+        replace(
+            _BIASED,
+            qk_norms=head_norms,
+            head_dim=128,
+            windows=windows.typed(1, default=1024),
+            feeds=routed(Routing(dense=by_type(first("first_k_dense_replace", default=0)))),
+        ),
+        ("MellumForCausalLM", "mellum"),
+    ),
+    (
+        replace(
+            _BIASED,
+            sinks=True,
+            windows=windows.typed(4, full=0, default=128),
+            feeds=routed(Routing(width=("intermediate_size",), shared_width=("shared_intermediate_size",))),
+        ),
+        ("GraniteMoeSWAForCausalLM", "granitemoe_swa"),
     ),
 )
 

@@ -54,6 +54,8 @@ def _heard(table: Fields) -> None:
 
 def _dtype(tables: list[Fields]) -> Stored:
     """Of the language model's table, or of one around it; without any, 16 bits."""
+    for table in tables:
+        table.without_effect("dtype", "torch_dtype")
     for table in reversed(tables):
         names = [table.text(key).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in table]
         if len(set(names)) > 1:

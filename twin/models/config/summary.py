@@ -17,12 +17,14 @@ def summary_of(spec: ModelSpec) -> str:
         names[mixer_name(mixer)] = names.get(mixer_name(mixer), 0) + count
     if len(names) == 1:
         return f"{size}, {next(iter(names))}"
-    return ", ".join([size, *(f"{count} layers of {name}" for name, count in names.items())])
+    return ", ".join(
+        [size, *(f"{count} {'layer' if count == 1 else 'layers'} of {name}" for name, count in names.items())]
+    )
 
 
 def _size(parameters: float) -> str:
     """Three digits, as sizes of models are written."""
-    for unit, sign in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+    for unit, sign in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if parameters >= unit:
             return f"{parameters / unit:.3g}{sign}"
     return f"{parameters:,.0f}"

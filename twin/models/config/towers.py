@@ -1,4 +1,4 @@
-"""Vision towers of multimodal models: their parameters, with what joins them to the language model.
+"""Towers of multimodal models for images and sound: their parameters, with what joins them to the language model.
 
 Sources: the modeling files of transformers 5.24, by the names of the classes. A tower that is not known is not counted,
 and its table is named among what was ignored.
@@ -16,13 +16,15 @@ def towers_of(outer: Fields, hidden: int) -> dict[str, int]:
     Raises BadFile where a known tower lacks a size.
     """
     names = [*outer.texts("architectures", default=[])[:1], outer.text("model_type", default="")]
-    read = next((_TOWERS[name] for name in names if name in _TOWERS), None)
-    vision = outer.table("vision_config") if read is not None else None
-    if read is None or vision is None or not vision.raw:
-        return {}
-    count = read(vision, outer, hidden)
-    vision.without_effect(*(key for key in vision.raw if key not in vision.used))
-    return {"vision": count}
+    counts = {}
+    for tower, known in (("vision", _VISION), ("audio", _AUDIO)):
+        read = next((known[name] for name in names if name in known), None)
+        table = outer.table(f"{tower}_config") if read is not None else None
+        if read is None or table is None or not table.raw:
+            continue
+        counts[tower] = read(table, outer, hidden)
+        table.without_effect(*(key for key in table.raw if key not in table.used))
+    return counts
 
 
 Tower = Callable[[Fields, Fields, int], int]
@@ -156,7 +158,26 @@ def _gemma4(fields: Fields, outer: Fields, hidden: int) -> int:
     return positions + _patch(fields) * width + _depth(fields) * block + standard + width * hidden
 
 
-_TOWERS: dict[str, Tower] = {
+MEL_BANDS = 128
+"""Bands of the spectrogram that Gemma 4's audio tower reads; two convolutions halve them twice."""
+
+
+def _gemma4_audio(fields: Fields, outer: Fields, hidden: int) -> int:
+    """Gemma 4: convolutions, and layers of two feed-forwards around attention and a convolution."""
+    outer.without_effect("audio_soft_tokens_per_image")
+    width, heads = _size(fields, "hidden_size"), fields.integer("num_attention_heads", high=HEADS)
+    first, second = (*fields.integers("subsampling_conv_channels", default=[128, 32], low=1, high=WIDTH), 0)[:2]
+    convolved = 9 * first + first + 9 * first * second + second + second * (MEL_BANDS // 4) * width
+    feeds = 2 * (2 * width * 4 * width + 2 * width)
+    attention = 5 * width**2 + width // heads
+    convolution = 3 * width**2 + width * _size(fields, "conv_kernel_size", default=5) + 2 * width
+    bounds = 10 * 4 if fields.flag("use_clipped_linears", default=True) else 0
+    block = feeds + attention + convolution + 3 * width + bounds
+    outside = _size(fields, "output_proj_dims", default=1536)
+    return convolved + _depth(fields) * block + _linear(width, outside) + outside * hidden
+
+
+_VISION: dict[str, Tower] = {
     "Gemma3ForConditionalGeneration": _siglip,
     "gemma3": _siglip,
     "Gemma4ForConditionalGeneration": _gemma4,
@@ -178,4 +199,8 @@ _TOWERS: dict[str, Tower] = {
     "qwen3_5": _qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": _qwen3_vl,
     "qwen3_5_moe": _qwen3_vl,
+    "Qwen4ExpForConditionalGeneration": _qwen3_vl,
+    "qwen4_exp": _qwen3_vl,
 }
+
+_AUDIO: dict[str, Tower] = {"Gemma4ForConditionalGeneration": _gemma4_audio, "gemma4": _gemma4_audio}

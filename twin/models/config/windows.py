@@ -24,14 +24,14 @@ def same(default: int = 0) -> Windows:
     return windows
 
 
-def typed(period: int, *, full: int = -1, default: int = 0) -> Windows:
+def typed(period: int, *, full: int = -1, default: int = 0, key: str = "sliding_window_pattern") -> Windows:
     """By `layer_types`, or else the `full`-th of every `period` layers sees all and the others a window, if any.
 
-    `sliding_window_pattern` is another period; a period of 1 means full attention, one of 0 windows in all layers.
+    The key is another period; a period of 1 means full attention, one of 0 windows in all layers.
     """
 
     def windows(fields: Fields, layers: int) -> list[int]:
-        each = _period(fields, period)
+        each = _period(fields, key, period)
         slides = _window(fields, default) > 0
         by_default = [
             SLIDING if slides and (not each or layer % each != full % each) else FULL for layer in range(layers)
@@ -83,11 +83,11 @@ def _window(fields: Fields, default: int) -> int:
     return fields.integer("sliding_window", default=default, low=0)
 
 
-def _period(fields: Fields, default: int) -> int:
+def _period(fields: Fields, key: str, default: int) -> int:
     """A number, or as EXAONE 4 writes it: letters such as "LLLG"."""
-    if isinstance(fields.raw.get("sliding_window_pattern"), str):
-        return len(fields.text("sliding_window_pattern"))
-    return fields.integer("sliding_window_pattern", default=default, low=0)
+    if isinstance(fields.raw.get(key), str):
+        return len(fields.text(key))
+    return fields.integer(key, default=default, low=0)
 
 
 def from_layer(key: str) -> Windows:

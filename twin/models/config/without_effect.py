@@ -74,4 +74,5 @@ WITHOUT_EFFECT = (
     ),
     *("use_qk_l2norm", "swiglu_limit", "swiglu_alpha", "fp32_lm_head", "position_encoding", "position_embedding_type"),
     *("original_max_position_embeddings", "initial_context_length", "no_rope_layer_interval"),
+    *("use_parallel_residual", "use_mrope", "n_ctx"),
 )

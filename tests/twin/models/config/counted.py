@@ -4,25 +4,36 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from twin.models.config import read_config
-from twin.models.spec import ModelSpec
+from twin.models.mixers import Attention, LatentAttention, conv_elements
+from twin.models.spec import Layer, ModelSpec
 
 
 class Counted(Struct):
-    """A config.json, and what the class counts: of the language model, with routers' biases, and of towers."""
+    """A config.json, and what the class has: parameters of the language model, with routers' biases, and of towers.
+
+    cache: of each layer the elements that a token adds and those that do not grow, after a pass over a few tokens.
+    """
 
     name: str
     config: dict[str, Any]
     parameters: int
     towers: int
+    cache: list[tuple[int, int]] = []
 
 
 def counted(family: str) -> list[Counted]:
     """Rows of one family."""
     table = json.loads((Path(__file__).parent / "rows" / f"{family}.json").read_text())["models"]
-    return [Counted(name, row["config"], row["parameters"], row["towers"]) for name, row in table.items()]
+    return [msgspec.convert(row | {"name": name}, Counted) for name, row in table.items()]
+
+
+def cached(family: str) -> list[Counted]:
+    """Rows of one family of which the cache was looked at."""
+    return [row for row in counted(family) if row.cache]
 
 
 def one(family: str, name: str, **changes: Any) -> dict[str, Any]:
@@ -34,6 +45,26 @@ def one(family: str, name: str, **changes: Any) -> dict[str, Any]:
 def spec(config: dict[str, Any]) -> ModelSpec:
     """As it is read."""
     return read_config(config, "config.json", name="small").spec
+
+
+def kept(config: dict[str, Any]) -> list[tuple[int, int]]:
+    """Of each layer as read: elements that a token adds, and those that do not grow.
+
+    The class keeps as many inputs of a short convolution as it has taps, the newest included.
+    """
+    model = spec(config)
+    return [_of_layer(model.kinds[kind]) for kind in model.layer_kinds]
+
+
+def _of_layer(layer: Layer) -> tuple[int, int]:
+    grows = fixed = 0
+    for mixer in layer.mixers:
+        if isinstance(mixer, Attention | LatentAttention):
+            grows += mixer.kv_elements if mixer.keeps_cache else 0
+            grows += mixer.indexer.head_dim if mixer.indexer and not mixer.indexer.shared else 0
+        else:
+            fixed += mixer.state_elements + conv_elements(mixer) + mixer.conv_channels
+    return grows, fixed
 
 
 def total(config: dict[str, Any]) -> float:

@@ -39,6 +39,30 @@ def test_llama_3_1_8b_and_70b_have_the_published_number_of_parameters() -> None:
     assert spec_of(llama).summary == "8.03B dense, full attention"
 
 
+def test_internlm2_7b_and_baichuan2_7b_have_the_published_number_of_parameters() -> None:
+    """Neither has a class in transformers: one is Llama with a bias by its own key, the other is Llama."""
+    common = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "tie_word_embeddings": False}
+    internlm = common | {"architectures": ["InternLM2ForCausalLM"], "intermediate_size": 14_336, "vocab_size": 92_544}
+    internlm |= {"bias": False, "num_key_value_heads": 8, "max_position_embeddings": 32_768}
+    assert sum(spec_of(internlm).parameters.values()) == 7_737_708_544
+    baichuan = common | {"architectures": ["BaichuanForCausalLM"], "intermediate_size": 11_008, "vocab_size": 125_696}
+    assert sum(spec_of(baichuan, model_max_length=4096).parameters.values()) == 7_505_973_248
+
+
+def test_a_layer_that_predicts_is_no_part_of_the_language_model() -> None:
+    """MiMo-7B: the published 7,833,409,536 less the model's 7,622,619,136."""
+    mimo = {
+        "architectures": ["MiMoForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 36,
+    }
+    mimo |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_680}
+    spec = spec_of(mimo, max_position_embeddings=32_768, num_nextn_predict_layers=1, attention_bias=True)
+    assert sum(spec.parameters.values()) == 7_622_619_136
+    assert spec.towers == {"mtp": 210_790_400}
+
+
 def test_a_tied_head_is_counted_once() -> None:
     config = row("LlamaForCausalLM")
     apart, tied = spec_of(config), spec_of(config, tie_word_embeddings=True)

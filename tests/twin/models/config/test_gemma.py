@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.twin.models.config.counted import Counted, counted, one, spec, total
+from tests.twin.models.config.counted import Counted, cached, counted, kept, one, spec, total
 from twin.errors import BadFile
 from twin.models.mixers import Attention
 from twin.models.spec import ModelSpec
@@ -25,6 +25,11 @@ def attention(model: ModelSpec) -> list[Attention]:
 @pytest.mark.parametrize("row", counted("gemma"), ids=lambda row: row.name)
 def test_parameters_are_those_of_the_class(row: Counted) -> None:
     assert total(row.config) == row.parameters
+
+
+@pytest.mark.parametrize("row", cached("gemma"), ids=lambda row: row.name)
+def test_each_layer_keeps_what_that_of_the_class_does(row: Counted) -> None:
+    assert kept(row.config) == row.cache
 
 
 def test_windows_alternate_or_come_five_in_a_row() -> None:

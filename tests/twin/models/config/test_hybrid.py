@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.twin.models.config.counted import Counted, counted, one, spec, total
+from tests.twin.models.config.counted import Counted, cached, counted, kept, one, spec, total
 from twin.errors import BadFile
 from twin.models.mixers import Attention, GatedDeltaNet, LightningAttention, ShortConvolution, conv_elements
 
@@ -10,6 +10,11 @@ from twin.models.mixers import Attention, GatedDeltaNet, LightningAttention, Sho
 @pytest.mark.parametrize("row", counted("hybrid"), ids=lambda row: row.name)
 def test_parameters_are_those_of_the_class(row: Counted) -> None:
     assert total(row.config) == row.parameters
+
+
+@pytest.mark.parametrize("row", cached("hybrid"), ids=lambda row: row.name)
+def test_each_layer_keeps_what_that_of_the_class_does(row: Counted) -> None:
+    assert kept(row.config) == row.cache
 
 
 def test_every_fourth_layer_keeps_a_cache_and_the_others_a_state() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.twin.models.config.counted import Counted, counted, one, spec, total
+from tests.twin.models.config.counted import Counted, cached, counted, kept, one, spec, total
 from twin.errors import BadFile
 from twin.models.mixers import KimiDelta, LatentAttention, conv_elements
 
@@ -12,6 +12,11 @@ WORDS = ["linear_attention", "linear_attention", "linear_attention", "full_atten
 @pytest.mark.parametrize("row", counted("latent"), ids=lambda row: row.name)
 def test_parameters_are_those_of_the_class(row: Counted) -> None:
     assert total(row.config) == row.parameters
+
+
+@pytest.mark.parametrize("row", cached("latent"), ids=lambda row: row.name)
+def test_each_layer_keeps_what_that_of_the_class_does(row: Counted) -> None:
+    assert kept(row.config) == row.cache
 
 
 def test_one_compressed_vector_and_one_roped_key_of_a_token_are_cached() -> None:

@@ -230,3 +230,22 @@ def test_a_table_inside_the_language_model_counts_too() -> None:
 def test_what_is_not_known_is_refused_by_its_name(table: dict[str, Any], message: str) -> None:
     with pytest.raises(BadFile, match=message):
         spec_of(LLAMA, quantization_config=table)
+
+
+def test_gpt_oss_has_the_published_bytes() -> None:
+    """The total_size of both checkpoints' indices: 13,761,264,768 and 65,248,815,744."""
+    oss = row("GptOssForCausalLM") | {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "vocab_size": 201_088,
+        "head_dim": 64,
+    }
+    oss |= {
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 4,
+        "max_position_embeddings": 131_072,
+    }
+    for layers, experts, size in ((24, 32, 13_761_264_768), (36, 128, 65_248_815_744)):
+        spec = quantised(oss | {"num_hidden_layers": layers, "num_local_experts": experts}, quant_method="mxfp4")
+        assert sum(spec.weight_bytes.values()) == size

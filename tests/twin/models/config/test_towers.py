@@ -1,4 +1,4 @@
-"""Vision towers: parameters to the unit, apart from the language model's."""
+"""Towers: parameters to the unit, apart from the language model's."""
 
 import pytest
 
@@ -10,8 +10,14 @@ from twin.models.fields import Fields
 
 @pytest.mark.parametrize("row", counted("towers"), ids=lambda row: row.name)
 def test_a_tower_is_counted_apart_from_the_language_model(row: Counted) -> None:
-    assert spec(row.config).towers == {"vision": row.towers}
+    assert sum(spec(row.config).towers.values()) == row.towers
     assert total(row.config) == row.parameters
+
+
+def test_images_and_sound_have_a_tower_each() -> None:
+    both, one_less = spec(one("towers", "gemma4sound")), spec(one("towers", "gemma4clipped"))
+    assert both.towers.keys() == {"vision", "audio"}
+    assert both.towers["vision"] == one_less.towers["vision"]
 
 
 def test_kimi_k2_5_joins_its_tower_to_7168_channels() -> None:

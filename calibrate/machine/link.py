@@ -1,4 +1,4 @@
-"""Device memory read and copied; the link to host memory by copies: alone, in a queue, pageable, both ways at once."""
+"""The link to host memory: copies, alone, in a queue, pageable and both ways at once; and reads in place by kernels."""
 
 import math
 import time
@@ -10,8 +10,8 @@ import torch
 
 from calibrate.machine.description import query_smi
 from calibrate.machine.timed import Region, fill, host_region, timed
-from calibrate.probes.probe import Context, Probe, Sample, cuda_only
-from twin.units import KIB, MIB
+from calibrate.probes import Context, Probe, Sample, cuda_only
+from twin.units import GIB, KIB, MIB
 
 SINGLE = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
 QUEUED = tuple((copies, size) for size in (MIB, 4 * MIB, 16 * MIB) for copies in (4, 16, 64))
@@ -19,42 +19,8 @@ BEYOND_CACHES = 64 * MIB
 """What a CPU has to move for its caches not to pass for a link: less is not timed there, nor more than once around."""
 LOADED_S = 1.5
 """Least time that the link is kept busy while its state is asked for: nvidia-smi takes some tenths of a second."""
-
-
-def _vram_sizes(context: Context) -> list[int]:
-    """Buffers well beyond any cache, two of which fit the free memory."""
-    wanted = context.pick([1024 * MIB], [1024 * MIB, 4096 * MIB] if context.cuda else [1024 * MIB, 2048 * MIB])
-    return context.fitting(wanted, free_bytes=context.machine.device_free_bytes, share=0.3) or [128 * MIB]
-
-
-def vram_read(context: Context) -> list[Sample]:
-    """Sum of a large buffer: every byte is read once, next to nothing is written."""
-    return [_sum(context, size) for size in context.points(_vram_sizes(context))]
-
-
-def _sum(context: Context, size: int) -> Sample:
-    one = partial(timed, context, "vram_read", at={"bytes": size}, how="the sum", moved_bytes=size)
-    if context.cuda:
-        from calibrate.machine.kernels import Sum  # noqa: PLC0415 - needs triton
-
-        data = torch.randint(0, 16, (size // 4,), dtype=torch.int32, device=context.backend.device)
-        total = Sum(data)
-        return one(total.run, right=lambda: total.value() == sum(int(part.sum()) for part in data.split(2**28)))
-    numbers, result = torch.ones(size // 4, dtype=torch.float32), torch.empty(())
-    work = partial(torch.sum, numbers, dim=0, out=result)
-    return one(work, right=lambda: abs(float(result) / numbers.numel() - 1) < 1e-3)
-
-
-def vram_copy(context: Context) -> list[Sample]:
-    """Copy of a large buffer: bytes read plus bytes written."""
-    (size,) = context.points(_vram_sizes(context)[:1])
-    source = torch.empty(size, dtype=torch.uint8, device=context.backend.device)
-    fill(source)
-    target = torch.zeros_like(source)
-    return [timed(
-        context, "vram_copy", partial(target.copy_, source), at={"bytes": size}, moved_bytes=2 * size,
-        right=lambda: torch.equal(source, target), how="all bytes equal",
-    )]  # fmt: skip
+RUNS = (512, 1 * KIB, 2 * KIB, 4 * KIB, 16 * KIB, 64 * KIB)
+"""Bytes that lie together of what kernels read in place."""
 
 
 def _buffer_bytes(context: Context) -> int:
@@ -113,7 +79,7 @@ def _link_state(context: Context, region: Region, target: Any, *, rate: float) -
     begin = time.monotonic()
     for _ in range(int(LOADED_S * rate / target.numel()) + 1):
         target.copy_(region.host, non_blocking=True)
-    smi = query_smi(context.machine.smi_name)
+    smi = query_smi(context.machine.device, context.machine.device_id)
     torch.cuda.synchronize(target.device)
     state = {key: value for key, value in smi.items() if key.startswith(("pcie", "clocks", "temperature"))}
     return Sample(at={"state": "loaded", **state}, seconds=(time.monotonic() - begin,))
@@ -164,11 +130,89 @@ def _both_ways(context: Context, out: Any, back: Any) -> Sample:
     )  # fmt: skip
 
 
+# Host memory read in place
+
+
+def host_to_device_read(context: Context) -> list[Sample]:
+    """A kernel that reads registered host memory from end to end."""
+    with host_region(context, context.pick(256 * MIB, 1024 * MIB)) as region:
+        sample = _read(context, region)
+        del region
+    return [sample]
+
+
+def _read(context: Context, region: Region) -> Sample:
+    from calibrate.machine.kernels import Sum  # noqa: PLC0415 - needs triton
+
+    size, total = region.host.numel(), Sum(region.device.view(torch.int32))
+
+    def right() -> bool:
+        wanted = int(region.host.view(torch.int32).sum(dtype=torch.int64))
+        return (total.value() - wanted) % 2**32 == 0
+
+    return timed(
+        context, "host_to_device_read", total.run, at={"bytes": size}, moved_bytes=size, right=right,
+        how="the sum modulo 2^32",
+    )  # fmt: skip
+
+
+def host_to_device_gather(context: Context) -> list[Sample]:
+    """Random runs of host memory, fresh ones every time."""
+    samples = []
+    regions = _regions(context)
+    for pages in ("huge", "4KiB") if context.cuda else ("file",):
+        with host_region(context, regions[-1], huge_pages=pages == "huge") as region:
+            points = [(size, run) for size in regions for run in context.pick((512, 4 * KIB, 64 * KIB), RUNS)]
+            for size, run in context.points(sorted(points)):
+                samples.append(_gather(context, region.device[:size], run, pages=pages))
+            del region
+    return samples
+
+
+def _regions(context: Context) -> list[int]:
+    if not context.cuda:
+        return context.pick([256 * MIB], [64 * MIB, 1024 * MIB])
+    wanted = context.pick([64 * MIB, 2 * GIB], [64 * MIB, 1 * GIB, 4 * GIB, 16 * GIB])
+    return context.fitting(wanted, free_bytes=context.machine.host_free_bytes, share=0.3) or [64 * MIB]
+
+
+def _gather(context: Context, data: Any, run: int, *, pages: str) -> Sample:
+    """Reads 48 MiB (on the CPU 16 MiB) of runs of `run` bytes each."""
+    runs = (48 * MIB if context.cuda else 16 * MIB) // run
+    slots = data.numel() // run
+    if context.cuda:
+        from calibrate.machine.kernels import RunSums  # noqa: PLC0415 - needs triton
+
+        table = data.view(torch.int32).view(-1, run // 4)
+        sums = RunSums(data.view(torch.int32), run_bytes=run, runs=runs)
+        starts, work, how = sums.starts, sums.run, "sums of 256 runs"
+
+        def right() -> bool:
+            wanted = table[starts[:256]].long().sum(dim=1)
+            return bool(((sums.partial[:256].long() - wanted) % 2**32 == 0).all())
+    else:
+        table = data.view(torch.int64).view(-1, run // 8)
+        starts, how = torch.zeros(runs, dtype=torch.int64), "equal"
+        target = torch.empty(runs, run // 8, dtype=torch.int64)
+
+        def work() -> None:
+            torch.index_select(table, 0, starts, out=target)
+
+        def right() -> bool:
+            return bool(torch.equal(target, table[starts]))
+
+    return timed(
+        context, f"host_to_device_gather of {run} B", work, before=lambda: starts.random_(0, slots),
+        at={"run_bytes": run, "region_bytes": data.numel(), "pages": pages}, moved_bytes=runs * run,
+        right=right, how=how,
+    )  # fmt: skip
+
+
 PROBES = (
-    Probe(name="vram_read", run=vram_read, quick_s=2, full_s=4),
-    Probe(name="vram_copy", run=vram_copy, quick_s=1, full_s=5),
     Probe(name="host_to_device_copy", run=partial(one_way, inwards=True), quick_s=4, full_s=12),
     Probe(name="device_to_host_copy", run=partial(one_way, inwards=False), quick_s=3, full_s=12),
     Probe(name="host_to_device_copy_pageable", run=pageable, supported=cuda_only, quick_s=1.5, full_s=4),
     Probe(name="device_to_host_copy_duplex", run=duplex, supported=cuda_only, full_s=4),
+    Probe(name="host_to_device_read", run=host_to_device_read, supported=cuda_only, full_s=4),
+    Probe(name="host_to_device_gather", run=host_to_device_gather, quick_s=3.5, full_s=35),
 )

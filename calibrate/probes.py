@@ -1,10 +1,14 @@
-"""What a probe is: a named measurement with a reason where it cannot run, an estimate, and raw samples."""
+"""What a probe is: a named measurement with a reason where it cannot run, an estimate, and raw samples.
+
+Each is named source_to_target[_duplex][_mechanism]. The probes themselves need torch; what they are made of does not.
+"""
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -47,6 +51,12 @@ class CannotRun(RuntimeError):
     """What a probe finds out only by trying: this machine or its software cannot do it. It is skipped, in one line."""
 
 
+def quartile_spread(seconds: Sequence[float]) -> float:
+    """Relative standard deviation of at least two repeats, from their quartiles: an outlier is not a wide spread."""
+    low, _, high = statistics.quantiles(seconds, n=4)  # of a normal distribution they lie 1.349 deviations apart
+    return (high - low) / 1.349 / statistics.median(seconds)
+
+
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One point of a probe: where it was taken and the seconds of each repeat."""
 
@@ -72,11 +82,8 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def spread(self) -> float:
-        """Relative standard deviation of the repeats, from their quartiles: an outlier is not a wide spread."""
-        if len(self.seconds) < LEAST_REPEATS:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / 1.349 / self.median_s  # the quartiles of a normal distribution are 1.349 deviations apart
+        """Of the repeats; 0 where they are too few to tell."""
+        return quartile_spread(self.seconds) if len(self.seconds) >= LEAST_REPEATS else 0.0
 
     @property
     def n(self) -> int:
@@ -140,15 +147,14 @@ class Context:
 
     def seconds(
         self, work: Callable[[], object], *, before: Callable[[], object] | None = None, per: int = 1,
-        clock: Callable[[Callable[[], object]], float] | None = None,
+        clock: "Device | None" = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """Seconds of each repeat, divided by `per`: as many repeats as fit a point's share of time, at least three.
 
         Where there are several rounds, all of them together; one that takes longer than a round's share is run once.
-        `before` prepares each repeat, untimed; `clock` times a run in place of the device's own.
+        `before` prepares each repeat, untimed; `clock` times in place of the device.
         """
-        timed = partial(_runs, clock) if clock is not None else self.backend.seconds
-        timed = partial(timed, work, before=before)
+        timed = partial((clock or self.backend).seconds, work, before=before)
         timed(repeats=1, warm_up=0)  # compiles and touches, which is not timed
         begin = time.monotonic()
         first = timed(repeats=1, warm_up=0)
@@ -167,19 +173,6 @@ class Context:
     def fitting(self, sizes: Iterable[int], *, free_bytes: float, share: float) -> list[int]:
         """Those of `sizes` whose bytes stay within a share of the free memory."""
         return [size for size in sizes if size <= free_bytes * share]
-
-
-def _runs(
-    clock: Callable[[Callable[[], object]], float], work: Callable[[], object], *, repeats: int, warm_up: int,
-    before: Callable[[], object] | None,
-) -> list[float]:  # fmt: skip
-    """Seconds of each repeat by a clock of single runs."""
-    seconds = []
-    for _ in range(warm_up + repeats):
-        if before is not None:
-            before()
-        seconds.append(clock(work))
-    return seconds[warm_up:]
 
 
 def cuda_only(machine: Machine) -> str:
@@ -208,3 +201,15 @@ def check(name: str, right: Any, how: str) -> str:
     if not bool(right):
         raise WrongData(f"{name}: the result is wrong after timing ({how})")
     return how
+
+
+MODULES = ("device", "link", "host")
+"""Of the machine itself, in the order of measuring: what is cheap and what later sizes depend on comes first."""
+
+
+def all_probes() -> tuple[Probe, ...]:
+    """Every probe in the order in which they run: the machine's, then those of the table of operations. Needs torch."""
+    from calibrate.operations.timing import table_probes  # noqa: PLC0415 - the table's fits know samples
+
+    machine = (probe for name in MODULES for probe in import_module(f"calibrate.machine.{name}").PROBES)
+    return (*machine, *table_probes())
