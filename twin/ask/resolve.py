@@ -14,7 +14,7 @@ from twin.models import ModelSpec, load_model
 from twin.models.mixers import LatentAttention
 from twin.models.rewritten import in_weights
 from twin.models.speculation import Speculation, speculation_of
-from twin.operations.counts import HALF_BYTES
+from twin.operations.counts import FULL_BYTES, HALF_BYTES
 
 _HOST_OPTIONS = {"staging_bytes", "prefill", "copies", "pooled", "host_pages"}
 """What only a layout with planes on the host understands."""
@@ -25,7 +25,7 @@ _POOL_OPTIONS |= {"cold_start", "patched", "async_scheduling"}
 
 _NOTHING_ASKED = Question(ctx_tokens=1)
 
-_STATE_BYTES: dict[str | None, int] = {"fp16": HALF_BYTES, "fp32": 2 * HALF_BYTES}
+_STATE_BYTES = {"fp16": HALF_BYTES, "fp32": FULL_BYTES}
 
 ENGINES_OWN = "auto"  # what engines call their default format
 
@@ -68,12 +68,19 @@ def resolve(question: Question) -> Case:
         pooled=question.pooled or "vram",
         ngram=question.ngram or ("ram" if rules.ngram == "ram" else "disk"),
         huge_pages=(question.host_pages or "huge") == "huge",
-        state_element_bytes=_STATE_BYTES.get(question.state_dtype, rules.state_element_bytes),
+        state_element_bytes=_state_bytes(question, model, rules),
         mixer=model.attention,
         speculation=_speculation(question, model, rules, fmt),
     )
     _check_case(case)
     return with_prefix_cache(case) if rules.block_pool else case
+
+
+def _state_bytes(question: Question, model: ModelSpec, rules: EngineRules) -> int:
+    """Bytes of an element of a recurrent state: as asked, as the model's makers want where they are heard, or usual."""
+    if question.state_dtype is not None:
+        return _STATE_BYTES[question.state_dtype]
+    return FULL_BYTES if model.full_states and rules.heeds_full_states else rules.state_element_bytes
 
 
 def _engine_of(model: ModelSpec) -> EngineRules:

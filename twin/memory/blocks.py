@@ -88,6 +88,12 @@ class BlockPlan(Struct, frozen=True, kw_only=True):
         return self.group_layers * self.page_bytes
 
     @property
+    def holds(self) -> str:
+        """What a block holds, for a reader."""
+        alone = all(group.kind == "recurrent" for group in self.groups)
+        return "one request's states" if alone else f"{self.block_tokens:,} tokens"
+
+    @property
     def growing_blocks(self) -> int:
         """Blocks that `block_tokens` more tokens of a long request take: 0 where nothing grows."""
         return sum(_ceil(self.block_tokens, group.block_tokens) for group in self.groups if group.kind == "attention")

@@ -60,12 +60,16 @@ def test_a_compressed_vector_is_quantised_and_its_shared_key_where_the_engine_do
     [
         ("kimi-linear-48b-a3b", {}, 4),
         ("mamba-codestral-7b", {}, 2),
+        ("qwen3.5-35b-a3b", {}, 4),
+        ("qwen3.5-35b-a3b", {"state_dtype": "fp16"}, 2),
+        ("qwen3.5-35b-a3b", EXL3, 2),
+        ("nemotron-3-nano-30b-a3b", {}, 4),
         ("mamba-codestral-7b", {"state_dtype": "fp32"}, 4),
         ("mamba-codestral-7b", EXL3, 4),
         ("kimi-linear-48b-a3b", EXL3, 2),
     ],
 )
-def test_states_are_kept_in_full_where_the_engine_keeps_no_others(
+def test_states_are_kept_in_full_where_the_engine_keeps_no_others_or_heeds_who_wants_them_so(
     name: str, question: dict[str, Any], element_bytes: int
 ) -> None:
     case = asked(model=str(MODELS / f"{name}.json"), **question)

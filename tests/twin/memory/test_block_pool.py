@@ -1,4 +1,4 @@
-"""Block pools against what vLLM printed on other people's cards, their parts by hand, and laws for any layers."""
+"""Block pools against what vLLM printed on other people's cards, and their parts by hand."""
 
 import math
 from collections import Counter
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, planned, pool, pool_of
+from hwprofiles import load_profile
+from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, configured, planned, pool, pool_of
 from tests.worlds import machine
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
@@ -16,7 +17,7 @@ from twin.errors import Impossible
 from twin.memory import block_pool
 from twin.memory.block_pool import block_plan
 from twin.memory.plan import plan_memory
-from twin.units import GIB, MIB, format_bytes
+from twin.units import GIB, MAX_TOKENS, MIB, format_bytes
 
 VRAM_BYTES = RTX3090.gpu.vram.value
 VLLM = load_engine("vllm")
@@ -298,3 +299,47 @@ def test_what_the_host_keeps_takes_from_what_an_engine_leaves_of_one_memory(
     assert rest.fixed == apart.memories[1].fixed | apart.memories[2].fixed
     assert (apart.fits, plan.fits, pool_of(plan).blocks > 0) == (True, starts, starts)
     assert ("of memory" in plan.shortage()) is not starts
+
+
+H200 = load_profile("h200")
+
+
+@pytest.mark.parametrize("ctx_tokens", [100, 4096, 100_000])
+def test_windows_take_blocks_as_far_as_the_context_fills_them(ctx_tokens: int) -> None:
+    """Gemma 3 12B: one group of attention and five of windows of 1,024 tokens, 2 x 2,048 of them in flight."""
+    plan = plan_memory(configured("gemma-3-12b", ctx_tokens=ctx_tokens, batch=3), H200)
+    found = pool_of(plan).plan
+    assert found.block_bytes == 8 * 16 * 8192
+    window = -(-min(1023 + 2 * 2048, ctx_tokens) // 16) + 1
+    parts = plan.memories[0].parts(plan.pages)
+    assert parts["state and windows"] == 3 * 5 * window * found.block_bytes
+    assert parts["kv cache"] == 3 * -(-ctx_tokens // 16) * found.block_bytes
+
+
+@pytest.mark.parametrize("name", ["gemma-3-12b", "gemma-4-31b-nvfp4", "jamba-v0.1", "falcon-h1-7b", "gpt-oss-20b"])
+def test_the_longest_context_is_the_last_whose_blocks_are_there(name: str) -> None:
+    plan = plan_memory(configured(name, batch=5, utilisation=0.85), H200)
+    longest, found = plan.max_ctx_tokens(), pool_of(plan)
+    blocks = [found.plan.blocks_per_request(tokens) for tokens in (longest, longest + found.plan.block_tokens)]
+    assert 5 * blocks[0] < found.blocks <= 5 * blocks[1]
+
+
+@pytest.mark.parametrize("name", ["mistral-7b-v0.1", "mamba-codestral-7b"])
+def test_a_cache_that_stops_growing_has_no_longest_context(name: str) -> None:
+    plan = plan_memory(configured(name, ctx_tokens=100_000), H200)
+    assert plan.max_ctx_tokens() == MAX_TOKENS
+    held = pool_of(plan).plan.blocks_per_request(100_000) * pool_of(plan).plan.block_bytes
+    assert plan.memories[0].parts(plan.pages)["state and windows"] == held
+
+
+def test_a_vision_tower_lies_beside_the_language_model_in_16_bits() -> None:
+    case = configured("qwen3-vl-8b")
+    assert block_pool.fixed_parts(case, POOL)["vision tower"] == 2 * case.model.towers["vision"] == 1_152_776_672
+    assert "mtp tower" not in block_pool.fixed_parts(configured("deepseek-v3"), POOL)
+    assert configured("deepseek-v3").model.towers["mtp"] > 0
+
+
+def test_a_longer_step_keeps_more_of_windows() -> None:
+    """`--chunk` is the most tokens of a step."""
+    short, long = (block_plan(configured("gemma-3-12b", chunk_tokens=tokens)) for tokens in (1024, 8192))
+    assert long.held_blocks(10**6) - short.held_blocks(10**6) == 5 * 2 * (8192 - 1024) // 16

@@ -178,3 +178,9 @@ def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
     assert plan.state_blocks + -(-tokens // plan.block_tokens) <= needed <= plan.blocks_per_request(tokens + more)
     assert plan.bytes_per_request(tokens) == needed * plan.block_bytes
     assert (plan.concurrency(needed, tokens), plan.printed_tokens(needed, tokens)) == (1, tokens)
+
+
+def test_a_block_of_states_alone_is_told_in_no_tokens() -> None:
+    states, attention = spec("recurrent", 64), spec("attention", 16)
+    assert plan_blocks([states], SETTINGS).holds == "one request's states"
+    assert plan_blocks([states, attention], SETTINGS).holds == "400 tokens"
