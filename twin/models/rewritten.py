@@ -97,7 +97,8 @@ def in_weights(model: ModelSpec, asked: str) -> ModelSpec:
             "embedding": Stored(format="bf16", bits=16),
             "head": Stored(format="exl3", bits=max(6.0, bits)),
         }
-        return _with(model, Weights(format="exl3", bits=bits, parts=two))
+        untied = replace(model, tied=False)  # a tied head is quantised apart (exllamav3 `conversion/quant_config.py`)
+        return _with(untied, Weights(format="exl3", bits=bits, parts=two))
     name = match(asked, weight_names())
     if name is None:
         raise BadValue(f"--weights: {asked!r} is not known", hint=f"N.NNbpw, or one of {', '.join(weight_names())}")

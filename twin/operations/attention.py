@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from twin.ask.case import Case
 from twin.models.mixers import Attention
-from twin.operations.counts import HALF_BYTES, complete_blocks, padded_selection
+from twin.operations.counts import FULL_BYTES, HALF_BYTES, complete_blocks, padded_selection
 from twin.operations.occupancy import ACCUMULATOR_BYTES, STATISTICS, SplitKV, flash_grid
 from twin.operations.ops import Engine, Op, OpGraph, Step
 
-FULL_BYTES = 4  # bytes of an fp32 element
 INDEX_BYTES = 4  # bytes of one selected token index (int32)
 MANY = 64.0  # mean from which on the remainder of a Poisson count is even
 
