@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from twin.errors import BadFile
-from twin.models.gguf.types import TYPES, Type
+from twin.models.ggml import TYPES, Type
 
 LONGEST_HEADER = 2**26  # bytes
 LONGEST_TEXT = 2**24  # bytes

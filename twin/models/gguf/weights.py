@@ -2,10 +2,10 @@
 
 from collections import Counter
 
+from twin.models.ggml import TYPES
 from twin.models.gguf.blocks import is_vector, kind_of
 from twin.models.gguf.feeding import BESIDE, EXPERTS, ROUTER
 from twin.models.gguf.header import Tensor
-from twin.models.gguf.types import TYPES
 from twin.models.spec import ModelSpec, Part, Stored, Weights
 
 _BITS = {type_.name: type_.bits for type_ in TYPES.values()}

@@ -57,3 +57,11 @@ TYPES = {
     41: Type("q1_0", 128, 18),
     42: Type("q2_0", 64, 18),
 }
+
+BITS = {kind.name: kind.bits for kind in TYPES.values()}
+"""Bits of an element by type."""
+
+QUANTISED = tuple(
+    name for name in BITS if name.startswith(("q", "iq")) and name not in ("q8_1", "q8_k", "q1_0", "q2_0")
+)
+"""Types of quantised weights that people's files have: q8_1 and q8_k are of activations, two are newer."""

@@ -2,7 +2,7 @@
 
 from gguf.constants import GGML_QUANT_SIZES
 
-from twin.models.gguf.types import TYPES
+from twin.models.ggml import TYPES
 
 YOUNGER = {"q2_0"}  # than the library
 
