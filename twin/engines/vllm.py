@@ -12,8 +12,10 @@ from twin.units import GIB
 TRITON = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 KVARN = ("kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64")
 TURBOQUANT = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
-GGUF = ("f16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "iq4_xs")
-GGUF += ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+GGUF = (
+    "f16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "iq4_xs", "iq3_s",
+    "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
+)  # fmt: skip
 """Weights of GGUFs, through the plugin vllm-gguf-plugin since 0.24 (docs: features/quantization/gguf)."""
 
 RULES = EngineRules(
