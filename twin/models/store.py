@@ -107,7 +107,22 @@ def _config(raw: Table, path: Path, *, name: str) -> Understood:
     from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a shipped model needs none
     from twin.models.config import read_config  # noqa: PLC0415
 
+    if path.name == "config.json":
+        raw = _with_quantization(raw, path.parent)
     return with_checkpoint(read_config(raw, str(path), name=name), path.parent)
+
+
+_BESIDE = ("hf_quant_config.json", "quantize_config.json")
+"""Where ModelOpt and AutoGPTQ say how a checkpoint is quantised when config.json does not."""
+
+
+def _with_quantization(raw: Table, folder: Path) -> Table:
+    """The configuration with what a file beside it says of quantisation."""
+    inner = raw.get("text_config")
+    if any("quantization_config" in table for table in (raw, inner) if isinstance(table, dict)):
+        return raw
+    path = next((folder / name for name in _BESIDE if (folder / name).is_file()), None)
+    return raw if path is None else raw | {"quantization_config": read_json(path)}
 
 
 def _gguf(path: Path) -> Understood:

@@ -154,3 +154,21 @@ def test_a_config_that_cannot_be_read_says_what_is_wrong_with_it(tmp_path: Path)
         with pytest.raises(BadFile, match=wrong) as refused:
             load_model(str(tmp_path / name))
         assert "not a twin model file" not in refused.value.message
+
+
+def test_a_file_beside_a_config_says_how_its_weights_are_quantised(tmp_path: Path) -> None:
+    """Where config.json says it, too, that counts; a file of any other name has nothing beside it."""
+    path = tmp_path / "config.json"
+    path.write_text(INFINITE % 8, encoding="utf-8")
+    (tmp_path / "other.json").write_text(INFINITE % 8, encoding="utf-8")
+    gptq = {"bits": 4, "group_size": 4, "desc_act": False}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(gptq), encoding="utf-8")
+    assert load_model(str(path)).weights == load_model(str(tmp_path)).weights
+    assert (load_model(str(path)).weights.format, load_model(str(path)).weights.bits) == ("w4a16", 4 + 20 / 4)
+    assert load_model(str(tmp_path / "other.json")).weights.format == "bf16"
+    modelopt = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(modelopt), encoding="utf-8")
+    assert load_model(str(path)).weights.format == "fp8"
+    raw = json.loads(INFINITE % 8) | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 8}}
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    assert load_model(str(path)).weights.bits == 4 + 20 / 8
