@@ -5,6 +5,7 @@
 - `models.json`: parameters of transformers' own class, built on its meta device without buffers, and published figures.
 - `caches.json`: what that class's own cache holds of each layer after a pass over three tokens on the meta device.
 - `checkpoints.json`: sizes of published checkpoints.
+- `packed.json`: elements of published checkpoints that hold two weights of 4 bits in one.
 """
 
 import json
@@ -33,7 +34,7 @@ def name_of(row: Row) -> str:
     return str(row["name"])
 
 
-MODELS, CACHES, CHECKPOINTS = rows("models.json"), rows("caches.json"), rows("checkpoints.json")
+MODELS, CACHES, CHECKPOINTS, PACKED = map(rows, ("models.json", "caches.json", "checkpoints.json", "packed.json"))
 COUNTED = [row for row in MODELS if row["parameters"] is not None]
 PUBLISHED = [row | row["published"] for row in MODELS if "published" in row]
 TOTALS = [row for row in PUBLISHED if "total" in row]
@@ -257,6 +258,26 @@ def test_weights_have_the_published_size_by_the_configuration_alone(row: Row) ->
     size = row["bytes"] if "bytes" in row else float(row["size"].removesuffix(" GiB")) * GIB
     ours = sum(model.weight_bytes.values()) + sum(beside(model, what) for what in row.get("beside", ()))
     assert ours == pytest.approx(size, rel=NEAR)
+
+
+@pytest.mark.parametrize("row", PACKED, ids=name_of)
+def test_as_many_weights_are_packed_as_in_the_published_checkpoint(row: Row) -> None:
+    """NVFP4 has 4.5 bits an element; the hub counts a pair as one element, and scales of 16 in some checkpoints."""
+    model = stored(row)
+    weights = {part: model.weights.stored(part) for part in model.parameters}
+    packed = sum(
+        model.parameters[part] * (16 - each.bits) / (16 - 4.5)
+        for part, each in weights.items()
+        if each.format == "nvfp4"
+    )
+    known = {
+        "scales": packed / 16,
+        "tower": towers(model),
+        "mtp": model.towers.get("mtp", 0),
+        "ends of mtp": 2 * ends(model),
+    }
+    elements = total(model) - packed / 2 + sum(known[what] for what in row["beside"])
+    assert elements == pytest.approx(row["elements"], rel=1e-5)
 
 
 def test_half_of_the_checkpoints_are_quantised() -> None:
