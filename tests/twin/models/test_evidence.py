@@ -41,7 +41,7 @@ TOTALS = [row for row in PUBLISHED if "total" in row]
 ROUNDED = [row for row in PUBLISHED if "rounded" in row]
 ACTIVE = [row for row in PUBLISHED if "active" in row]
 CLOSE = 0.02  # of published active parameters
-NEAR = 0.01  # of published sizes
+NEAR = 0.003  # of published sizes
 
 
 @cache
