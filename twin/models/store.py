@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from hwprofiles.files import Table, extended, is_path, read_json
-from hwprofiles.recognition import MODEL, recognised
+from hwprofiles.files import Table, check_finite, extended, is_path, read_json
+from hwprofiles.recognition import CONFIG, MODEL, recognised
 from hwprofiles.spelling import match, suggestions
 from twin.errors import BadFile, UnknownName
 from twin.models.fields import Understood
@@ -73,9 +73,10 @@ def _plain(spec: ModelSpec, where: str) -> Understood:
 
 
 def _in_file(path: Path) -> Understood:
-    with recognised(path, MODEL, instead=_INSTEAD):
-        raw = read_json(path)
+    with recognised(path, MODEL, CONFIG, instead=_INSTEAD):
+        raw = read_json(path, finite=False)
         if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
+            check_finite(raw, path)
             return _plain(_described(raw, path), str(path))
     return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
 
@@ -90,7 +91,7 @@ def _in_folder(folder: Path, *, name: str) -> Understood:
     folder = snapshot(folder)
     path = folder / "config.json"
     if path.exists():
-        raw = read_json(path)
+        raw = read_json(path, finite=False)
         if not isinstance(raw, dict):
             raise BadFile(f"{path}: not a JSON object")
         return _config(raw, path, name=name.removeprefix("models--").split("--")[-1])
@@ -106,7 +107,22 @@ def _config(raw: Table, path: Path, *, name: str) -> Understood:
     from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a shipped model needs none
     from twin.models.config import read_config  # noqa: PLC0415
 
+    if path.name == "config.json":
+        raw = _with_quantization(raw, path.parent)
     return with_checkpoint(read_config(raw, str(path), name=name), path.parent)
+
+
+_BESIDE = ("hf_quant_config.json", "quantize_config.json")
+"""Where ModelOpt and AutoGPTQ say how a checkpoint is quantised when config.json does not."""
+
+
+def _with_quantization(raw: Table, folder: Path) -> Table:
+    """The configuration with what a file beside it says of quantisation."""
+    inner = raw.get("text_config")
+    if any("quantization_config" in table for table in (raw, inner) if isinstance(table, dict)):
+        return raw
+    path = next((folder / name for name in _BESIDE if (folder / name).is_file()), None)
+    return raw if path is None else raw | {"quantization_config": read_json(path)}
 
 
 def _gguf(path: Path) -> Understood:

@@ -7,7 +7,7 @@ does the head unless the file says that it was quantised, too.
 from collections.abc import Callable
 
 from twin.models.config.methods import METHODS, Plan
-from twin.models.config.modules import modules_of
+from twin.models.config.modules import Module, modules_of
 from twin.models.config.schemes import SCHEMES
 from twin.models.config.shape import Shape
 from twin.models.fields import Fields
@@ -71,9 +71,11 @@ def _dtype(tables: list[Fields]) -> Stored:
 def _plan(table: Fields) -> Plan:
     """What the method makes of the table. Raises BadFile of a method that is not known, by its name."""
     method = table.text("quant_method", default="")
-    if not method:  # two say it otherwise
+    if not method:  # some say it otherwise
         if "quant_algo" in table or "quantization" in table:
             method = "modelopt"
+        elif "desc_act" in table:  # as AutoGPTQ's quantize_config.json does
+            method = "gptq"
         elif "bits" in table and "group_size" in table:
             method = "mlx"
         elif "load_in_4bit" in table or "load_in_8bit" in table:
@@ -103,7 +105,8 @@ def _by_part(shape: Shape, plan: Plan, plain: Stored) -> Weights:
         for part, size in sizes.items()
         if size
     }
-    parts |= {"embedding": plan.embedding or plain, "router": plain}
+    embedding = Module("embedding", (), shape.hidden * shape.vocab, shape.hidden)
+    parts |= {"embedding": (plan.embedding and plan.embedding(embedding)) or plain, "router": plain}
     if shape.tied:
         parts["head"] = parts["embedding"]
     if plain.format != "bf16":
