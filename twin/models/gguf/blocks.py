@@ -19,6 +19,10 @@ _SUFFIX = re.compile(r"(.+?)(?:\.(weight|bias|scale|input_scale))?")
 _ONE_EXPERT = re.compile(r"(ffn_(?:gate|up|down))\.\d+")
 
 
+CORRECTIONS = ("exp_probs", "exp_probs_b", "layer_output_scale")
+"""Kinds of tensors that are set and not learned: no parameters, though they have bytes."""
+
+
 class Block:
     """Matrices and elements of vectors of layer `index` that no mixer and no feed-forward has taken yet."""
 
@@ -30,6 +34,8 @@ class Block:
     def add(self, name: str, tensor: Tensor) -> None:
         """A tensor by its name within the layer."""
         kind, single = kind_of(name)
+        if kind in CORRECTIONS:
+            return
         if is_vector(name, tensor):
             self.vectors[kind] = self.vectors.get(kind, 0) + tensor.elements
         elif single and kind in self.matrices:

@@ -67,7 +67,7 @@ def _mixture(block: Block, fields: Fields, hidden: int, always: dict[str, Tensor
         shared_intermediate=shared_width,
         expert_hidden=own_hidden if own_hidden != hidden else 0,
         gated=gated,
-        vectors=block.take_vectors("ffn_gate", "ffn_up", "ffn_down", "exp_probs"),
+        vectors=block.take_vectors("ffn_gate", "ffn_up", "ffn_down"),
         expert_vectors=own // experts,
         other_matrices=block.rest(always, (3 if gated else 2) * hidden * shared_width) + more,
     )

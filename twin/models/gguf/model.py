@@ -9,7 +9,7 @@ from twin.errors import BadFile
 from twin.models.config.shape import in_runs
 from twin.models.config.summary import summary_of
 from twin.models.fields import Fields, Understood
-from twin.models.gguf.blocks import HINT, Block, blocks_of, in_layer, is_vector
+from twin.models.gguf.blocks import CORRECTIONS, HINT, Block, blocks_of, in_layer, is_vector, kind_of
 from twin.models.gguf.feeding import feed_forward_of
 from twin.models.gguf.header import Header, Tensor, shown
 from twin.models.gguf.mixing import Reading
@@ -159,7 +159,7 @@ def _sorted(tensors: dict[str, Tensor], fields: Fields, layers: int) -> _Sorted:
             held.towers[tower] = held.towers.get(tower, 0) + tensor.elements
         elif found:
             held.layers.append((*found, tensor))
-            held.tally.add(part_in_layer(found[1], tensor), tensor)
+            held.tally.add(part_in_layer(found[1], tensor), tensor, learned=kind_of(found[1])[0] not in CORRECTIONS)
         else:
             part = _part_outside(name, tensor, fields.where)
             held.outside[part] = held.outside.get(part, 0) + tensor.elements

@@ -31,9 +31,9 @@ class Tally:
         self.elements: Counter[Part] = Counter()
         self.types: dict[Part, Counter[str]] = {}
 
-    def add(self, part: Part, tensor: Tensor) -> None:
-        """One more tensor."""
-        self.elements[part] += tensor.elements
+    def add(self, part: Part, tensor: Tensor, *, learned: bool = True) -> None:
+        """One more tensor; of what is not learned the bytes alone."""
+        self.elements[part] += tensor.elements if learned else 0
         self.types.setdefault(part, Counter())[tensor.type.name] += tensor.size_bytes
 
     def weights(self) -> Weights:
