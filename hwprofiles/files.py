@@ -14,6 +14,7 @@ import msgspec
 from hwprofiles.errors import BadFile
 
 MOST_BYTES = 8 * 2**20  # some twenty times the largest that is shipped; a second's work for a parser
+MOST_VALUES = 2**19  # commas and brackets: what a parser makes of a byte takes up to 60
 LONGEST_WAIT_S = 5.0  # until the next byte of a pipe
 
 Table = dict[str, Any]
@@ -52,6 +53,8 @@ def read_json(path: Path, *, finite: bool = True) -> Any:
     finite: whether NaN and infinity are refused, which files of other projects hold here and there.
     """
     content = read_whole(path)
+    if sum(content.count(each) for each in (b",", b"[", b"{")) > MOST_VALUES:
+        raise BadFile(f"{path}: holds more than {MOST_VALUES:,} values, the most that a data file may have")
     try:
         value = json.loads(content.decode(), object_pairs_hook=refuse_repeats)
         _check_values(value, "$", finite=finite)
@@ -111,22 +114,23 @@ def _check_text(text: str, where: str) -> None:
         raise ValueError(f"{where} holds half of a surrogate pair (character {wrong.start})") from None
 
 
-def read_whole(path: Path) -> bytes:
+def read_whole(path: Path, *, most_bytes: int | None = None) -> bytes:
     """All bytes of a file, or of a pipe that somebody writes; BadFile for devices, silence and what is too long."""
+    most_bytes = MOST_BYTES if most_bytes is None else most_bytes
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block here
         try:
-            content = _read(handle, path)
+            content = _read(handle, path, most_bytes)
         finally:
             os.close(handle)
     except OSError as wrong:
         raise BadFile(f"{path}: cannot be read: {wrong.strerror}") from None
-    if len(content) > MOST_BYTES:
-        raise BadFile(f"{path}: longer than {MOST_BYTES:,} bytes, the most that a data file may have")
+    if len(content) > most_bytes:
+        raise BadFile(f"{path}: longer than {most_bytes:,} bytes, the most that a data file may have")
     return content
 
 
-def _read(handle: int, path: Path) -> bytes:
+def _read(handle: int, path: Path, most_bytes: int) -> bytes:
     """At most one byte over the limit."""
     mode = os.fstat(handle).st_mode
     if stat.S_ISDIR(mode):
@@ -134,7 +138,7 @@ def _read(handle: int, path: Path) -> bytes:
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
         raise BadFile(f"{path}: cannot be read: a device, not a file")
     parts: list[bytes] = []
-    left = MOST_BYTES + 1
+    left = most_bytes + 1
     while left and (part := _part(handle, left, path, piped=stat.S_ISFIFO(mode) and not parts)):
         parts.append(part)
         left -= len(part)

@@ -115,6 +115,8 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omi
     bits: Bits
     parts: dict[Part, Stored] = {}
     part_bytes: dict[Part, Annotated[int, Meta(ge=0, le=2**50)]] = {}  # exactly, where headers were read
+    beside_bytes: dict[str, Annotated[int, Meta(ge=0, le=2**50)]] = {}
+    """Of towers by name, and `unused`: what no engine loads, such as masks, or a tied head that is stored again."""
     mlp_operands: str = ""  # operand type of feed-forward products where not the engine's, such as int8
 
     def stored(self, part: Part) -> Stored:

@@ -1,5 +1,6 @@
 """Finding and reading models: a shipped name, a file or folder of one's own, a name on a hub."""
 
+import os
 import re
 from functools import cache
 from operator import or_
@@ -54,7 +55,7 @@ def understand(what: str) -> Understood:
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         return _in_folder(find(what, hint=f"{meant}{_INSTEAD}"), name=path.name)
     if what and path.is_dir():
-        return _in_folder(path, name=path.resolve().name)
+        return _in_folder(path, name=_name_of(path))
     if what.endswith(".gguf"):
         return _gguf(path)
     if is_path(what):
@@ -78,7 +79,7 @@ def _in_file(path: Path) -> Understood:
         if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
             check_finite(raw, path)
             return _plain(_described(raw, path), str(path))
-    return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
+    return _config(raw, path, name=path.stem if path.name != "config.json" else _name_of(path.parent))
 
 
 _OF_CONFIG = {"architectures", "model_type"}
@@ -90,11 +91,11 @@ def _in_folder(folder: Path, *, name: str) -> Understood:
 
     folder = snapshot(folder)
     path = folder / "config.json"
-    if path.exists():
+    if os.path.lexists(path):
         raw = read_json(path, finite=False)
         if not isinstance(raw, dict):
             raise BadFile(f"{path}: not a JSON object")
-        return _config(raw, path, name=name.removeprefix("models--").split("--")[-1])
+        return _config(raw, path, name=name)
     models = sorted(each for each in folder.glob("*.gguf") if not each.name.startswith("mmproj"))
     firsts = [each for each in models if "-of-" not in each.name or "-00001-of-" in each.name]
     if len(firsts) == 1:
@@ -103,26 +104,24 @@ def _in_folder(folder: Path, *, name: str) -> Understood:
     raise BadFile(f"{folder}: a folder with {held}", hint=_INSTEAD)
 
 
+def _name_of(folder: Path) -> str:
+    """What its model is called: in a hub's cache models--org--name/snapshots/commit, elsewhere as the folder is."""
+    folder = folder.resolve()
+    kept = folder.parent.parent if folder.parent.name == "snapshots" else folder
+    return kept.name.split("--")[-1] if kept.name.startswith("models--") else kept.name
+
+
 def _config(raw: Table, path: Path, *, name: str) -> Understood:
-    from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a shipped model needs none
-    from twin.models.config import read_config  # noqa: PLC0415
+    from twin.models.config import read_config  # noqa: PLC0415 - a shipped model needs none
+    from twin.models.config.quantization import quantisation_beside  # noqa: PLC0415
 
-    if path.name == "config.json":
-        raw = _with_quantization(raw, path.parent)
-    return with_checkpoint(read_config(raw, str(path), name=name), path.parent)
+    folder = path.parent
+    found = read_config(raw, str(path), name=name, beside=quantisation_beside(folder))
+    if folder.parent.name != "snapshots" and not any(".safetensors" in held for held in os.listdir(folder)):
+        return found
+    from twin.models.checkpoint import with_checkpoint  # noqa: PLC0415 - a config.json alone needs none
 
-
-_BESIDE = ("hf_quant_config.json", "quantize_config.json")
-"""Where ModelOpt and AutoGPTQ say how a checkpoint is quantised when config.json does not."""
-
-
-def _with_quantization(raw: Table, folder: Path) -> Table:
-    """The configuration with what a file beside it says of quantisation."""
-    inner = raw.get("text_config")
-    if any("quantization_config" in table for table in (raw, inner) if isinstance(table, dict)):
-        return raw
-    path = next((folder / name for name in _BESIDE if (folder / name).is_file()), None)
-    return raw if path is None else raw | {"quantization_config": read_json(path)}
+    return with_checkpoint(found, folder)
 
 
 def _gguf(path: Path) -> Understood:

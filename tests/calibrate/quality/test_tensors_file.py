@@ -65,6 +65,7 @@ def entry(name: str, **changes: Any) -> dict[str, Any]:
 
 
 HALF = len(DATA) // 2
+TOLD = b'{"dtype": "F32", "shape": [8], "data_offsets": [%d, %d]}'
 WRONG: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "cut short: it has 0 bytes"),
     "seven bytes": (b"1234567", "cut short: it has 7 bytes"),
@@ -74,10 +75,11 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "a header beyond the end": ((500).to_bytes(8, "little") + b"{}", "its header alone ends at byte 508"),
     "no JSON": (packed(b"{k: 1}", b""), "the header is not valid JSON: "),
     "no text": (packed(b'{"\xff": 1}', b""), "the header is not UTF-8 text (byte 2)"),
-    "nested without end": (packed(b"[" * 100_000, b""), "the header is not valid JSON"),
-    "a number without end": (packed(b'{"k": ' + b"9" * 5000 + b"}", b""), "the header is not valid JSON"),
+    "nested without end": (packed(b"[" * 100_000, b""), "the header is no JSON object"),
+    "a number without end": (packed(b'{"k": ' + b"9" * 5000 + b"}", b""), "tensor 'k': Number out of range"),
     "a list": (packed([], b""), "the header is no JSON object"),
-    "a name twice": (packed(b'{"k": 1, "k": 2}', b""), "'k' appears twice"),
+    "a name twice": (packed(b'{"k": %s, "k": %s}' % (TOLD % (0, 32), TOLD % (32, 64)), bytes(64)),
+     "bytes 0 to 32 of the data, before tensor 'k', belong to no tensor"),
     "no tensors": (packed({}, b""), "no tensors 'k' and 'v', nor 'layers.N.k' and 'layers.N.v'; it holds none"),
     "other tensors": (whole({"weight": ("F32", K)}), "it holds 'weight'"),
     "no V": (whole({"k": ("F32", K)}), "no tensor 'v'"),
@@ -97,6 +99,8 @@ WRONG: dict[str, tuple[bytes, str]] = {
      "do not hold the 672 bytes of F32 [21, 2, 4"),
     "too long for its shape": (packed(entry("v", shape=[19, 2, 4]), DATA),
      "do not hold the 608 bytes of F32 [19, 2, 4"),
+    "a shape without end": (packed(entry("v", shape=[1] * 17), DATA), "tensor 'v': Expected `array` of length <= 16"),
+    "tensors without end": (packed(b"{" + b'"a":1,' * 600_000 + b"}", b""), "names more than 131,072 tensors"),
     "a huge shape": (packed(entry("v", shape=[2**50] * 5), DATA), "tensor 'v': data_offsets ["),
     "backwards": (packed(entry("v", data_offsets=[1280, 640]), DATA), "tensor 'v': data_offsets [1280, 640]"),
     "cut off": (whole(RIGHT)[:-1], f"tensor 'v' ends at byte {2 * HALF:,} of the data, of which the file has 1,279"),
@@ -120,7 +124,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "layers unlike": (whole({f"layers.{n}.{x}": ("F32", some(20, 1 + n)) for n in (0, 1) for x in "kv"}),
      "tensor 'layers.1.k' has 2 heads of 4, 'layers.0.k' has 1 of 4"),
     "a name in colours": (whole({"\x1b[31m": ("F32", K)}), "it holds '\\x1b[31m'"),
-    "half a character": (packed(b'{"\\ud800": {}}', b""), "tensor '\\ud800': "),
+    "half a character": (packed(b'{"\\ud800": {}}', b""), "the header is not valid JSON: "),
 }  # fmt: skip
 
 

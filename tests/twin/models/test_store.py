@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,22 @@ def test_what_looks_like_a_path_is_read_as_one(name: str) -> None:
         load_model(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("meta-llama/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b? "), ("meta-llama/Llama-3.1-70B", "")],
-)
-def test_a_name_on_a_hub_is_no_path(name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadFile) as refused:
-        load_model(name)
-    assert str(refused.value) == f"{name}: no such file, and names on a hub are not looked up"
-    assert refused.value.hint.startswith(f"{meant}--model reads a shipped name or JSON of schema twin.model/1")
+def test_a_name_of_an_organisation_and_a_model_is_a_path_where_the_folder_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "meta-llama/Llama-3.1-70B"
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(BadFile, match=rf"^{name}: no such folder, nor a model in {tmp_path}"):
+        load_model(name)
     (tmp_path / name).parent.mkdir()
     with pytest.raises(BadFile, match="cannot be read: No such file or directory"):
         load_model(name)
+    (tmp_path / name).mkdir()
+    with pytest.raises(BadFile, match=r"a folder with neither config.json nor a GGUF") as refused:
+        load_model(name)
+    assert refused.value.hint.startswith("--model reads a shipped name, a config.json or its folder, a GGUF, org/name")
 
 
 def laid_over(folder: Path, **own: Any) -> ModelSpec:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from hwprofiles.spelling import nearest
 from twin.errors import BadFile
-from twin.models.config.architectures import readers
+from twin.models.config.architectures import reader_of, readers
 from twin.models.config.defaults import DEFAULTS
 from twin.models.config.quantization import read_weights
 from twin.models.config.shape import Reader, Shape
@@ -23,8 +23,11 @@ _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 """Tables that hold the language model of a multimodal one."""
 
 
-def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
-    """The model called `name` that the config.json at `where` describes. Raises BadFile."""
+def read_config(raw: dict[str, Any], where: str, *, name: str, beside: Fields | None = None) -> Understood:
+    """The model called `name` that the config.json at `where` describes. Raises BadFile.
+
+    beside: a file that says how weights are quantised where the config.json does not.
+    """
     outer = Fields(raw, where)
     tables = [outer]
     while (inner := _language(tables[-1])) is not None:
@@ -36,12 +39,15 @@ def read_config(raw: dict[str, Any], where: str, *, name: str) -> Understood:
     try:
         shape = reader(tables[-1])
         shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))
-        weights = read_weights(tables, shape)
+        weights = read_weights(tables, shape, beside)
         spec = _validated(_spec(shape, weights, name))
         spec = msgspec.structs.replace(spec, full_states=bool(spec.states) and _full_states(tables[-1], architecture))
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{where}: {architecture}: {wrong}") from None
-    return Understood(spec=spec, origins={"architecture": architecture} | outer.origins(), ignored=outer.ignored())
+    origins = {"architecture": architecture} | outer.origins()
+    if beside is not None:
+        origins |= {f"{Path(beside.where).name}: {key}": value for key, value in beside.origins().items()}
+    return Understood(spec=spec, origins=origins, ignored=outer.ignored())
 
 
 def _full_states(inner: Fields, architecture: str) -> bool:
@@ -64,14 +70,15 @@ def _language(outer: Fields) -> Fields | None:
 
 def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
     """The name that is known, and its reader: of the innermost table first. Raises BadFile."""
-    known = readers()
     names = [name for table in reversed(tables) for name in _names(table)]
     if not names:
         raise BadFile(f"{where}: architectures and model_type are missing", hint=_HINT)
     for name in names:
-        if name in known:
-            return name, known[name]
-    near = nearest(names[-1], known)
+        if (reader := reader_of(name)) is not None:
+            return name, reader
+    from hwprofiles.spelling import nearest  # noqa: PLC0415 - of a refusal alone
+
+    near = nearest(names[-1], readers())
     raise BadFile(
         f"{where}: architecture {names[-1]!r} is not known",
         hint=(f"the nearest known one is {near}; " if near else "") + _HINT,

@@ -4,14 +4,19 @@ Bits of an element include its scales and zeros. Norms, biases, routers and embe
 does the head unless the file says that it was quantised, too.
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from twin.models.config.methods import METHODS, Plan
-from twin.models.config.modules import Module, modules_of
-from twin.models.config.schemes import SCHEMES
+from hwprofiles.files import read_json
+from twin.errors import BadFile
 from twin.models.config.shape import Shape
 from twin.models.fields import Fields
 from twin.models.spec import Part, Stored, Weights
+
+if TYPE_CHECKING:
+    from twin.models.config.methods import Plan
 
 _BF16 = Stored(format="bf16", bits=16)
 
@@ -26,17 +31,32 @@ _PLAIN = {
     "float8_e4m3fn": Stored(format="fp8", bits=8),
 }
 
-_METHODS = METHODS | SCHEMES
+BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
+"""Files that say how a checkpoint was quantised where its config.json does not, and the method of each."""
+
 
 _TABLES = ("quantization_config", "compression_config", "quantization")
 
 
-def read_weights(tables: list[Fields], shape: Shape) -> Weights:
-    """Of the tables from the outermost to that of the language model. Raises BadFile."""
+def quantisation_beside(folder: Path) -> Fields | None:
+    """The file of the folder that says how weights are quantised. Raises BadFile."""
+    for name, method in BESIDE.items():
+        path = folder / name
+        if os.path.lexists(path):
+            said = read_json(path)
+            if not isinstance(said, dict):
+                raise BadFile(f"{path}: not a JSON object")
+            return Fields({"quant_method": method} | said, str(path))
+    return None
+
+
+def read_weights(tables: list[Fields], shape: Shape, beside: Fields | None = None) -> Weights:
+    """Of the tables from the outermost to that of the language model, else of the file beside. Raises BadFile."""
     plain = _dtype(tables)
     found = next((table for key in _TABLES for outer in reversed(tables) if (table := outer.table(key))), None)
     for outer in tables:
         outer.without_effect(*_TABLES)  # the others say the same once more
+    found = found or beside
     if found is None:
         parts: dict[Part, Stored] = {} if plain.format == "bf16" else {"vectors": plain}
         return Weights(format=plain.format, bits=plain.bits, parts=parts)
@@ -68,8 +88,12 @@ def _dtype(tables: list[Fields]) -> Stored:
     return _BF16
 
 
-def _plan(table: Fields) -> Plan:
+def _plan(table: Fields) -> "Plan":
     """What the method makes of the table. Raises BadFile of a method that is not known, by its name."""
+    from twin.models.config.methods import METHODS  # noqa: PLC0415 - most checkpoints are not quantised
+    from twin.models.config.schemes import SCHEMES  # noqa: PLC0415
+
+    methods = METHODS | SCHEMES
     method = table.text("quant_method", default="")
     if not method:  # some say it otherwise
         if "quant_algo" in table or "quantization" in table:
@@ -82,15 +106,17 @@ def _plan(table: Fields) -> Plan:
             method = "bitsandbytes"
         else:
             raise table.wrong("quant_method", "is missing")
-    reader: Callable[[Fields], Plan] | None = _METHODS.get(method)
+    reader: Callable[[Fields], Plan] | None = methods.get(method)
     if reader is None:
         hint = "; a GGUF file is read itself" if method == "gguf" else ""
-        raise table.wrong("quant_method", f"{method!r} is not known; known are {', '.join(sorted(_METHODS))}{hint}")
+        raise table.wrong("quant_method", f"{method!r} is not known; known are {', '.join(sorted(methods))}{hint}")
     return reader(table)
 
 
-def _by_part(shape: Shape, plan: Plan, plain: Stored) -> Weights:
+def _by_part(shape: Shape, plan: "Plan", plain: Stored) -> Weights:
     """The mean of each part's matrices; its format is that of most of its elements."""
+    from twin.models.config.modules import Module, modules_of  # noqa: PLC0415 - as above
+
     sizes: dict[Part, float] = {}
     bits: dict[Part, float] = {}
     formats: dict[Part, dict[str, float]] = {}
