@@ -115,6 +115,8 @@ def _config(raw: Table, path: Path, *, name: str) -> Understood:
     from twin.models.config import read_config  # noqa: PLC0415 - a shipped model needs none
     from twin.models.config.quantization import quantisation_beside  # noqa: PLC0415
 
+    if path.name != "config.json":  # one of many in a folder of configurations: nothing there belongs to it
+        return read_config(raw, str(path), name=name)
     folder = path.parent
     found = read_config(raw, str(path), name=name, beside=quantisation_beside(folder))
     if folder.parent.name != "snapshots" and not any(".safetensors" in held for held in os.listdir(folder)):
