@@ -4,10 +4,11 @@ import re
 from functools import cache
 from operator import or_
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hwprofiles.files import Table, extended, is_path, read_json
 from hwprofiles.recognition import MODEL, recognised
@@ -32,10 +33,14 @@ def model_names() -> list[str]:
     return sorted(path.stem for path in DATA.glob("*.json"))
 
 
+def model_summaries() -> dict[str, str]:
+    """What each shipped model is in a line, as its file has it: no model is read for a list."""
+    return {name: read_json(DATA / f"{name}.json")["summary"] for name in model_names()}
+
+
 def load_model(what: str) -> ModelSpec:
     """The model that `what` means; raises as `understand` does."""
-    known = match(what, model_names())
-    return _shipped(known) if known is not None else understand(what).spec
+    return understand(what).spec
 
 
 def understand(what: str) -> Understood:
@@ -45,7 +50,7 @@ def understand(what: str) -> Understood:
     """
     known = match(what, model_names())
     if known is not None:
-        return _plain(_shipped(known), known)
+        return _shipped(known)
     path = Path(what)
     if _HUB_NAME.fullmatch(what) and not what.endswith((".json", ".gguf")) and not path.parent.is_dir():
         from twin.models.hub import find  # noqa: PLC0415 - few questions are about names on a hub
@@ -53,7 +58,7 @@ def understand(what: str) -> Understood:
         near = suggestions(what.split("/")[1], model_names())
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         return _in_folder(find(what, hint=f"{meant}{_INSTEAD}"), name=path.name)
-    if path.is_dir():
+    if what and path.is_dir():
         return _in_folder(path, name=path.resolve().name)
     if what.endswith(".gguf"):
         return _gguf(path)
@@ -62,9 +67,32 @@ def understand(what: str) -> Understood:
     raise UnknownName("model", what, model_names())
 
 
+class _Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A shipped model in its publisher's words."""
+
+    source: str
+    summary: str
+    config: Table
+
+
 @cache
-def _shipped(name: str) -> ModelSpec:
-    return _described(read_json(DATA / f"{name}.json"), DATA / f"{name}.json")
+def _shipped(name: str) -> Understood:
+    """A file in the project's own format, or the config.json that somebody published, read as any other."""
+    path = DATA / f"{name}.json"
+    raw = read_json(path)
+    if "config" not in raw:
+        return _plain(_described(raw, path), name)
+    from twin.models.config import read_config  # noqa: PLC0415 - the default model needs none
+
+    kept = msgspec.convert(raw, _Published)
+    found = read_config(kept.config, str(path), name=name)
+    return replace(found, spec=replace(found.spec, source=kept.source, summary=kept.summary))
+
+
+def _parent(name: str) -> Any:
+    """A shipped model as it can be extended: in the project's own format."""
+    raw = read_json(DATA / f"{name}.json")
+    return msgspec.to_builtins(_shipped(name).spec) if "config" in raw else raw
 
 
 def _plain(spec: ModelSpec, where: str) -> Understood:
@@ -117,7 +145,7 @@ def _gguf(path: Path) -> Understood:
 
 def _described(raw: object, path: Path) -> ModelSpec:
     """A key of a file that extends a shipped model replaces the parent's whole: a table that is written is complete."""
-    whole = extended(raw, path, ("model", model_names(), lambda name: read_json(DATA / f"{name}.json"), or_))
+    whole = extended(raw, path, ("model", model_names(), _parent, or_))
     try:
         if isinstance(whole, dict) and whole.get("schema") == SCHEMA_1:
             from twin.models.version_1 import ModelV1  # noqa: PLC0415 - few files are so old
