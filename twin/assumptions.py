@@ -38,6 +38,14 @@ def beyond_native(case: Case, tokens: int) -> tuple[str, ...]:
     )
 
 
+def not_loaded(case: Case) -> tuple[str, ...]:
+    """What must be said beside an answer about an engine that does not load such a checkpoint."""
+    stored, rules = case.model.weights.format, case.rules
+    if stored in rules.weight_formats:
+        return ()
+    return (f"{rules.name} does not load {stored} weights: memory is counted as if it did",)
+
+
 _ALWAYS = ("A1", "A2", "A3", "A5")
 
 

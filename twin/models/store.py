@@ -68,7 +68,7 @@ def understand(what: str) -> Understood:
 
 
 class _Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A shipped model in its publisher's words."""
+    """A config.json in its publisher's words, with what it is and where it is from."""
 
     source: str
     summary: str
@@ -77,14 +77,19 @@ class _Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 @cache
 def _shipped(name: str) -> Understood:
-    """A file in the project's own format, or the config.json that somebody published, read as any other."""
     path = DATA / f"{name}.json"
     raw = read_json(path)
-    if "config" not in raw:
-        return _plain(_described(raw, path), name)
+    return _published(raw, path, name=name) if "config" in raw else _plain(_described(raw, path), name)
+
+
+def _published(raw: Table, path: Path, *, name: str) -> Understood:
+    """A file that holds somebody's config.json, which is read as any other."""
     from twin.models.config import read_config  # noqa: PLC0415 - the default model needs none
 
-    kept = msgspec.convert(raw, _Published)
+    try:
+        kept = msgspec.convert(raw, _Published)
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
     found = read_config(kept.config, str(path), name=name)
     return replace(found, spec=replace(found.spec, source=kept.source, summary=kept.summary))
 
@@ -103,6 +108,8 @@ def _plain(spec: ModelSpec, where: str) -> Understood:
 def _in_file(path: Path) -> Understood:
     with recognised(path, MODEL, instead=_INSTEAD):
         raw = read_json(path)
+        if isinstance(raw, dict) and "config" in raw:
+            return _published(raw, path, name=path.stem)
         if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
             return _plain(_described(raw, path), str(path))
     return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
