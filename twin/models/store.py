@@ -64,7 +64,8 @@ def understand(what: str) -> Understood:
         return _gguf(path)
     if is_path(what):
         return _in_file(path)
-    raise UnknownName("model", what, model_names())
+    listed = "those that `twin models` lists; a config.json or its folder, a GGUF and org/name are read, too"
+    raise UnknownName("model", what, model_names(), listed=listed)
 
 
 class _Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,10 +109,11 @@ def _plain(spec: ModelSpec, where: str) -> Understood:
 def _in_file(path: Path) -> Understood:
     with recognised(path, MODEL, instead=_INSTEAD):
         raw = read_json(path)
-        if isinstance(raw, dict) and "config" in raw:
-            return _published(raw, path, name=path.stem)
-        if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
+        keys = raw.keys() if isinstance(raw, dict) else set()
+        if "config" not in keys and (not keys & _OF_CONFIG or keys & {"schema", "extends"}):
             return _plain(_described(raw, path), str(path))
+    if "config" in keys:
+        return _published(raw, path, name=path.stem)
     return _config(raw, path, name=path.stem if path.name != "config.json" else path.resolve().parent.name)
 
 
