@@ -74,15 +74,18 @@ def test_options_about_one_model_need_one_and_a_file_that_cannot_be_written_is_t
 
 
 def test_weights_that_no_engine_loads_are_refused_with_what_to_ask_and_counted_where_one_is_named(
-    capsys: Capture,
+    capsys: Capture, tmp_path: Path
 ) -> None:
-    question = ("predict", "--model", "qwen3-8b", "--weights", "q4_k_m", "--ctx", "8k", "--hw", "h200")
-    assert_one_line(run(capsys, *question), WRONG_INPUT, "no engine here loads qwen3-8b in q4_k (--engine NAME counts")
+    path = tmp_path / "mine.json"
+    run(capsys, "models", "qwen3-8b", "--save", str(path))
+    path.write_text(path.read_text(encoding="utf-8").replace('"bf16"', '"mlx"'), encoding="utf-8")
+    question = ("predict", "--model", str(path), "--ctx", "8k", "--hw", "h200")
+    assert_one_line(run(capsys, *question), WRONG_INPUT, "no engine here loads qwen3-8b in mlx (--engine NAME counts")
     answer = asked(capsys, *question, "--engine", "vllm")
     assert answer["fits"]
-    assert "vllm does not load q4_k weights: memory is counted as if it did" in answer["notes"]
+    assert "vllm does not load mlx weights: memory is counted as if it did" in answer["notes"]
     assert set(answer["not_predicted"]) == {"decode", "prefill"}
-    assert asked(capsys, *question[:3], "--weights", "bf16", *question[5:])["decode"]
+    assert asked(capsys, *question, "--weights", "bf16")["decode"]
 
 
 @pytest.mark.parametrize("command", ["", *cli.twin.commands])
