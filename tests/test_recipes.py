@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("hwprofiles", "twin", "realkernels", "calibrate")
 FORMAT_FILES = {"twin/formats.py", "twin/engines/twin.py", "realkernels/codecs/ggml.py"}
-WEIGHT_FILES = {"twin/models/ggml.py"}
+WEIGHT_FILES = {"twin/models/ggml.py", "twin/models/rewritten.py"}
 """Types of weights, some of which are called as formats of a cache are."""
 
 

@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[bytes, str]] = {
     "config without class": (b'{"model_type": "llama", "hidden_size": 4096}', "a Hugging Face config.json"),
     "shards": (b'{"metadata": {}, "weight_map": {"a": "b"}}', "the index of a safetensors checkpoint"),
     "profile": (json.dumps(shipped_document("h200")).encode(), PROFILE),
-    "model": ((MODELS / "llama-3.1-8b.json").read_bytes(), MODEL),
+    "model": ((MODELS / "qwen3.8-27b.json").read_bytes(), MODEL),
     "prediction": (b'{"schema": "twin.prediction/1", "fits": true}', "a prediction of twin predict"),
     "simulation": (b'{"schema": "twin.simulation/1"}', "an answer of twin simulate"),
     "mooncake": (b'{"timestamp": 0, "input_length": 5, "output_length": 1}\n', TRACE),

@@ -89,7 +89,8 @@ def _engine_of(model: ModelSpec) -> EngineRules:
     for rules in engines:
         if model.weights.format in rules.weight_formats and (not model.selects_blocks or rules.sparse_kernels):
             return rules
-    raise Impossible(f"no engine here loads {model.name} ({model.weights.format})", hint="name one with --engine")
+    hint = "--engine NAME counts its memory under one of them; --weights bf16 asks about the same shape in 16 bits"
+    raise Impossible(f"no engine here loads {model.name} in {model.weights.format}", hint=hint)
 
 
 def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout: CacheLayout) -> KVFormat:

@@ -54,6 +54,61 @@ def test_a_name_of_an_organisation_and_a_model_is_a_path_where_the_folder_is_the
     assert refused.value.hint.startswith("--model reads a shipped name, a config.json or its folder, a GGUF, org/name")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("meta-llama/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b? "), ("meta-llama/Llama-3.1-7B", "")],
+)
+def test_a_name_on_a_hub_that_is_not_in_its_cache_is_refused_with_what_else_is_read(
+    name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadFile) as refused:
+        load_model(name)
+    assert str(refused.value) == f"{name}: not in {tmp_path}, and HF_HUB_OFFLINE forbids fetching it"
+    assert refused.value.hint.startswith(f"{meant}--model reads a shipped name, a config.json")
+    kept = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1"
+    kept.mkdir(parents=True)
+    (kept / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    found = load_model(name)
+    assert (found.name, found.hidden, found.layers) == (name.split("/")[1], 64, 2)
+
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def test_a_config_is_read_alone_in_its_folder_and_with_its_source_around_it(tmp_path: Path) -> None:
+    path, around = tmp_path / "config.json", tmp_path / "mine.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    around.write_text(json.dumps({"source": "me", "summary": "small", "config": CONFIG}), encoding="utf-8")
+    alone, folder, kept = load_model(str(path)), load_model(str(tmp_path)), load_model(str(around))
+    assert alone == folder
+    assert (kept.name, kept.source, kept.summary) == ("mine", "me", "small")
+    assert kept.parameters == alone.parameters
+    for wrong, says in (({"config": CONFIG}, "missing required field `source`"), ({"config": []}, "Expected `object`")):
+        around.write_text(json.dumps({"source": "", "summary": ""} | wrong if wrong["config"] == [] else wrong))
+        with pytest.raises(BadFile, match=says) as refused:
+            load_model(str(around))
+        assert str(refused.value).startswith(f"{around}: ")
+
+
+def test_a_model_that_somebody_published_can_be_extended(tmp_path: Path) -> None:
+    mine = laid_over(tmp_path, extends="llama-3.1-8b", name="mine", native_ctx_tokens=8192)
+    parent = load_model("llama-3.1-8b")
+    assert (mine.name, mine.native_ctx_tokens) == ("mine", 8192)
+    assert (mine.kinds, mine.parameters) == (parent.kinds, parent.parameters)
+
+
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_nothing_is_no_folder(nothing: str) -> None:
+    with pytest.raises(UnknownName) as refused:
+        load_model(nothing)
+    assert "`twin models` lists" in refused.value.hint
+
+
 def laid_over(folder: Path, **own: Any) -> ModelSpec:
     path = folder / "mine.json"
     path.write_text(json.dumps(own), encoding="utf-8")
