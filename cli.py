@@ -273,14 +273,15 @@ def profiles(*, name: str | None, as_json: bool) -> int:
 @click.option("--save", type=FILE, help="Write the model in the project's own format, to be edited by hand.")
 @JSON
 def models(*, what: str | None, weights: str | None, save: Path | None, as_json: bool) -> int:
-    """List the models, or what is understood of one: layers, parameters, weights, cache, and the keys behind them.
+    """List the models, or what is understood of one. Layers, parameters, weights, cache, and the keys behind them.
 
     \b
     Examples:
       twin models llama-3.1-8b
       twin models ./config.json --json
       twin models model.gguf --save my-model.json
-      twin models meta-llama/Llama-3.1-8B --weights q4_k_m
+      twin models qwen3-8b --weights q4_k_m
+      twin models Qwen/Qwen3-8B                  from the hub's cache, or fetched: the configuration only
     """
     from twin.render.model import listed, saved  # noqa: PLC0415
 

@@ -47,19 +47,30 @@ def extended(raw: Any, path: Path, shelf: Shelf) -> Any:
     return raw
 
 
-def read_json(path: Path) -> Any:
-    """The JSON value in `path`, read strictly; BadFile for NaN, infinity, half characters or a repeated key."""
+def read_json(path: Path, *, finite: bool = True) -> Any:
+    """The JSON value in `path`, read strictly; BadFile for NaN, infinity, half characters or a repeated key.
+
+    finite: whether NaN and infinity are refused, which files of other projects hold here and there.
+    """
     content = read_whole(path)
     if sum(content.count(each) for each in (b",", b"[", b"{")) > MOST_VALUES:
         raise BadFile(f"{path}: holds more than {MOST_VALUES:,} values, the most that a data file may have")
     try:
         value = json.loads(content.decode(), object_pairs_hook=refuse_repeats)
-        _check_values(value, "$")
+        _check_values(value, "$", finite=finite)
     except UnicodeDecodeError as wrong:
         raise BadFile(f"{path}: not UTF-8 text (byte {wrong.start})") from None
     except (ValueError, RecursionError) as wrong:
         raise BadFile(f"{path}: not valid JSON: {wrong}") from None
     return value
+
+
+def check_finite(value: Any, path: Path) -> None:
+    """BadFile for NaN or infinity anywhere in what was read from `path`."""
+    try:
+        _check_values(value, "$", finite=True)
+    except ValueError as wrong:
+        raise BadFile(f"{path}: not valid JSON: {wrong}") from None
 
 
 def read_as(path: Path, kind: type[_Read]) -> _Read:
@@ -81,19 +92,19 @@ def refuse_repeats(pairs: list[tuple[str, Any]]) -> Table:
     return table
 
 
-def _check_values(value: Any, where: str) -> None:
-    """Raise ValueError where a number is not finite or a text could not be written again."""
-    if isinstance(value, float) and not isfinite(value):
+def _check_values(value: Any, where: str, *, finite: bool) -> None:
+    """Raise ValueError where a number is not finite, or a text could not be written again."""
+    if finite and isinstance(value, float) and not isfinite(value):
         raise ValueError(f"{where} is {value}, which is not a number that a data file may hold")
     if isinstance(value, str):
         _check_text(value, where)
     elif isinstance(value, dict):
         for key, part in value.items():
             _check_text(key, f"a key of {where}")
-            _check_values(part, f"{where}.{key}")
+            _check_values(part, f"{where}.{key}", finite=finite)
     elif isinstance(value, list):
         for index, part in enumerate(value):
-            _check_values(part, f"{where}[{index}]")
+            _check_values(part, f"{where}[{index}]", finite=finite)
 
 
 def _check_text(text: str, where: str) -> None:

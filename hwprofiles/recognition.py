@@ -11,6 +11,7 @@ from hwprofiles.errors import BadFile
 HEAD_BYTES = 4096  # bytes that are looked at
 
 PROFILE, MODEL, TRACE = "a twin machine profile", "a twin model file", "a trace of JSON lines"
+CONFIG = "a Hugging Face config.json"
 
 _MAGIC = (
     (b"GGUF", "a GGUF model"),
@@ -36,8 +37,8 @@ _SCHEMAS = {
 _KEYS = (
     (("traceEvents",), "a trace of events for Perfetto"),
     (("weight_map",), "the index of a safetensors checkpoint"),
-    (("architectures",), "a Hugging Face config.json"),
-    (("model_type", "hidden_size"), "a Hugging Face config.json"),
+    (("architectures",), CONFIG),
+    (("model_type", "hidden_size"), CONFIG),
     (("timestamp", "input_length"), TRACE),
     (("arrival_s", "prompt_tokens"), TRACE),
     (("conversations",), "a list of ShareGPT conversations"),
@@ -56,15 +57,18 @@ _MOST_SAFETENSORS_HEADER = 10**8  # bytes: the limit of the format
 
 
 @contextmanager
-def recognised(path: Path, wanted: str, *, instead: str) -> Iterator[None]:
-    """Say of a file that cannot be read as `wanted` what it is, where that is known; `instead` is the hint then."""
+def recognised(path: Path, *wanted: str, instead: str) -> Iterator[None]:
+    """Say of a file that cannot be read what it is, where that is known and not `wanted`; `instead` is the hint then.
+
+    What is wanted first is what an error names.
+    """
     try:
         yield
     except BadFile:
         known = kind_of(path)
-        if known in ("", wanted):
+        if known in ("", *wanted):
             raise
-        raise BadFile(f"{path}: {known}, not {wanted}", hint=instead) from None
+        raise BadFile(f"{path}: {known}, not {wanted[0]}", hint=instead) from None
 
 
 def kind_of(path: Path) -> str:

@@ -43,7 +43,7 @@ import sys
 
 class Barred:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {barred}:
+        if {name, name.partition(".")[0]} & {barred}:
             raise ImportError(name + " is barred")
 
 sys.meta_path.insert(0, Barred())
@@ -114,6 +114,14 @@ def test_a_prediction_needs_no_torch_numpy_scipy_or_rich() -> None:
     assert "tok/s" in done.stdout
     noticed = run(BARRED_RUN.replace("{barred}", "{'simpy'}"), "predict --ctx 1M --layout offload")
     assert "simpy is barred" in noticed.stderr
+
+
+@pytest.mark.parametrize("command", ["predict --ctx 1M", "models", "models qwen3.8-27b"])
+def test_no_reader_of_configurations_or_ggufs_is_loaded_where_none_is_read(command: str) -> None:
+    readers = BARRED_RUN.replace("{barred}", "{'twin.models.config', 'twin.models.gguf'}")
+    done = run(readers, command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "twin.models.config is barred" in run(readers, "models qwen3-8b").stderr
 
 
 @pytest.mark.parametrize("room", [*ROOMS, "cli"])

@@ -22,6 +22,7 @@ ASSUMPTIONS = {
     "A16": "of a cached prompt one recurrent state is usable: at its last whole block, one earlier under speculation",
     "A17": "all steps of a served workload are off together, by what a mean decode step or chunk is off",
     "A18": "every decode step of a served sequence yields the mean acceptance",
+    "A19": "an engine without a pool of blocks keeps what a window no longer sees",
 }
 
 
@@ -36,6 +37,14 @@ def beyond_native(case: Case, tokens: int) -> tuple[str, ...]:
         f"{tokens:,} tokens are beyond the model's own {native:,}: only memory and speed are predicted, "
         f"answers need rope scaling{refuses}",
     )
+
+
+def not_loaded(case: Case) -> tuple[str, ...]:
+    """What must be said beside an answer about an engine that does not load such a checkpoint."""
+    stored, rules = case.model.weights.format, case.rules
+    if stored in rules.weight_formats:
+        return ()
+    return (f"{rules.name} does not load {stored} weights: memory is counted as if it did",)
 
 
 _ALWAYS = ("A1", "A2", "A3", "A5")
@@ -53,6 +62,7 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A15": case.speculation is not None and case.speculation.tokens >= case.speculation.drafter.block_tokens > 1,
         "A16": case.cached_tokens > 0 and bool(case.model.states),
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
+        "A19": case.rules.block_pool is None and any(mixer.reach for mixer in case.model.caches),
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))
     keys = [key for key in ASSUMPTIONS if key in always or applies.get(key)]

@@ -11,7 +11,7 @@ from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import machine_of, resolve
-from twin.assumptions import assumptions_of, beyond_native
+from twin.assumptions import assumptions_of, beyond_native, not_loaded
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.prefill import Weights, chunk_at, sample
 from twin.cost.roofline import Roofs
@@ -78,9 +78,9 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be said beside the answer: that the context asked about, or the longest, is beyond the model's."""
+        """What must be said beside the answer: weights that the engine does not load, a context beyond the model's."""
         asked = beyond_native(self.case, self.case.question.ctx_tokens)
-        return asked or beyond_native(self.case, self.memory.max_ctx_tokens())
+        return not_loaded(self.case) + (asked or beyond_native(self.case, self.memory.max_ctx_tokens()))
 
     @property
     def kernel(self) -> str:
@@ -162,9 +162,15 @@ def tokens_per_step(case: Case) -> float:
 
 
 def _first_token(case: Case, roofs: Roofs, decode: Breakdown | None, prefill: Breakdown) -> Breakdown | None:
-    """A prefill and the first decode step, or the last token's logits where prefill covers the whole prompt."""
+    """A prefill and the first decode step, or the last token's logits where prefill covers the whole prompt.
+
+    None where the machine lacks a rate of either, which decode's reason names.
+    """
     if not case.rules.unprefilled_tokens:
-        decode = Breakdown().run(lower.head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
+        try:
+            decode = Breakdown().run(lower.head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
+        except MissingRate:
+            return None
     return Breakdown().add(decode).add(prefill) if decode is not None else None
 
 

@@ -16,7 +16,8 @@ from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
 from twin.errors import BadValue, Impossible
 from twin.layouts.offload import naive_read_bytes
-from twin.memory.block_pool import Group, KVPool
+from twin.memory.block_pool import KVPool
+from twin.memory.blocks import Group
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations.counts import complete_blocks, is_sparse, padded_selection
 from twin.operations.ops import Step

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import cli
 from hwprofiles import load_profile, profile_names
-from tests.cli.command import ANSWERED, CHILD, WRONG_INPUT, assert_one_line, run
+from tests.cli.command import ANSWERED, CANNOT_WRITE, CHILD, WRONG_INPUT, assert_one_line, run
 from tests.cli.test_answers import asked
 from twin.layouts import layout_names
 from twin.models import model_names
@@ -33,19 +33,59 @@ def test_a_list_names_everything_that_is_shipped(capsys: Capture, command: str, 
     assert [row["name"] for row in asked(capsys, command)] == names
 
 
-@pytest.mark.parametrize(
-    ("command", "name"), [("profiles", "3x-rtx3090"), ("models", "qwen3.8-flash-next")], ids=["profiles", "models"]
-)
-def test_one_of_a_list_is_shown_whole_and_can_be_used_as_a_file(
-    capsys: Capture, tmp_path: Path, command: str, name: str
-) -> None:
-    done = run(capsys, command, name)
+def test_a_machine_is_shown_whole_and_can_be_used_as_a_file(capsys: Capture, tmp_path: Path) -> None:
+    done = run(capsys, "profiles", "3x-rtx3090")
     assert (done.code, done.err) == (ANSWERED, "")
-    assert done.out.startswith(f"{name}: ")
+    assert done.out.startswith("3x-rtx3090: ")
     copy = tmp_path / "copy.json"
-    copy.write_text(json.dumps(asked(capsys, command, name)), encoding="utf-8")
-    option = {"profiles": "--hw", "models": "--model"}[command]
-    assert asked(capsys, "predict", option, str(copy)) == asked(capsys, "predict")
+    copy.write_text(json.dumps(asked(capsys, "profiles", "3x-rtx3090")), encoding="utf-8")
+    assert asked(capsys, "predict", "--hw", str(copy)) == asked(capsys, "predict")
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("qwen3.8-flash-next", ()), ("llama-3.1-8b", ()), ("qwen3.5-27b", ()), ("qwen3-8b", ("--weights", "awq"))],
+)
+def test_a_saved_model_predicts_what_the_model_does(
+    capsys: Capture, tmp_path: Path, name: str, weights: tuple[str, ...]
+) -> None:
+    path = tmp_path / "mine.json"
+    shown = run(capsys, "models", name, *weights)
+    saved = run(capsys, "models", name, *weights, "--save", str(path))
+    assert (saved.code, saved.err, saved.out) == (ANSWERED, "", shown.out)
+    again = run(capsys, "models", str(path)).out
+    assert again.partition("follows from")[0] == shown.out.partition("follows from")[0]
+    question = ("--ctx", "8k", "--hw", "h200", "--engine", "twin")
+    mine, its = (asked(capsys, "predict", "--model", *model, *question) for model in ((str(path),), (name, *weights)))
+    for answer in (mine, its):
+        answer["question"].pop("model")
+    assert mine == its
+
+
+def test_options_about_one_model_need_one_and_a_file_that_cannot_be_written_is_told(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    for option in (("--weights", "awq"), ("--save", str(tmp_path / "x.json"))):
+        assert_one_line(run(capsys, "models", *option), WRONG_INPUT, "--weights and --save need the name of a model")
+    nowhere = str(tmp_path / "no" / "x.json")
+    assert_one_line(run(capsys, "models", "phi-4", "--save", nowhere), CANNOT_WRITE, f"cannot write {nowhere}")
+    assert_one_line(run(capsys, "models", "phi-4", "--weights", "q9"), WRONG_INPUT, "--weights: 'q9' is not known")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_no_engine_loads_are_refused_with_what_to_ask_and_counted_where_one_is_named(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.json"
+    run(capsys, "models", "qwen3-8b", "--save", str(path))
+    path.write_text(path.read_text(encoding="utf-8").replace('"bf16"', '"mlx"'), encoding="utf-8")
+    question = ("predict", "--model", str(path), "--ctx", "8k", "--hw", "h200")
+    assert_one_line(run(capsys, *question), WRONG_INPUT, "no engine here loads qwen3-8b in mlx (--engine NAME counts")
+    answer = asked(capsys, *question, "--engine", "vllm")
+    assert answer["fits"]
+    assert "vllm does not load mlx weights: memory is counted as if it did" in answer["notes"]
+    assert set(answer["not_predicted"]) == {"decode", "prefill"}
+    assert asked(capsys, *question, "--weights", "bf16")["decode"]
 
 
 @pytest.mark.parametrize("command", ["", *cli.twin.commands])
@@ -91,7 +131,7 @@ def test_completion_prints_a_script_that_asks_twin(capsys: Capture) -> None:
         ("twin predict --pcie x", {"x16", "x8", "x4"}),
         ("twin models ", set(model_names())),
         ("twin formats kvarn_k4v2", {"kvarn_k4v2_g64", "kvarn_k4v2_g128"}),
-        ("twin simulate --model llama", {"llama-3.1-8b"}),
+        ("twin simulate --model llama-3.1-8", {"llama-3.1-8b"}),
         ("twin predict --backend flash", {"flash_attention", "flashinfer"}),
     ],
 )

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+from calibrate.operations.lowering import DENSE_MODEL, SPARSE_MODEL
+from calibrate.published.cases import load_recorded, recorded_machines
 from hwprofiles import load_profile, profile_names
 from tests.golden.refusals import refusals
 from twin.engines import EngineRules, engine_names, load_engine
 from twin.formats import format_names, is_exl3, kv_format
 from twin.models import ModelSpec, load_model, model_names
+from twin.models.rewritten import in_weights, weight_names
 from twin.models.speculation import ACCEPTANCE
 from twin.units import parse_tokens
 
@@ -80,16 +83,29 @@ def one(items: Iterable[Item], by: str) -> Item:
 
 
 @cache
+def measured_models() -> list[str]:
+    """Models that figures or calibrations are about: they are asked everything, the others little."""
+    asked = {case.ask.model for each in recorded_machines() for case in load_recorded(each).case_of.values()}
+    return [name for name in model_names() if name in {SPARSE_MODEL, DENSE_MODEL, *asked}]
+
+
+@cache
 def places() -> list[Place]:
+    """Wherever a measured model can be asked for."""
+    return [place for model in measured_models() for place in places_of(model)]
+
+
+@cache
+def places_of(model: str) -> list[Place]:
     """Wherever a rulebook loads the model's checkpoint and runs its attention, with or without rates on the machine."""
+    spec = load_model(model)
     return [
         Place(model, engine, machine, layout)
-        for model, spec in ((name, load_model(name)) for name in model_names())
         for engine, rules in ((name, load_engine(name)) for name in engine_names())
-        if spec.weights.format in rules.weight_formats and (spec.indexer is None or rules.sparse_kernels)
+        if spec.weights.format in rules.weight_formats and (not spec.selects_blocks or rules.sparse_kernels)
         for machine in profile_names()
         for layout in rules.layouts
-        if layout != "offload" or spec.indexer
+        if layout != "offload" or spec.selects_blocks
     ]
 
 
@@ -100,7 +116,12 @@ def at_home(place: Place) -> bool:
     total = sum(spec.parameters.values())
     rated = place.rules.kernel("linear", spec.weights.format) in machine.kernels
     holds = total * spec.weights.bits / 8 < machine.gpu.vram.value * machine.gpu_count
-    return rated and holds and (place.rules.block_pool is None or machine.gpu_count == 1)
+    return rated and holds and runs_on(place)
+
+
+def runs_on(place: Place) -> bool:
+    """Whether the engine is modelled on so many devices."""
+    return place.rules.block_pool is None or load_profile(place.machine).gpu_count == 1
 
 
 def homes() -> list[Place]:
@@ -204,6 +225,7 @@ def options_of(place: Place, *, simulated: bool = False) -> Options:
     if place.rules.block_pool is not None:
         made |= POOLED | {"--spec": [words for words in drafts(place.model) if "--accept" in words]}
         made["--task"] = published_tasks(place.model)
+    made["--weights"] = [("--weights", name) for name in drawn(loaded_weights(place), str(place), most=2)]
     other = drawn((fmt for fmt in place.rules.formats if only_what_if(place, fmt)), str(place))
     made["--what-if"] = [("--kv-dtype", fmt, "--what-if") for fmt in other]
     made["--backend"] = [
@@ -214,6 +236,12 @@ def options_of(place: Place, *, simulated: bool = False) -> Options:
     ]
     made = {option: values for option, values in made.items() if values}
     return {name: each for name, each in made.items() if name not in NOT_SIMULATED} | WORKLOADS if simulated else made
+
+
+def loaded_weights(place: Place) -> list[str]:
+    """Other weights that the engine loads."""
+    able = place.rules.weight_formats
+    return [name for name in (*weight_names(), BITS_A_WEIGHT) if in_weights(place.spec, name).weights.format in able]
 
 
 def drafts(model: str) -> list[Words]:
@@ -234,6 +262,7 @@ def published_tasks(model: str) -> list[Words]:
 
 
 REQUESTS = ("--requests", "24")
+BITS_A_WEIGHT = "3.5bpw"
 
 
 @cache
@@ -247,7 +276,7 @@ def questions() -> dict[str, list[Words]]:
         "simulate": _simulations(),
         "catalogue": _catalogue(),
         "validate": (("validate", "--recorded", "--hw", machine) for machine in profile_names()),
-        "refused": refusals(),
+        "refused": refusals(measured_models()),
     }
     return {name: list(dict.fromkeys(asked)) for name, asked in made.items()}
 
@@ -289,6 +318,18 @@ def _predictions() -> Iterator[Words]:
         for fmt in _shown_formats(kind):
             for place in drawn((place for place in alike if only_what_if(place, fmt)), f"{kind} {fmt}"):
                 yield _ask(place, one(place.usual, fmt), "--kv-dtype", fmt, "--what-if")
+    for model in model_names():
+        if model not in measured_models():
+            yield from _briefly(model)
+
+
+def _briefly(model: str) -> Iterator[Words]:
+    """Two questions about a model that nobody measured: at home where it has one, and anywhere in other weights."""
+    able = [place for place in places_of(model) if runs_on(place)]
+    place = one([place for place in able if at_home(place)] or able, model)
+    yield _ask(place, one(CONTEXTS, model))
+    place = one(able, f"{model} in other weights")
+    yield _ask(place, one(place.usual, model), "--weights", one(loaded_weights(place), model))
 
 
 def _shown_formats(by: str) -> list[str]:
@@ -390,6 +431,8 @@ def _catalogue() -> Iterator[Words]:
     yield from (("profiles",), ("models",), ("layouts",), ("formats",))
     yield from (("profiles", machine) for machine in profile_names())
     yield from (("models", model) for model in model_names())
+    for weights in (*weight_names(), BITS_A_WEIGHT):
+        yield ("models", one(model_names(), weights), "--weights", weights)
     yield from (("formats", fmt) for fmt in _shown_formats("catalogue"))
     for machine in profile_names():
         yield ("formats", "--hw", machine)

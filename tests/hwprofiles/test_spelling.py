@@ -63,15 +63,15 @@ MEANT = {
         "int4": "int4_per_token_head", "q4": "q4_0",
     },
     "model": {
-        "27b": "qwen3.8-27b qwen3.8-27b-fast qwen3.8-27b-int8-mlp", "llama-3.1-8b-instruct": "llama-3.1-8b",
-        "qwen3.8-27b-fst": "qwen3.8-27b-fast",
+        "27b": "medgemma-27b qwen3.5-27b qwen3.8-27b qwen3.8-27b-fast qwen3.8-27b-int8-mlp",
+        "llama-3.1-8b-instruct": "llama-3.1-8b", "qwen3.8-27b-fst": "qwen3.8-27b-fast",
     },
     "engine": {"vlm": "vllm", "exlama": "exllamav3"},
     "layout": {},
 }  # fmt: skip
 OTHERS = {
     "machine": "h100 a100 rtx5090 4090 2x-rtx3090 rtx309",
-    "model": "llama-3.1-70b llama-3-8b qwen3.8-72b",
+    "model": "llama-3.1-72b llama-3-8b qwen3.8-72b",
     "format": "fp17 exl3_k1v1 exl3",
     "engine": "exllamav2 llama.cpp",
     "layout": "zzz",

@@ -11,6 +11,7 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.assumptions import ASSUMPTIONS, assumptions_of, beyond_native
 
+VLLM = Question(ctx_tokens=1, model="gpt-oss-20b", engine="vllm")
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 
 
@@ -29,6 +30,8 @@ def named(of_case: Case, *, gpu_count: int = 1) -> set[str]:
         ("A11", flash_next(batch=2), flash_next()),
         ("A12", flash_next(), flash_next(layout="vram")),
         ("A13", flash_next(262_145), flash_next(262_144)),
+        ("A19", resolve(Question(ctx_tokens=1, model="gpt-oss-20b", engine="twin")), flash_next()),
+        ("A19", resolve(Question(ctx_tokens=1, model="gpt-oss-20b", engine="exllamav3")), resolve(VLLM)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

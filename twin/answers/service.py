@@ -145,7 +145,7 @@ class CaseCosts(StepCosts):
     def _decode(self, sequences: int) -> tuple[float, float]:
         if sequences not in self._decodes:
             windows = [mixer.reach for mixer in self.case.model.caches]
-            near = max(*windows, self.case.speculation.drafter.window if self.case.speculation else 0)
+            near = max(0, *windows, self.case.speculation.drafter.window if self.case.speculation else 0)
             far = FAR_IN_THREAD_BLOCKS if self.case.rules.own_kernels.decode_plans else FAR
             near_s, far_s = (
                 decode_breakdown_of(self.case, self.roofs, past, sequences).seconds for past in (near, near + far)
@@ -176,12 +176,13 @@ class CasePool:
     def __init__(self, kv_pool: KVPool) -> None:
         self.blocks = max(0, kv_pool.blocks - 1)
         self._plan = kv_pool.plan
-        self._groups = sum(group.kind == "attention" for group in kv_pool.plan.groups)
+        self._growing = kv_pool.plan.growing_blocks
         self._block_tokens = kv_pool.plan.block_tokens
-        self._sliding = any(group.kind == "sliding" for group in kv_pool.plan.groups)
+        growing = [group for group in kv_pool.plan.groups if group.kind != "recurrent"]
+        self._even = all((group.kind, group.block_tokens) == ("attention", self._block_tokens) for group in growing)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that a sequence with so many cached tokens holds; with none, those of its recurrent states."""
-        if self._sliding and tokens:
-            return self._plan.blocks_per_request(tokens)
-        return self._plan.state_blocks + self._groups * -(-tokens // self._block_tokens)
+        if self._even:  # asked often
+            return self._plan.state_blocks + self._growing * -(-tokens // self._block_tokens)
+        return self._plan.blocks_per_request(tokens) if tokens else self._plan.state_blocks

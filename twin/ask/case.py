@@ -9,8 +9,11 @@ from twin.errors import Impossible
 from twin.formats import KVFormat
 from twin.layouts import CacheLayout
 from twin.models import ModelSpec
-from twin.models.mixers import Attending, Attention, Indexer, LatentAttention
+from twin.models.mixers import Attending, Attention, Indexer, LatentAttention, Recurrent, mixer_tag
 from twin.models.speculation import Speculation
+from twin.operations.counts import FULL_BYTES, HALF_BYTES
+
+LATENT_GROUP = 128  # elements of a compressed vector that share a scale in 8 bits
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -56,21 +59,25 @@ class Case(Struct, frozen=True, kw_only=True):
     @property
     def index_key_bytes(self) -> int:
         """One raw or pooled indexer key in one attention layer."""
-        if self.indexer is None:
+        if self.indexer is None or self.indexer.shared:
             return 0
         sparse = self.rules.sparse_kernels
         element = sparse.index_element_bytes if sparse else None
-        return self.indexer.key_bytes(self.fmt.element_bytes if element is None else element)
+        return self.indexer.key_bytes(self.fmt.element_bytes) if element is None else self.indexer.head_dim * element
 
     @property
     def plane_bytes(self) -> int:
         """K and V of one token in one attention layer, or its compressed vector and shared key."""
         mixer = self.mixer
         if isinstance(mixer, LatentAttention):
-            return mixer.kv_elements * self.fmt.key.bits // 8
+            return _latent_bytes(mixer, self.fmt)
         if mixer is None:
             return 0
         return self.fmt.plane_bytes(kv_heads=mixer.kv_heads, head_dim=mixer.head_dim, value_dim=mixer.value_dim)
+
+    def state_bytes_of(self, mixer: Recurrent) -> int:
+        """Bytes of an element of its state: some kinds are kept in full whatever is asked."""
+        return FULL_BYTES if mixer_tag(mixer) in self.rules.full_states else self.state_element_bytes
 
     @property
     def hw(self) -> str:
@@ -112,3 +119,16 @@ class Case(Struct, frozen=True, kw_only=True):
         """Key of the attention backend's kernel; passes of several query tokens may have a backend of their own."""
         backend = self.verify_backend if query_tokens > 1 else self.backend
         return f"{operation}/{backend}/{self.rated_format}" if backend else self.kernel(operation)
+
+
+def _latent_bytes(mixer: LatentAttention, fmt: KVFormat) -> int:
+    """The compressed vector and the shared key of one token.
+
+    fp8 quantises both with one scale a layer; where an indexer chooses tokens, the vector by groups of 128 with fp32
+    scales and the key not at all (vLLM's `fp8_ds_mla`), as exllamav3's formats do with groups of 32 (`cache/mla.py`).
+    """
+    if fmt.kind == "plain" or (fmt.name == "fp8" and mixer.indexer is None):
+        return mixer.kv_elements * fmt.key.bits // 8
+    if fmt.name == "fp8":
+        return mixer.kv_rank + FULL_BYTES * -(-mixer.kv_rank // LATENT_GROUP) + HALF_BYTES * mixer.rope_dim
+    return fmt.key.tile_bytes(mixer.kv_rank) + HALF_BYTES * mixer.rope_dim

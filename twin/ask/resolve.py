@@ -7,14 +7,14 @@ from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers, flag
 from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
-from twin.formats import KVFormat, kv_format, listed
+from twin.formats import KVFormat, is_exl3, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
 from twin.memory.block_pool import with_prefix_cache
 from twin.models import ModelSpec, load_model
 from twin.models.mixers import LatentAttention
 from twin.models.rewritten import in_weights
 from twin.models.speculation import Speculation, speculation_of
-from twin.operations.counts import HALF_BYTES
+from twin.operations.counts import FULL_BYTES, HALF_BYTES
 
 _HOST_OPTIONS = {"staging_bytes", "prefill", "copies", "pooled", "host_pages"}
 """What only a layout with planes on the host understands."""
@@ -25,7 +25,7 @@ _POOL_OPTIONS |= {"cold_start", "patched", "async_scheduling"}
 
 _NOTHING_ASKED = Question(ctx_tokens=1)
 
-_STATE_BYTES: dict[str | None, int] = {"fp16": HALF_BYTES, "fp32": 2 * HALF_BYTES}
+_STATE_BYTES = {"fp16": HALF_BYTES, "fp32": FULL_BYTES}
 
 ENGINES_OWN = "auto"  # what engines call their default format
 
@@ -37,6 +37,8 @@ def resolve(question: Question) -> Case:
     if question.weights is not None:
         model = in_weights(model, question.weights)
     rules = _engine_of(model) if question.engine is None else load_engine(question.engine)
+    if model.weights.format in rules.loads_as:
+        model = in_weights(model, rules.loads_as[model.weights.format])
     if question.layout is None:  # the engine's first that the model can be asked for
         layouts = (load_layout(name) for name in rules.layouts)
         layout = next(each for each in layouts if model.selects_blocks or not each.needs_indexer)
@@ -66,12 +68,19 @@ def resolve(question: Question) -> Case:
         pooled=question.pooled or "vram",
         ngram=question.ngram or ("ram" if rules.ngram == "ram" else "disk"),
         huge_pages=(question.host_pages or "huge") == "huge",
-        state_element_bytes=_STATE_BYTES.get(question.state_dtype, rules.state_element_bytes),
+        state_element_bytes=_state_bytes(question, model, rules),
         mixer=model.attention,
         speculation=_speculation(question, model, rules, fmt),
     )
     _check_case(case)
     return with_prefix_cache(case) if rules.block_pool else case
+
+
+def _state_bytes(question: Question, model: ModelSpec, rules: EngineRules) -> int:
+    """Bytes of an element of a recurrent state: as asked, as the model's makers want where they are heard, or usual."""
+    if question.state_dtype is not None:
+        return _STATE_BYTES[question.state_dtype]
+    return FULL_BYTES if model.full_states and rules.heeds_full_states else rules.state_element_bytes
 
 
 def _engine_of(model: ModelSpec) -> EngineRules:
@@ -80,7 +89,8 @@ def _engine_of(model: ModelSpec) -> EngineRules:
     for rules in engines:
         if model.weights.format in rules.weight_formats and (not model.selects_blocks or rules.sparse_kernels):
             return rules
-    raise Impossible(f"no engine here loads {model.name} ({model.weights.format})", hint="name one with --engine")
+    hint = "--engine NAME counts its memory under one of them; --weights bf16 asks about the same shape in 16 bits"
+    raise Impossible(f"no engine here loads {model.name} in {model.weights.format}", hint=hint)
 
 
 def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout: CacheLayout) -> KVFormat:
@@ -97,11 +107,10 @@ def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout:
 def _check_heads(fmt: KVFormat, model: ModelSpec) -> None:
     """Refuse a format in which some layer's heads cannot be kept."""
     for mixer in model.caches:
-        if isinstance(mixer, LatentAttention):
-            if fmt.kind != "plain" and fmt.name != "fp8":
-                raise Impossible(f"{fmt.name} keeps keys and values of heads, {model.name} caches compressed vectors")
-            continue
-        for width in {mixer.head_dim, mixer.value_width}:
+        if isinstance(mixer, LatentAttention) and fmt.kind != "plain" and fmt.name != "fp8" and not is_exl3(fmt.name):
+            raise Impossible(f"{fmt.name} keeps keys and values of heads, {model.name} caches compressed vectors")
+        widths = {mixer.kv_rank} if isinstance(mixer, LatentAttention) else {mixer.head_dim, mixer.value_width}
+        for width in widths:
             if refused := fmt.check(head_dim=width):
                 raise Impossible(refused)
 

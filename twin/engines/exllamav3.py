@@ -1,7 +1,9 @@
 """exllamav3 1.4.9 to 1.6.5 with the public KV-offload patch.
 
 Sources: `constants.py` (page), `modules/qsa_indexer.py` (selection), `modules/attention_fn/qsa_triton.py` (tiles),
-`cache/qsa_offload.py` of the port cosmicnag/exllamav3@b7dcfa62 (staging), `generator` defaults (chunk).
+`cache/qsa_offload.py` of the port cosmicnag/exllamav3@b7dcfa62 (staging), `generator` defaults (chunk),
+`cache/mla.py` (compressed caches), `cache/cache.py` (types of states). Windows are kept whole; the rings that
+`modules/sliding_attn.py` keeps for Gemma 4, gpt-oss, MiMo-V2, Step 3.5 and Laguna are not modelled.
 """
 
 from twin.engines.rules import EngineRules, SparseRules, stated
@@ -22,6 +24,7 @@ RULES = EngineRules(
     hop_element_bytes=4,
     ngram="disk",
     embedding_on_host=True,
+    full_states=("mamba2",),
     workspace=stated(
         2_013_853_901,
         0.03,

@@ -1,24 +1,29 @@
 """vLLM 0.28.0 on one device, with the patches of syv-ai/qwen38-27b-rtx3090 unless asked without.
 
 Sources: `v1/worker/gpu_worker.py` (utilisation, profile), `v1/core/kv_cache_utils.py` and `platforms/interface.py`
-(blocks, see `twin/memory/block_pool.py`), the start scripts of that repository (sequences, tokens a step, back ends).
+(blocks, see `twin/memory/blocks.py`), `model_executor/layers/quantization/` (weights), `config/model.py` (checkpoints
+in fp32 are run in 16 bits), `model_executor/layers/mamba/mamba_utils.py` and `model_executor/models/config.py` (types
+of states), vllm-gguf-plugin (GGUFs since 0.24), the start scripts of that repository (sequences, tokens a step, back
+ends).
 """
 
 from twin.engines.rules import BackendRules, BlockPoolRules, EngineRules, stated
+from twin.models.ggml import QUANTISED
 from twin.units import GIB
 
 TRITON = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 KVARN = ("kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64")
 TURBOQUANT = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
-
-
 RULES = EngineRules(
     name="vllm",
     summary="vLLM 0.28 on one device: continuous batching over one pool of blocks",
     page_tokens=16,
     layouts=("vram",),
     formats=("bf16", "fp8", *TRITON, *KVARN, *TURBOQUANT),
-    weight_formats=("w4a16", "bf16"),
+    weight_formats=("w4a16", "bf16", "fp8", "int8", "w8a16", "mxfp4", "nvfp4", "nf4", "fp32", "f16", *QUANTISED),
+    loads_as={"fp32": "bf16"},
+    heeds_full_states=True,
+    full_states=("kimi_delta",),
     machine="rtx3090",
     chunk_tokens=2048,
     unprefilled_tokens=0,

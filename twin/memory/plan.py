@@ -172,7 +172,8 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
 
     A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
-    its groups. A drafter's windows are counted full, whatever the context.
+    its groups. A model's windows are counted as far as the context fills them, those of a drafter alone
+    full, whatever the context.
     """
     if profile.gpu_count > 1:
         hint = "name a machine with one, such as --hw rtx3090 or --hw h200"
@@ -181,8 +182,8 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         )
     kv_pool, parts, spread = plan_pool(case, profile)
     plan, batch = kv_pool.plan, case.question.batch
-    attention = sum(group.kind == "attention" for group in plan.groups)
-    held = plan.blocks_per_request(MAX_TOKENS) - attention * -(-MAX_TOKENS // plan.block_tokens)
+    windows = any(mixer.reach for mixer in case.model.caches)
+    held = plan.held_blocks(case.question.ctx_tokens if windows else MAX_TOKENS)
     fixed = parts | {"null block": float(plan.block_bytes), "state and windows": float(held * plan.block_bytes * batch)}
     capacity, taken = share_bytes(case, profile), 0.0
     if case.question.pool_bytes is not None:
@@ -193,7 +194,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         name="gpu0",
         capacity_bytes=capacity,
         fixed={name: size for name, size in fixed.items() if size},
-        page_bytes={"kv cache": float(attention * plan.block_bytes * batch)},
+        page_bytes={"kv cache": float(plan.growing_blocks * plan.block_bytes * batch)},
         capacity_spread=spread,
         held_bytes=taken,
     )
@@ -270,7 +271,7 @@ def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -
     if last:
         weights += head_bytes(case)
     state = sum(
-        state_bytes(mixer, case.state_element_bytes) * count
+        state_bytes(mixer, case.state_bytes_of(mixer)) * count
         for layer, count in layers
         for mixer in layer.mixers
         if not isinstance(mixer, Attention | LatentAttention)

@@ -14,17 +14,9 @@ from msgspec.structs import replace
 
 from hwprofiles.spelling import match
 from twin.errors import BadValue
+from twin.models.ggml import BITS, QUANTISED
 from twin.models.mixers import Attention
 from twin.models.spec import ModelSpec, Part, Stored, Weights
-
-GGML_BITS = {
-    "f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.5625, "q5_k": 5.5, "q4_k": 4.5, "q3_k": 3.4375,
-    "q2_k": 2.625, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5, "iq4_nl": 4.5, "iq4_xs": 4.25, "iq3_s": 3.4375,
-    "iq3_xxs": 3.0625, "iq2_s": 2.5625, "iq2_xs": 2.3125, "iq2_xxs": 2.0625, "iq1_m": 1.75, "iq1_s": 1.5625,
-    "mxfp4": 4.25, "nvfp4": 4.5, "q8_k": 9.125, "tq1_0": 1.6875, "tq2_0": 2.0625,
-}  # fmt: skip
-"""Bits of an element by block type of llama.cpp."""
-
 
 Wider = Mapping[str, Callable[[int], float]]
 
@@ -64,9 +56,13 @@ _MIXES = {
     "q3_k_l": _Mix("q3_k", {"q5_k": _all}, {"q5_k": _all}, "q5_k"),
     "q3_k_m": _Mix("q3_k", {"q4_k": _all, "q5_k": _few(2)}, {"q4_k": _all, "q5_k": _first(16)}, "q4_k"),
     "q3_k_s": _Mix("q3_k"),
-    "q2_k": _Mix("q2_k", {"q3_k": _all}, {"q3_k": _all}, "q3_k"),
+    "q2_k": _Mix("q2_k", {"q4_k": _all}, {"q3_k": _all}, "q3_k"),
+    "iq4_nl": _Mix("iq4_nl", {"q5_k": _all}, {"q5_k": _first(8)}),
+    "iq4_xs": _Mix("iq4_xs", {"q5_k": _all}, {"q5_k": _first(8)}),
+    "iq3_s": _Mix("iq3_s", {"q4_k": _all}),
 }
-"""What `llama-quantize` makes of a name; other names stand for one type throughout."""
+"""What `llama-quantize` makes of a name, of models with four or more query heads a KV head and without a matrix of
+importances; other names stand for one type throughout, which for i-quants below 3 bits is up to 6 % off."""
 
 _UNIFORM: dict[str, tuple[str, float]] = {
     "fp32": ("fp32", 32.0), "bf16": ("bf16", 16.0), "fp16": ("bf16", 16.0), "f16": ("bf16", 16.0),
@@ -77,13 +73,13 @@ _UNIFORM: dict[str, tuple[str, float]] = {
 }  # fmt: skip
 """Formats in which a checkpoint keeps its layers' matrices, its two ends staying in 16 bits."""
 
-_BITS_A_WEIGHT = re.compile(r"(\d{1,2}(?:\.\d{1,3})?)bpw")
+_BITS_A_WEIGHT = re.compile(r"(\d{1,2}(?:\.\d{1,3})?)[\s_-]*bpw")
 _ENDS: tuple[Part, ...] = ("embedding", "head", "router")
 
 
 def weight_names() -> list[str]:
     """What `--weights` takes, beside N.NNbpw."""
-    return sorted({*_UNIFORM, *GGML_BITS, *_MIXES} - {"q8_k"})
+    return sorted({*_UNIFORM, *QUANTISED, *_MIXES})
 
 
 def in_weights(model: ModelSpec, asked: str) -> ModelSpec:
@@ -97,7 +93,8 @@ def in_weights(model: ModelSpec, asked: str) -> ModelSpec:
             "embedding": Stored(format="bf16", bits=16),
             "head": Stored(format="exl3", bits=max(6.0, bits)),
         }
-        return _with(model, Weights(format="exl3", bits=bits, parts=two))
+        untied = replace(model, tied=False)  # a tied head is quantised apart (exllamav3 `conversion/quant_config.py`)
+        return _with(untied, Weights(format="exl3", bits=bits, parts=two))
     name = match(asked, weight_names())
     if name is None:
         raise BadValue(f"--weights: {asked!r} is not known", hint=f"N.NNbpw, or one of {', '.join(weight_names())}")
@@ -116,13 +113,13 @@ def _with(model: ModelSpec, weights: Weights) -> ModelSpec:
 
 def _ggml(model: ModelSpec, mix: _Mix) -> Weights:
     """A mix: the output in at least 6 bits, and the embedding with it where it is the head; norms and router in 32."""
-    base, layers = GGML_BITS[mix.base], model.layers
+    base, layers = BITS[mix.base], model.layers
     values, output = (_share(model, which) for which in ("values", "output"))
     attention = base + values * _wider(mix.values, base, layers)
     if mix.output:
-        attention += output * (GGML_BITS[mix.output] - base)
+        attention += output * (BITS[mix.output] - base)
     down = base + _wider(mix.down, base, layers) / 3
-    head = "q6_k" if base < GGML_BITS["q6_k"] else mix.base
+    head = "q6_k" if base < BITS["q6_k"] else mix.base
     embedding = head if model.tied else mix.base
     parts: dict[Part, Stored] = {
         "attention": Stored(format=mix.base, bits=attention),
@@ -130,8 +127,8 @@ def _ggml(model: ModelSpec, mix: _Mix) -> Weights:
         "experts": Stored(format=mix.base, bits=down),
         "router": Stored(format="f32", bits=32),
         "vectors": Stored(format="f32", bits=32),
-        "embedding": Stored(format=embedding, bits=GGML_BITS[embedding]),
-        "head": Stored(format=head, bits=GGML_BITS[head]),
+        "embedding": Stored(format=embedding, bits=BITS[embedding]),
+        "head": Stored(format=head, bits=BITS[head]),
     }
     return Weights(format=mix.base, bits=base, parts=parts)
 
@@ -140,8 +137,8 @@ def _wider(types: Wider, base: float, layers: int) -> float:
     """Bits beyond the base, the mean over layers; each type takes its share from the one before it."""
     bits, before = 0.0, base
     for name, share in types.items():
-        bits += share(layers) * (GGML_BITS[name] - before)
-        before = GGML_BITS[name]
+        bits += share(layers) * (BITS[name] - before)
+        before = BITS[name]
     return bits
 
 

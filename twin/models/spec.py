@@ -177,6 +177,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     residual_streams: Few = 1
     native_ctx_tokens: Tokens
     tied: bool = False  # whether the head multiplies with the embedding
+    full_states: bool = False  # whether its makers want recurrent states in fp32, which an engine may heed
     vectors: Count = 0  # elements of norms outside layers
     tables: Count = 0  # parameters of tables read by row, beside the token embedding
     towers: dict[str, Count] = {}  # parameters of what is no part of the language model: vision, audio, mtp

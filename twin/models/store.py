@@ -5,13 +5,14 @@ import re
 from functools import cache
 from operator import or_
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from hwprofiles.files import Table, extended, is_path, read_json
-from hwprofiles.recognition import MODEL, recognised
+from hwprofiles.files import Table, check_finite, extended, is_path, read_json
+from hwprofiles.recognition import CONFIG, MODEL, recognised
 from hwprofiles.spelling import match, suggestions
 from twin.errors import BadFile, UnknownName
 from twin.models.fields import Understood
@@ -33,10 +34,14 @@ def model_names() -> list[str]:
     return sorted(path.stem for path in DATA.glob("*.json"))
 
 
+def model_summaries() -> dict[str, str]:
+    """What each shipped model is in a line, as its file has it: no model is read for a list."""
+    return {name: read_json(DATA / f"{name}.json")["summary"] for name in model_names()}
+
+
 def load_model(what: str) -> ModelSpec:
     """The model that `what` means; raises as `understand` does."""
-    known = match(what, model_names())
-    return _shipped(known) if known is not None else understand(what).spec
+    return understand(what).spec
 
 
 def understand(what: str) -> Understood:
@@ -46,7 +51,7 @@ def understand(what: str) -> Understood:
     """
     known = match(what, model_names())
     if known is not None:
-        return _plain(_shipped(known), known)
+        return _shipped(known)
     path = Path(what)
     if _HUB_NAME.fullmatch(what) and not what.endswith((".json", ".gguf")) and not path.parent.is_dir():
         from twin.models.hub import find  # noqa: PLC0415 - few questions are about names on a hub
@@ -54,18 +59,47 @@ def understand(what: str) -> Understood:
         near = suggestions(what.split("/")[1], model_names())
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         return _in_folder(find(what, hint=f"{meant}{_INSTEAD}"), name=path.name)
-    if path.is_dir():
+    if what and path.is_dir():
         return _in_folder(path, name=_name_of(path))
     if what.endswith(".gguf"):
         return _gguf(path)
     if is_path(what):
         return _in_file(path)
-    raise UnknownName("model", what, model_names())
+    listed = "those that `twin models` lists; a config.json or its folder, a GGUF and org/name are read, too"
+    raise UnknownName("model", what, model_names(), listed=listed)
+
+
+class _Published(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A config.json in its publisher's words, with what it is and where it is from."""
+
+    source: str
+    summary: str
+    config: Table
 
 
 @cache
-def _shipped(name: str) -> ModelSpec:
-    return _described(read_json(DATA / f"{name}.json"), DATA / f"{name}.json")
+def _shipped(name: str) -> Understood:
+    path = DATA / f"{name}.json"
+    raw = read_json(path)
+    return _published(raw, path, name=name) if "config" in raw else _plain(_described(raw, path), name)
+
+
+def _published(raw: Table, path: Path, *, name: str) -> Understood:
+    """A file that holds somebody's config.json, which is read as any other."""
+    from twin.models.config import read_config  # noqa: PLC0415 - the default model needs none
+
+    try:
+        kept = msgspec.convert(raw, _Published)
+    except msgspec.ValidationError as wrong:
+        raise BadFile(f"{path}: {wrong}") from None
+    found = read_config(kept.config, str(path), name=name)
+    return replace(found, spec=replace(found.spec, source=kept.source, summary=kept.summary))
+
+
+def _parent(name: str) -> Any:
+    """A shipped model as it can be extended: in the project's own format."""
+    raw = read_json(DATA / f"{name}.json")
+    return msgspec.to_builtins(_shipped(name).spec) if "config" in raw else raw
 
 
 def _plain(spec: ModelSpec, where: str) -> Understood:
@@ -74,10 +108,14 @@ def _plain(spec: ModelSpec, where: str) -> Understood:
 
 
 def _in_file(path: Path) -> Understood:
-    with recognised(path, MODEL, instead=_INSTEAD):
-        raw = read_json(path)
-        if not (isinstance(raw, dict) and raw.keys() & _OF_CONFIG and not raw.keys() & {"schema", "extends"}):
+    with recognised(path, MODEL, CONFIG, instead=_INSTEAD):
+        raw = read_json(path, finite=False)
+        keys = raw.keys() if isinstance(raw, dict) else set()
+        if "config" not in keys and (not keys & _OF_CONFIG or keys & {"schema", "extends"}):
+            check_finite(raw, path)
             return _plain(_described(raw, path), str(path))
+    if "config" in keys:
+        return _published(raw, path, name=path.stem)
     return _config(raw, path, name=path.stem if path.name != "config.json" else _name_of(path.parent))
 
 
@@ -91,7 +129,7 @@ def _in_folder(folder: Path, *, name: str) -> Understood:
     folder = snapshot(folder)
     path = folder / "config.json"
     if os.path.lexists(path):
-        raw = read_json(path)
+        raw = read_json(path, finite=False)
         if not isinstance(raw, dict):
             raise BadFile(f"{path}: not a JSON object")
         return _config(raw, path, name=name)
@@ -114,6 +152,8 @@ def _config(raw: Table, path: Path, *, name: str) -> Understood:
     from twin.models.config import read_config  # noqa: PLC0415 - a shipped model needs none
     from twin.models.config.quantization import quantisation_beside  # noqa: PLC0415
 
+    if path.name != "config.json":  # one of many in a folder of configurations: nothing there belongs to it
+        return read_config(raw, str(path), name=name)
     folder = path.parent
     found = read_config(raw, str(path), name=name, beside=quantisation_beside(folder))
     if folder.parent.name != "snapshots" and not _holds_tensors(folder):
@@ -139,7 +179,7 @@ def _gguf(path: Path) -> Understood:
 
 def _described(raw: object, path: Path) -> ModelSpec:
     """A key of a file that extends a shipped model replaces the parent's whole: a table that is written is complete."""
-    whole = extended(raw, path, ("model", model_names(), lambda name: read_json(DATA / f"{name}.json"), or_))
+    whole = extended(raw, path, ("model", model_names(), _parent, or_))
     try:
         if isinstance(whole, dict) and whole.get("schema") == SCHEMA_1:
             from twin.models.version_1 import ModelV1  # noqa: PLC0415 - few files are so old

@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from twin.ask.case import Case
 from twin.models.mixers import Attention
-from twin.operations.counts import HALF_BYTES, complete_blocks, padded_selection
+from twin.operations.counts import FULL_BYTES, HALF_BYTES, complete_blocks, padded_selection
 from twin.operations.occupancy import ACCUMULATOR_BYTES, STATISTICS, SplitKV, flash_grid
 from twin.operations.ops import Engine, Op, OpGraph, Step
 
-FULL_BYTES = 4  # bytes of an fp32 element
 INDEX_BYTES = 4  # bytes of one selected token index (int32)
 MANY = 64.0  # mean from which on the remainder of a Poisson count is even
 
@@ -73,7 +72,8 @@ def append(case: Case, chunk: Step, device: int) -> Op:
 
 def _causal_flops(case: Case, chunk: Step) -> float:
     """Two products for every pair of a new token and one that it sees."""
-    return 4 * case.attention.query_heads * case.attention.head_dim * chunk.pairs * chunk.batch
+    attention = case.attention
+    return 2 * attention.query_heads * (attention.head_dim + attention.value_width) * chunk.pairs * chunk.batch
 
 
 def dense_graph(case: Case, chunk: Step, device: int, *, times: int, link_bytes: float) -> OpGraph:

@@ -7,6 +7,7 @@ from twin.models.mixers import Indexer, Recurrent, conv_elements
 from twin.models.spec import FeedForward, Layer
 
 HALF_BYTES = 2  # bytes of an fp16 or bf16 element
+FULL_BYTES = 4  # bytes of an fp32 element
 
 
 def expected_experts(feed_forward: FeedForward, tokens: int) -> float:

@@ -6,8 +6,7 @@ An indexer before it scores one key a token and keeps the best `budget` of them.
 
 from twin.ask.case import Case
 from twin.models.mixers import LatentAttention
-from twin.operations.attention import FULL_BYTES
-from twin.operations.counts import HALF_BYTES
+from twin.operations.counts import FULL_BYTES, HALF_BYTES
 from twin.operations.ops import Op, Step
 
 
@@ -69,7 +68,7 @@ def _index_ops(
 ) -> tuple[Op, ...]:
     """Scores of all cached tokens and the best of them, once there are more than the budget."""
     indexer = mixer.indexer
-    if indexer is None or step.end <= indexer.budget:
+    if indexer is None or indexer.shared or step.end <= indexer.budget:
         return ()
     score = Op(
         "score",

@@ -228,8 +228,8 @@ def _linear(
 def _recurrence(case: Case, mixer: Recurrent, step: Step, device: int, *, after: int) -> Op:
     """Recurrent state of one layer: read once per sequence, written after each token that may turn out the last."""
     operation = "recurrent" if isinstance(mixer, GatedDeltaNet) else mixer_tag(mixer)
-    kernel = case.rules.kernel(operation, "fp32" if case.state_element_bytes > HALF_BYTES else "fp16")
-    moved = (1 + step.q_tokens) * counts.state_bytes(mixer, case.state_element_bytes) * step.batch
+    kernel = case.rules.kernel(operation, "fp32" if case.state_bytes_of(mixer) > HALF_BYTES else "fp16")
+    moved = (1 + step.q_tokens) * counts.state_bytes(mixer, case.state_bytes_of(mixer)) * step.batch
     return Op("state", device, kernel=kernel, vram_bytes=moved, grain=step.batch, after=(after,))
 
 

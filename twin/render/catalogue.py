@@ -1,6 +1,6 @@
 """Lists of what is known: machines with every rate, layouts and formats with their engines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,16 +34,17 @@ def listed(kind: str, name: str | None, *, as_json: bool, hw: str | None = None)
     return {"profile": _profile, "layout": _layout}[kind](name, as_json=as_json)
 
 
-def summaries(head: str, names: Sequence[str], load: Callable[[str], Any], *, as_json: bool) -> str:
+def summaries(head: str, lines: Mapping[str, str], *, as_json: bool) -> str:
     """All of a kind in a line each."""
-    rows = [{"name": each, "summary": load(each).summary} for each in names]
+    rows = [{"name": name, "summary": line} for name, line in lines.items()]
     return dump(rows) if as_json else table((head, "what it is"), [tuple(row.values()) for row in rows])
 
 
 def _profile(name: str | None, *, as_json: bool) -> str:
     """All machines, or one with its rates."""
     if name is None:
-        return summaries("machine", profile_names(), load_profile, as_json=as_json)
+        lines = {each: load_profile(each).summary for each in profile_names()}
+        return summaries("machine", lines, as_json=as_json)
     profile = load_profile(name)
     if as_json:
         return dump(msgspec.to_builtins(profile))

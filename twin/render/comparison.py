@@ -113,7 +113,7 @@ def quality_cells(rows: Sequence[Quality]) -> tuple[str, str]:
 def _why_not(each: Prediction) -> str:
     """What it lacks: memory, or rates; those of one machine are named together."""
     start = f"machine {each.machine.name} has no rate for "
-    rates = [text.removeprefix(start) for text in each.missing]
+    rates = dict.fromkeys(rate for text in each.missing for rate in text.removeprefix(start).split(", "))
     alike = all(text.startswith(start) for text in each.missing)
     return each.memory.shortage() or (start + ", ".join(rates) if rates and alike else "; ".join(each.missing)) or "-"
 

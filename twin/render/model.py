@@ -7,12 +7,11 @@ from msgspec.structs import replace
 
 from twin.cli.delivery import dump
 from twin.errors import BadValue
-from twin.models import load_model, model_names
 from twin.models.fields import Understood
 from twin.models.mixers import Attention, LatentAttention, mixer_name
 from twin.models.rewritten import in_weights
 from twin.models.spec import FeedForward, Layer, ModelSpec
-from twin.models.store import understand
+from twin.models.store import model_summaries, understand
 from twin.operations.counts import HALF_BYTES, state_bytes
 from twin.render.catalogue import summaries
 from twin.render.text import table
@@ -27,7 +26,7 @@ def listed(what: str | None, *, weights: str | None, as_json: bool, saves: bool)
     if what is None:
         if weights is not None or saves:
             raise BadValue("--weights and --save need the name of a model", hint="twin models WHAT --save FILE")
-        return summaries("model", model_names(), load_model, as_json=as_json)
+        return summaries("model", model_summaries(), as_json=as_json)
     understood = _understood(what, weights)
     return dump(summary_json(understood)) if as_json else summary_text(understood)
 

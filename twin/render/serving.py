@@ -46,7 +46,7 @@ def service_text(service: Service, what: str, reading: Reading | None = None) ->
     lines = [
         f"{case.model.name} on {service.machine.name}, {case.rules.name}",
         f"{case.fmt.name} cache on {case.backend or case.layout.name}{drafted}; {pool.blocks:,} blocks of "
-        f"{pool.plan.block_tokens:,} tokens, at most {service.result.limits.max_sequences:,} sequences, "
+        f"{pool.plan.holds}, at most {service.result.limits.max_sequences:,} sequences, "
         f"{service.result.limits.batched_tokens:,} tokens a step",
         *_no_cache(service),
         *service.notes,

@@ -70,7 +70,7 @@ def _pooled(prediction: Prediction) -> list[str]:
     pool = prediction.memory.kv_pool
     if pool is None:
         return []
-    blocks = f"{pool.blocks:,} blocks of {pool.plan.block_tokens:,} tokens ({format_bytes(pool.plan.block_bytes)})"
+    blocks = f"{pool.blocks:,} blocks of {pool.plan.holds} ({format_bytes(pool.plan.block_bytes)})"
     prints = f"{pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x {pool.max_model_tokens:,}"
     return [row("block pool", f"{blocks}; prints {prints}")]
 

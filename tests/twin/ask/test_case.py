@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
+from tests.twin.memory.pool_worlds import MODELS
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 
 HYBRID = "qwen3.8-27b"
+EXL3 = {"engine": "exllamav3", "weights": "4bpw", "layout": "vram"}
 
 
 def asked(ctx_tokens: int = 1000, **question: Any) -> Case:
@@ -31,6 +33,47 @@ def test_indexer_keys_are_read_by_a_kernel_for_plain_ones_whatever_k_and_v_are()
         case = asked(**question)
         assert case.index_kernel("scan") == "scan/exllamav3/fp16"
         assert case.index_key_bytes == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "latent", "key"),
+    [
+        ("deepseek-v3", {"kv_dtype": "bf16"}, 1152, 0),
+        ("deepseek-v3", {"kv_dtype": "fp8"}, 576, 0),
+        ("deepseek-v3.2", {"kv_dtype": "fp8"}, 656, 132),
+        ("deepseek-v3", EXL3 | {"kv_dtype": "fp16"}, 1152, 0),
+        ("deepseek-v3", EXL3 | {"kv_dtype": "exl3_k8v8"}, 672, 0),
+        ("deepseek-v3", EXL3 | {"kv_dtype": "exl3_k4v4"}, 416, 0),
+        ("deepseek-v3.2", EXL3 | {"kv_dtype": "exl3_k6v6"}, 544, 256),
+    ],
+)
+def test_a_compressed_vector_is_quantised_and_its_shared_key_where_the_engine_does(
+    name: str, question: dict[str, Any], latent: int, key: int
+) -> None:
+    """512 and 64 elements: vLLM's `fp8_ds_mla` takes 656 B, exllamav3 says 672, 544 and 416 B in 8, 6 and 4 bits."""
+    case = asked(model=str(MODELS / f"{name}.json"), **question)
+    assert (case.plane_bytes, case.index_key_bytes) == (latent, key)
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "element_bytes"),
+    [
+        ("kimi-linear-48b-a3b", {}, 4),
+        ("mamba-codestral-7b", {}, 2),
+        ("qwen3.5-35b-a3b", {}, 4),
+        ("qwen3.5-35b-a3b", {"state_dtype": "fp16"}, 2),
+        ("qwen3.5-35b-a3b", EXL3, 2),
+        ("nemotron-3-nano-30b-a3b", {}, 4),
+        ("mamba-codestral-7b", {"state_dtype": "fp32"}, 4),
+        ("mamba-codestral-7b", EXL3, 4),
+        ("kimi-linear-48b-a3b", EXL3, 2),
+    ],
+)
+def test_states_are_kept_in_full_where_the_engine_keeps_no_others_or_heeds_who_wants_them_so(
+    name: str, question: dict[str, Any], element_bytes: int
+) -> None:
+    case = asked(model=str(MODELS / f"{name}.json"), **question)
+    assert {case.state_bytes_of(mixer) for mixer in case.model.states} == {element_bytes}
 
 
 BACKENDS = {

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from tests.twin.memory.pool_worlds import MODELS
 from tests.worlds import machine, model
 from twin.ask.case import Case
 from twin.ask.question import Question
@@ -33,20 +34,45 @@ def written(folder: Path, spec: ModelSpec, *, weights: str = "bf16") -> str:
 def test_this_projects_own_kernels_are_never_chosen_for_anyone(tmp_path: Path) -> None:
     """A sparse model in bf16 is what only they load."""
     path = written(tmp_path, model())
-    with pytest.raises(Impossible, match=r"no engine here loads toy \(bf16\)") as refused:
+    with pytest.raises(Impossible, match=r"no engine here loads toy in bf16") as refused:
         asked(model=path)
-    assert refused.value.hint == "name one with --engine"
+    assert refused.value.hint.startswith("--engine NAME counts its memory")
     assert asked(model=path, engine="twin").layout.name == "offload"
 
 
 @pytest.mark.parametrize(
     ("weights", "sparse", "engine"),
-    [("exl3", True, "exllamav3"), ("exl3", False, "exllamav3"), ("bf16", False, "vllm"), ("w4a16", False, "vllm")],
+    [
+        ("exl3", True, "exllamav3"),
+        ("exl3", False, "exllamav3"),
+        *((name, False, "vllm") for name in ("bf16", "w4a16", "fp8", "int8", "w8a16", "mxfp4", "nvfp4", "nf4", "fp32")),
+    ],
 )
 def test_the_engine_follows_from_the_checkpoint(tmp_path: Path, weights: str, sparse: bool, engine: str) -> None:
     case = asked(model=written(tmp_path, model(sparse=sparse), weights=weights))
     assert (case.rules.name, case.hw) == (engine, case.rules.machine)
     assert case.layout.name == ("offload" if sparse else "vram")
+
+
+def test_a_checkpoint_in_fp32_is_run_in_16_bits() -> None:
+    """By vLLM, which converts what it loads: 13.48 GB and not 26.95."""
+    model = asked(model=str(MODELS / "llama-2-7b-fp32.json")).model
+    assert model.weights.format == "bf16"
+    assert sum(model.weight_bytes.values()) == 2 * sum(model.parameters.values())
+
+
+def test_a_tied_head_is_quantised_apart_from_the_embedding_by_exllamav3() -> None:
+    """Its bytes in 6 bits are beside an embedding on the host."""
+    tied, apart = (asked(model=str(MODELS / "qwen3-0.6b.json"), **more).model for more in ({}, {"weights": "4bpw"}))
+    assert (tied.tied, apart.tied) == (True, False)
+    assert apart.weight_bytes["head"] == tied.hidden * tied.vocab * 6 / 8
+    assert apart.weight_bytes["embedding"] == tied.weight_bytes["embedding"] == tied.hidden * tied.vocab * 2
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8_per_token_head", "kvarn_k4v2_g128", "turboquant_4bit_nc"])
+def test_a_compressed_cache_is_kept_in_no_format_of_heads(kv_dtype: str) -> None:
+    with pytest.raises(Impossible, match=f"{kv_dtype} keeps keys and values of heads, deepseek-v3 caches compressed"):
+        asked(model=str(MODELS / "deepseek-v3.json"), kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize("engine", ["exllamav3", "twin"])

@@ -1,5 +1,6 @@
 """Worlds of an engine with a block pool: four layers and drafters of a few bytes to solve on paper, and a 3090."""
 
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -96,3 +97,11 @@ def pool_of(plan: MemoryPlan) -> KVPool:
 
 def pool(ctx_tokens: int = 1000, **question: Any) -> KVPool:
     return pool_of(planned(ctx_tokens, **question))
+
+
+MODELS = Path(__file__).parents[2] / "data" / "models"
+
+
+def configured(name: str, *, ctx_tokens: int = 1000, **question: Any) -> Case:
+    """A question under vLLM about a published configuration."""
+    return asked(ctx_tokens, **({"engine": "vllm"} | question | {"model": str(MODELS / f"{name}.json")}))

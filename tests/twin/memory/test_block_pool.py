@@ -1,24 +1,23 @@
-"""Block pools against what vLLM printed on other people's cards, their parts by hand, and laws for any layers."""
+"""Block pools against what vLLM printed on other people's cards, and their parts by hand."""
 
 import math
 from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, planned, pool, pool_of
-from tests.worlds import LAWS, machine
+from hwprofiles import load_profile
+from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, configured, planned, pool, pool_of
+from tests.worlds import machine
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.engines import load_engine
-from twin.errors import BadValue, Impossible
+from twin.errors import Impossible
 from twin.memory import block_pool
-from twin.memory.block_pool import BlockPlan, CacheSpec, block_plan
+from twin.memory.block_pool import block_plan
 from twin.memory.plan import plan_memory
-from twin.units import GIB, MIB, format_bytes
+from twin.units import GIB, MAX_TOKENS, MIB, format_bytes
 
 VRAM_BYTES = RTX3090.gpu.vram.value
 VLLM = load_engine("vllm")
@@ -136,109 +135,6 @@ def test_a_drafters_layers_join_attention_unless_they_slide(
     assert tuple(sum(group.layers for group in plan.groups if group.kind == kind) for kind in kinds) == layers
     assert plan.block_tokens == block_tokens
     assert [plan.blocks_per_request(tokens) for tokens in (1, 16, 17, 8192)] == blocks
-
-
-SETTINGS = block_pool.PoolSettings(
-    promotes_sliding=True, balances_groups=True, speculative_tokens=0, prefix_caching=False, batched_tokens=2048,
-    async_scheduling=True,
-)  # fmt: skip
-
-SIZES = {
-    "attention": {"token_bytes": 4096},
-    "recurrent": {"state_bytes": 1_634_304},
-    "sliding": {"token_bytes": 4096, "window": 2048},
-}
-
-
-def spec(kind: Any, layers: int, **more: Any) -> CacheSpec:
-    return CacheSpec(kind=kind, layers=layers, **(SIZES[kind] | more))
-
-
-@pytest.mark.parametrize(
-    ("layers", "balances", "full", "groups"),
-    [
-        ((16, 48, 5), True, 8, [8] * 8 + [5]), ((16, 48, 5), False, 5, [4] * 6 + [5] * 9),
-        ((16, 48, 8), True, 16, [16] * 4 + [8]), ((16, 48, 4), True, 8, [8] * 8 + [4]),
-        ((16, 48, 3), True, 4, [4] * 16 + [3]), ((17, 48, 5), True, 5, [4] * 5 + [5] * 10),
-        ((10, 0, 20), True, 10, [10] * 3), ((13, 0, 12), True, 13, [13, 12]),
-        ((12, 0, 8), False, 8, [6, 6, 8]), ((16, 48, 0), True, 16, [16] * 4),
-    ],
-)  # fmt: skip
-def test_groups_are_as_long_as_the_fewest_layers_of_a_type_unless_padding_windows_is_cheaper(
-    layers: tuple[int, int, int], *, balances: bool, full: int, groups: list[int]
-) -> None:
-    kinds = zip(("attention", "recurrent", "sliding"), layers, strict=True)
-    specs = [spec(kind, count) for kind, count in kinds if count]
-    plan = block_pool.plan_blocks(specs, replace(SETTINGS, balances_groups=balances))
-    assert plan.group_layers == full
-    assert sorted(group.layers for group in plan.groups) == sorted(groups)
-
-
-def test_layers_that_cannot_share_a_pool_sizes_of_another_kind_and_an_empty_request_are_refused() -> None:
-    odd = spec("sliding", 5, token_bytes=2112, takes_padding=False)
-    hybrid = [spec("attention", 16, token_bytes=2080), spec("recurrent", 48), odd]
-    with pytest.raises(Impossible, match="sliding layers neither divides 1,664,000 B"):
-        block_pool.plan_blocks(hybrid, replace(SETTINGS, promotes_sliding=False))
-    for specs in ([spec("recurrent", 48)], [spec("attention", 16), spec("attention", 16, token_bytes=2048)]):
-        with pytest.raises(Impossible, match="exactly 1"):
-            block_pool.plan_blocks(specs, SETTINGS)
-    with pytest.raises(BadValue, match="at least 1 token"):
-        block_pool.plan_blocks([spec("attention", 16)], SETTINGS).blocks_per_request(0)
-    for wrong in ({"layers": 0}, {"token_bytes": 0}, {"token_bytes": -1}, {"state_bytes": 1}, {"kernel_block": 0}):
-        with pytest.raises(BadValue, match=f"{next(iter(wrong))} of attention layers"):
-            replace(spec("attention", 16), **wrong)
-
-
-COUNT, SIZE, BOOL = st.integers(1, 64), st.integers(1, 8192), st.booleans()
-UNIT = st.sampled_from([16, 64, 128])
-FULL = st.builds(CacheSpec, kind=st.just("attention"), layers=COUNT, token_bytes=SIZE, kernel_block=UNIT)
-STATE = st.builds(CacheSpec, kind=st.just("recurrent"), layers=COUNT, state_bytes=st.integers(1, 2**23))
-WINDOW = st.builds(CacheSpec, kind=st.just("sliding"), layers=COUNT, token_bytes=SIZE, window=SIZE, kernel_block=UNIT)
-SPECS = st.tuples(FULL, st.lists(STATE, max_size=1), st.lists(WINDOW, max_size=2)).map(
-    lambda drawn: [drawn[0], *drawn[1], *drawn[2]]
-)
-ANY_SETTINGS = st.builds(
-    block_pool.PoolSettings,
-    promotes_sliding=BOOL, balances_groups=BOOL, speculative_tokens=st.integers(0, 16), prefix_caching=BOOL,
-    batched_tokens=SIZE, async_scheduling=BOOL,
-)  # fmt: skip
-
-
-@LAWS
-@given(SPECS, ANY_SETTINGS)
-def test_every_layer_lies_in_one_group_and_every_page_fits(
-    specs: list[CacheSpec], settings: block_pool.PoolSettings
-) -> None:
-    """A promoted window fills more than half of its page."""
-    plan = block_pool.plan_blocks(specs, settings)
-    layers: Counter[str] = Counter()
-    for group in plan.groups:
-        layers[group.kind] += group.layers
-        assert group.page_bytes <= plan.page_bytes
-        assert group.layers * group.page_bytes <= plan.block_bytes
-        if settings.promotes_sliding and len(specs) < 4 and group.kind != "recurrent":
-            assert 2 * group.page_bytes > plan.page_bytes
-    for kind in ("attention", "recurrent", "sliding"):
-        assert layers[kind] == sum(spec.layers for spec in specs if spec.kind == kind)
-    assert max(group.layers for group in plan.groups) == plan.group_layers
-
-
-@LAWS
-@given(
-    st.builds(block_pool.plan_blocks, SPECS, ANY_SETTINGS),
-    st.integers(0, 2**40),
-    st.integers(1, 2**20),
-    st.integers(0, 2**20),
-)
-def test_blocks_fill_a_pool_and_a_longer_request_never_takes_fewer(
-    plan: BlockPlan, pool_bytes: int, tokens: int, more: int
-) -> None:
-    """Up to less than one block; a request that just fits prints its own length."""
-    assert 0 <= pool_bytes - plan.blocks_in(pool_bytes) * plan.block_bytes < plan.block_bytes
-    needed = plan.blocks_per_request(tokens)
-    assert plan.state_blocks + -(-tokens // plan.block_tokens) <= needed <= plan.blocks_per_request(tokens + more)
-    assert plan.bytes_per_request(tokens) == needed * plan.block_bytes
-    assert (plan.concurrency(needed, tokens), plan.printed_tokens(needed, tokens)) == (1, tokens)
 
 
 def test_the_pools_of_a_batch_server_come_out_near_what_was_published() -> None:
@@ -403,3 +299,47 @@ def test_what_the_host_keeps_takes_from_what_an_engine_leaves_of_one_memory(
     assert rest.fixed == apart.memories[1].fixed | apart.memories[2].fixed
     assert (apart.fits, plan.fits, pool_of(plan).blocks > 0) == (True, starts, starts)
     assert ("of memory" in plan.shortage()) is not starts
+
+
+H200 = load_profile("h200")
+
+
+@pytest.mark.parametrize("ctx_tokens", [100, 4096, 100_000])
+def test_windows_take_blocks_as_far_as_the_context_fills_them(ctx_tokens: int) -> None:
+    """Gemma 3 12B: one group of attention and five of windows of 1,024 tokens, 2 x 2,048 of them in flight."""
+    plan = plan_memory(configured("gemma-3-12b", ctx_tokens=ctx_tokens, batch=3), H200)
+    found = pool_of(plan).plan
+    assert found.block_bytes == 8 * 16 * 8192
+    window = -(-min(1023 + 2 * 2048, ctx_tokens) // 16) + 1
+    parts = plan.memories[0].parts(plan.pages)
+    assert parts["state and windows"] == 3 * 5 * window * found.block_bytes
+    assert parts["kv cache"] == 3 * -(-ctx_tokens // 16) * found.block_bytes
+
+
+@pytest.mark.parametrize("name", ["gemma-3-12b", "gemma-4-31b-nvfp4", "jamba-v0.1", "falcon-h1-7b", "gpt-oss-20b"])
+def test_the_longest_context_is_the_last_whose_blocks_are_there(name: str) -> None:
+    plan = plan_memory(configured(name, batch=5, utilisation=0.85), H200)
+    longest, found = plan.max_ctx_tokens(), pool_of(plan)
+    blocks = [found.plan.blocks_per_request(tokens) for tokens in (longest, longest + found.plan.block_tokens)]
+    assert 5 * blocks[0] < found.blocks <= 5 * blocks[1]
+
+
+@pytest.mark.parametrize("name", ["mistral-7b-v0.1", "mamba-codestral-7b"])
+def test_a_cache_that_stops_growing_has_no_longest_context(name: str) -> None:
+    plan = plan_memory(configured(name, ctx_tokens=100_000), H200)
+    assert plan.max_ctx_tokens() == MAX_TOKENS
+    held = pool_of(plan).plan.blocks_per_request(100_000) * pool_of(plan).plan.block_bytes
+    assert plan.memories[0].parts(plan.pages)["state and windows"] == held
+
+
+def test_a_vision_tower_lies_beside_the_language_model_in_16_bits() -> None:
+    case = configured("qwen3-vl-8b")
+    assert block_pool.fixed_parts(case, POOL)["vision tower"] == 2 * case.model.towers["vision"] == 1_152_776_672
+    assert "mtp tower" not in block_pool.fixed_parts(configured("deepseek-v3"), POOL)
+    assert configured("deepseek-v3").model.towers["mtp"] > 0
+
+
+def test_a_longer_step_keeps_more_of_windows() -> None:
+    """`--chunk` is the most tokens of a step."""
+    short, long = (block_plan(configured("gemma-3-12b", chunk_tokens=tokens)) for tokens in (1024, 8192))
+    assert long.held_blocks(10**6) - short.held_blocks(10**6) == 5 * 2 * (8192 - 1024) // 16

@@ -1,9 +1,13 @@
 """Shipped models against what is published of them: parameters by part, bytes when loaded, recurrent state."""
 
+import json
+
 import pytest
 
-from twin.models import ModelSpec, load_model
+from twin.models import ModelSpec, load_model, model_names
+from twin.models.config.summary import summary_of
 from twin.models.mixers import conv_elements
+from twin.models.store import DATA, model_summaries
 from twin.operations.counts import state_bytes
 from twin.units import GIB, MIB
 
@@ -36,12 +40,49 @@ def test_the_27b_loads_14_26_gib_without_vision_and_keeps_75_mib_of_state_in_16_
         assert states == pytest.approx([74.8, 146.8], abs=0.05)
 
 
-def test_llama_has_8_03_billion_parameters_and_no_state() -> None:
-    whole = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336) + 2 * 4096 * 128_256
-    assert sum(LLAMA.parameters.values()) == whole == 32 * (41_943_040 + 176_160_768) + 2 * 4096 * 128_256
-    assert whole / 1e9 == pytest.approx(8.03, abs=0.005)
+def test_llama_has_8_03_billion_parameters_two_norms_a_layer_and_no_state() -> None:
+    layers = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336)
+    assert layers == 32 * (41_943_040 + 176_160_768)
+    assert LLAMA.parameters["vectors"] == (2 * 32 + 1) * 4096 == 266_240
+    whole = layers + 2 * 4096 * 128_256 + 266_240
+    assert sum(LLAMA.parameters.values()) == whole == 8_030_261_248
     assert sum(LLAMA.weight_bytes.values()) == 2 * whole
     assert (LLAMA.attention_layers, LLAMA.states) == (32, {})
+
+
+PUBLISHED = {
+    "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672, "kimi-k2": 1_026_408_232_448,
+    "llama-3.2-1b": 1_235_814_400, "llama-3.2-3b": 3_212_749_824, "mistral-nemo-12b": 12_247_782_400,
+    "nemotron-3-nano-30b-a3b": 31_577_937_344, "phi-4": 14_659_507_200, "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "qwen3.5-27b": 27_781_427_952,
+    "qwen3.5-35b-a3b": 35_951_822_704,
+}  # fmt: skip
+"""Parameters that the hub shows of their checkpoints; towers and layers of multi-token prediction are among them."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_the_parameters_that_the_hub_shows(name: str) -> None:
+    """To 3e-7: a hub counts each checkpoint's own idea of which correction of a router is a tensor."""
+    spec = load_model(name)
+    found = sum(spec.parameters.values()) + sum(spec.towers.values())
+    assert found == pytest.approx(PUBLISHED[name], rel=3e-7)
+
+
+def read_names() -> list[str]:
+    return [name for name in model_names() if "config" in json.loads((DATA / f"{name}.json").read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("name", read_names())
+def test_a_file_of_somebody_s_config_says_the_line_that_its_reader_makes_and_whose_it_is(name: str) -> None:
+    spec = load_model(name)
+    assert (spec.name, spec.summary) == (name, summary_of(spec))
+    assert spec.source.startswith("config.json of ")
+
+
+def test_a_list_reads_no_model_and_says_what_the_models_say() -> None:
+    assert model_summaries() == {name: load_model(name).summary for name in model_names()}
+    assert len(read_names()) >= 20
 
 
 def test_flash_next_has_125_billion_parameters_beside_its_table_6_of_them_active_and_54_mib_of_state() -> None:

@@ -1,6 +1,7 @@
 """Finding models by name and by path, and laying a file over a shipped one."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,61 @@ def test_a_config_is_read_of_a_folder_that_cannot_be_listed(tmp_path: Path, monk
 
     monkeypatch.setattr("os.listdir", closed)
     assert load_model(str(tmp_path / "config.json")).layers == PLAIN.config["num_hidden_layers"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("meta-llama/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b? "), ("meta-llama/Llama-3.1-7B", "")],
+)
+def test_a_name_on_a_hub_that_is_not_in_its_cache_is_refused_with_what_else_is_read(
+    name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadFile) as refused:
+        load_model(name)
+    assert str(refused.value) == f"{name}: not in {tmp_path}, and HF_HUB_OFFLINE forbids fetching it"
+    assert refused.value.hint.startswith(f"{meant}--model reads a shipped name, a config.json")
+    kept = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1"
+    kept.mkdir(parents=True)
+    (kept / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    found = load_model(name)
+    assert (found.name, found.hidden, found.layers) == (name.split("/")[1], 64, 2)
+
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def test_a_config_is_read_alone_in_its_folder_and_with_its_source_around_it(tmp_path: Path) -> None:
+    path, around = tmp_path / "config.json", tmp_path / "mine.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    around.write_text(json.dumps({"source": "me", "summary": "small", "config": CONFIG}), encoding="utf-8")
+    alone, folder, kept = load_model(str(path)), load_model(str(tmp_path)), load_model(str(around))
+    assert alone == folder
+    assert (kept.name, kept.source, kept.summary) == ("mine", "me", "small")
+    assert kept.parameters == alone.parameters
+    for wrong, says in (({"config": CONFIG}, "missing required field `source`"), ({"config": []}, "Expected `object`")):
+        around.write_text(json.dumps({"source": "", "summary": ""} | wrong if wrong["config"] == [] else wrong))
+        with pytest.raises(BadFile, match=says) as refused:
+            load_model(str(around))
+        assert str(refused.value).startswith(f"{around}: ")
+
+
+def test_a_model_that_somebody_published_can_be_extended(tmp_path: Path) -> None:
+    mine = laid_over(tmp_path, extends="llama-3.1-8b", name="mine", native_ctx_tokens=8192)
+    parent = load_model("llama-3.1-8b")
+    assert (mine.name, mine.native_ctx_tokens) == ("mine", 8192)
+    assert (mine.kinds, mine.parameters) == (parent.kinds, parent.parameters)
+
+
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_nothing_is_no_folder(nothing: str) -> None:
+    with pytest.raises(UnknownName) as refused:
+        load_model(nothing)
+    assert "`twin models` lists" in refused.value.hint
 
 
 def laid_over(folder: Path, **own: Any) -> ModelSpec:
@@ -138,3 +194,54 @@ def test_a_published_file_that_says_something_else_is_refused_by_its_key(
         published(tmp_path, "mine", kind)
     assert str(refused.value).startswith(f"{tmp_path / 'mine.json'}: ")
     assert message in str(refused.value)
+
+
+INFINITE = """{"architectures": ["LlamaForCausalLM"], "hidden_size": %s, "intermediate_size": 8, "vocab_size": 16,
+"num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 64, "time_step_limit": [0.0, Infinity]}"""
+
+
+def test_a_number_that_is_not_finite_is_refused_by_its_key_where_something_follows_from_it(tmp_path: Path) -> None:
+    """Published files hold a bare Infinity under keys that nothing uses."""
+    path = tmp_path / "config.json"
+    path.write_text(INFINITE % 8, encoding="utf-8")
+    assert load_model(str(path)) == load_model(str(tmp_path))
+    for number in ("Infinity", "NaN", "1e999"):
+        path.write_text(INFINITE % number, encoding="utf-8")
+        for what in (path, tmp_path):
+            with pytest.raises(BadFile, match=r"config.json: hidden_size: is (inf|nan), not a whole number"):
+                load_model(str(what))
+
+
+def test_a_model_file_of_our_own_holds_finite_numbers_alone(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"\$.weights.bits is inf, which is not a number that a data file may hold"):
+        laid_over(tmp_path, extends="llama-3.1-8b", weights={"format": "bf16", "bits": math.inf})
+
+
+def test_a_config_that_cannot_be_read_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    for name, text, wrong in (
+        ("config.json", INFINITE.replace("}", ",}"), "not valid JSON: "),
+        ("mine.json", '{"architectures": ["LlamaForCausalLM"], "model_type": 1, "model_type": 2}', "appears twice"),
+        ("mine.json", '{"architectures": ["LamaForCausalLM"]}', "architecture 'LamaForCausalLM' is not known"),
+    ):
+        (tmp_path / name).write_text(text % 8 if "%" in text else text, encoding="utf-8")
+        with pytest.raises(BadFile, match=wrong) as refused:
+            load_model(str(tmp_path / name))
+        assert "not a twin model file" not in refused.value.message
+
+
+def test_a_file_beside_a_config_says_how_its_weights_are_quantised(tmp_path: Path) -> None:
+    """Where config.json says it, too, that counts; a file of any other name has nothing beside it."""
+    path = tmp_path / "config.json"
+    path.write_text(INFINITE % 8, encoding="utf-8")
+    (tmp_path / "other.json").write_text(INFINITE % 8, encoding="utf-8")
+    gptq = {"bits": 4, "group_size": 4, "desc_act": False}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(gptq), encoding="utf-8")
+    assert load_model(str(path)).weights == load_model(str(tmp_path)).weights
+    assert (load_model(str(path)).weights.format, load_model(str(path)).weights.bits) == ("w4a16", 4 + 20 / 4)
+    assert load_model(str(tmp_path / "other.json")).weights.format == "bf16"
+    modelopt = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(modelopt), encoding="utf-8")
+    assert load_model(str(path)).weights.format == "fp8"
+    raw = json.loads(INFINITE % 8) | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 8}}
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    assert load_model(str(path)).weights.bits == 4 + 20 / 8

@@ -12,8 +12,9 @@ from tests.worlds import LAWS, case, flash_next, machine, model, step
 from twin.ask.case import Case
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
-from twin.models import load_model
-from twin.models.spec import Drafter, Stored, Weights
+from twin.models import ModelSpec, load_model
+from twin.models.mixers import Attention, Mamba2
+from twin.models.spec import Drafter, FeedForward, Layer, Part, Stored, Weights
 from twin.models.speculation import Speculation
 from twin.operations import counts, lower
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
@@ -343,3 +344,59 @@ def test_a_prompt_in_two_chunks_multiplies_what_it_does_in_one(
     assert whole[0].flops == sum(part[0].flops for part in parts)
     if not drafter.window:
         assert whole[1].flops == pytest.approx(sum(part[1].flops for part in parts))
+
+
+# Layers of other kinds
+
+WINDOW = Attention(query_heads=4, kv_heads=1, head_dim=16, window=32)
+SHARED = replace(WINDOW, shares_kv=True)
+LOCAL = Attention(query_heads=4, kv_heads=2, head_dim=8, value_dim=4, local_chunk=48)
+MAMBA = Mamba2(heads=2, head_dim=4, groups=1, state=8, conv_kernel=4)
+
+
+def kinds_of(**layers: Layer) -> ModelSpec:
+    """The toy model with one layer of each kind."""
+    order = tuple((name, 1) for name in layers)
+    return replace(
+        dense(layers=len(layers), every=1), kinds=layers, order=order, weights=Weights(format="bf16", bits=16)
+    )
+
+
+def attention_of(program: Program) -> list[Op]:
+    return [op for graph in program for op in graph.ops if op.part == "attention"]
+
+
+@pytest.mark.parametrize(("kv_tokens", "window", "local"), [(9, 10, 10), (99, 32, 4), (191, 32, 48)])
+def test_a_decode_step_reads_no_more_than_a_window_or_the_own_chunk(kv_tokens: int, window: int, local: int) -> None:
+    """Bytes of one token in 16 bits: 2 x 16 x 2 of the window's one head, (8 + 4) x 2 x 2 of the two local ones."""
+    spec = kinds_of(window=Layer(mixers=(WINDOW,)), shared=Layer(mixers=(SHARED,)), local=Layer(mixers=(LOCAL,)))
+    case = pooled(spec=spec)
+    reads = [op.vram_bytes for op in attention_of(lower.decode_program(case, step(kv_tokens), 1))]
+    assert reads == [window * 64, window * 64, local * 48]  # a shared cache is read all the same
+    flops = [op.flops for op in attention_of(lower.prefill_program(case, step(0, kv_tokens + 1), 1))]
+    whole = step(0, kv_tokens + 1)
+    pairs = [whole.within_window(32).pairs, whole.within_window(32).pairs, whole.within_chunk(48).pairs]
+    assert flops == [2 * 4 * width * each for width, each in zip((32, 32, 12), pairs, strict=True)]
+
+
+def test_mixers_side_by_side_are_a_chain_in_one_layer_and_a_layer_may_have_none() -> None:
+    both, alone = Layer(mixers=(WINDOW, MAMBA)), Layer(feed_forward=FeedForward(intermediate=16))
+    program = lower.decode_program(pooled(spec=kinds_of(both=both, alone=alone)), step(99), 1)
+    assert [op.part for op in program[0].ops if op.part != "elementwise"] == ["weights", "attention", "state"]
+    assert {op.part for op in program[1].ops} <= {"weights", "elementwise"}
+    (state,) = (op for op in program[0].ops if op.part == "state")
+    assert state.kernel == "mamba2/vllm/fp16"
+    assert state.vram_bytes == 2 * (2 * 4 * 8 + 3 * (8 + 16)) * 2
+
+
+def test_parts_that_are_stored_otherwise_are_products_of_their_own() -> None:
+    """Experts in 4 bits beside attention and router in 16: two kernels; only the chosen experts are read."""
+    experts = FeedForward(experts=8, active=2, intermediate=16)
+    spec = kinds_of(moe=Layer(mixers=(replace(WINDOW, window=0),), feed_forward=experts))
+    parts: dict[Part, Stored] = {"experts": Stored(format="w4a16", bits=4)}
+    case = pooled(spec=replace(spec, weights=replace(spec.weights, parts=parts)))
+    plain, packed, _ = (op for op, _ in ops(lower.decode_program(case, step(99), 1), "weights"))
+    assert (plain.kernel, packed.kernel) == ("linear/library/bf16", "linear/marlin/w4a16")
+    assert packed.vram_bytes == 2 * 3 * 8 * 16 / 2
+    assert plain.vram_bytes == 2 * (WINDOW.matrices(8) + 8 * 8)
+    assert packed.after == (0,)

@@ -41,12 +41,19 @@ def read_config(raw: dict[str, Any], where: str, *, name: str, beside: Fields | 
         shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))
         weights = read_weights(tables, shape, beside)
         spec = _validated(_spec(shape, weights, name))
+        spec = msgspec.structs.replace(spec, full_states=bool(spec.states) and _full_states(tables[-1], architecture))
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{where}: {architecture}: {wrong}") from None
     origins = {"architecture": architecture} | outer.origins()
     if beside is not None:
         origins |= {f"{Path(beside.where).name}: {key}": value for key, value in beside.origins().items()}
     return Understood(spec=spec, origins=origins, ignored=outer.ignored())
+
+
+def _full_states(inner: Fields, architecture: str) -> bool:
+    """Whether states are wanted in fp32; Nemotron-H's are unless it says otherwise (vLLM `models/config.py`)."""
+    said = [inner.text(key) for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if key in inner]
+    return "float32" in said if said else architecture in ("NemotronHForCausalLM", "nemotron_h")
 
 
 def _language(outer: Fields) -> Fields | None:

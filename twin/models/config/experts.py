@@ -23,7 +23,7 @@ class Routing(Struct, frozen=True, kw_only=True):
     shared_number: tuple[str, ...] = ()  # of shared experts as wide as the others
     shared_width: tuple[str, ...] = ()  # of all shared experts together
     shared_gate: bool = False  # one number a token, by which the shared expert counts
-    router_bias: Said = False  # one number for each expert
+    router_bias: bool = False  # one number for each expert, where it is a parameter
     bias: Said = False  # on matrices of MLPs and shared experts
     expert_bias: bool = False  # on matrices of experts
     dense: Dense | None = None
@@ -66,7 +66,7 @@ def mixture_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
         experts=experts,
         active=active_of(fields, experts, next(key for key in routing.experts if key in fields), *routing.active),
         shared_intermediate=shared,
-        vectors=(experts if said(fields, routing.router_bias) else 0)
+        vectors=(experts if routing.router_bias else 0)
         + (mlp_bias(hidden, shared) if shared and said(fields, routing.bias) else 0),
         expert_vectors=mlp_bias(hidden, width) if routing.expert_bias else 0,
         other_matrices=hidden if routing.shared_gate and shared else 0,

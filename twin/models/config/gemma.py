@@ -182,7 +182,7 @@ def gemma4(fields: Fields) -> Shape:
         Layer(
             mixers=(mixer,),
             feed_forward=_gemma4_feed(fields, hidden, own, wider=double and mixer.shares_kv),
-            vectors=4 * hidden + (hidden if own else 0) + 1,  # the layer's scale
+            vectors=4 * hidden + (hidden if own else 0),
         )
         for mixer in mixers
     ]

@@ -176,14 +176,13 @@ def lfm2(fields: Fields) -> Shape:
 
 
 def lfm2_moe(fields: Fields) -> Shape:
-    """LFM2 with experts in all but the first layers, and a bias an expert in the router."""
+    """LFM2 with experts in all but the first layers."""
     layers = layers_of(fields)
     experts = expert_count(fields, "num_experts")
     routed = FeedForward(
         intermediate=width_of(fields, "moe_intermediate_size"),
         experts=experts,
         active=active_of(fields, experts, "num_experts"),
-        vectors=experts if fields.flag("use_expert_bias", default=True) else 0,
     )
     dense = fields.integer("num_dense_layers", low=0, high=layers)
     plain = FeedForward(intermediate=width_of(fields)) if dense else routed
@@ -255,7 +254,7 @@ def bailing_hybrid(fields: Fields) -> Shape:
         FULL: replace(latent, other_matrices=heads * hidden),
         LINEAR: replace(plain, vectors=heads + width + head_dim, other_matrices=wider),
     }
-    feeds = mixed_feeds(fields, layers, corrected=True)
+    feeds = mixed_feeds(fields, layers)
     kinds = _bailing_kinds(fields, layers)
     stack = [
         Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden)

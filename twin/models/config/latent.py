@@ -26,24 +26,19 @@ _MLP_KINDS = ("dense", "sparse")
 _INDEXER_KINDS = ("full", "shared")
 
 
-def deepseek_v2(fields: Fields) -> Shape:
-    """DeepSeek V2 and V2-Lite: a router without corrections."""
-    return _latent_model(fields, corrected=False)
-
-
-def deepseek_v3(fields: Fields) -> Shape:
-    """DeepSeek V3, R1 and V3.1, Kimi K2, GLM-4.7-Flash: the router corrects its scores by a bias an expert."""
-    return _latent_model(fields, corrected=True)
+def deepseek(fields: Fields) -> Shape:
+    """DeepSeek V2, V3, R1 and V3.1, Kimi K2, GLM-4.7-Flash; corrections of the router's scores are no parameters."""
+    return _latent_model(fields)
 
 
 def axk1(fields: Fields) -> Shape:
     """A.X K1: as DeepSeek V3, with a norm of what experts give."""
-    return _latent_model(fields, corrected=True, normed=True)
+    return _latent_model(fields, normed=True)
 
 
 def deepseek_v32(fields: Fields) -> Shape:
     """DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that are attended to."""
-    return _latent_model(fields, corrected=True, indexed=True)
+    return _latent_model(fields, indexed=True)
 
 
 def minicpm3(fields: Fields) -> Shape:
@@ -67,7 +62,7 @@ def kimi_linear(fields: Fields) -> Shape:
         if "layer_types" in fields and layer_kinds(fields, layers, _KIMI_KINDS, "layer_types") != kinds:
             raise fields.contradiction("they place attention differently", "layer_types", "linear_attn_config")
     mixers: dict[str, Mixer] = {FULL: latent_attention(fields, hidden), LINEAR: delta}
-    feeds = mixed_feeds(fields, layers, corrected=True)
+    feeds = mixed_feeds(fields, layers)
     stack = [_layer(mixers[kind], feed, hidden) for kind, feed in zip(kinds, feeds, strict=True)]
     ctx = fields.integer("model_max_length", "max_position_embeddings")
     fields.without_effect("mla_use_nope")
@@ -132,9 +127,9 @@ def latent_attention(fields: Fields, hidden: int, indexer: Indexer | None = None
     )
 
 
-def _latent_model(fields: Fields, *, corrected: bool, indexed: bool = False, normed: bool = False) -> Shape:
+def _latent_model(fields: Fields, *, indexed: bool = False, normed: bool = False) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
-    feeds = mixed_feeds(fields, layers, corrected=corrected)
+    feeds = mixed_feeds(fields, layers)
     if normed:
         feeds = [replace(feed, vectors=feed.vectors + hidden) if feed.experts > 1 else feed for feed in feeds]
     mixers = [latent_attention(fields, hidden, each) for each in _indexers(fields, layers, indexed=indexed)]
@@ -188,8 +183,8 @@ def _indexer_kinds(fields: Fields, layers: int) -> list[str]:
     return ["full" if max(layer - offset + 1, 0) % period == 0 else "shared" for layer in range(layers)]
 
 
-def mixed_feeds(fields: Fields, layers: int, *, corrected: bool) -> list[FeedForward]:
-    """Dense feed-forwards in the first layers and experts in the others; `corrected`: a bias an expert in the router.
+def mixed_feeds(fields: Fields, layers: int) -> list[FeedForward]:
+    """Dense feed-forwards in the first layers and experts in the others.
 
     DeepSeek's own code has experts in every `moe_layer_freq`-th of the others; a list of kinds says it layer by layer.
     """
@@ -209,14 +204,14 @@ def mixed_feeds(fields: Fields, layers: int, *, corrected: bool) -> list[FeedFor
     unknown = next((kind for kind in kinds if kind not in _MLP_KINDS), None)
     if unknown is not None:
         raise fields.wrong("mlp_layer_types", f"has {unknown!r}, which is not known")
-    sparse = routed(fields, corrected=corrected)
+    sparse = routed(fields)
     return [sparse if kind == "sparse" else dense for kind in kinds]
 
 
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 
-def routed(fields: Fields, *, corrected: bool) -> FeedForward:
+def routed(fields: Fields) -> FeedForward:
     """Experts of `moe_intermediate_size`, and shared ones of the same size that always run."""
     count = expert_count(fields, *_EXPERTS)
     key = next(key for key in _EXPERTS if key in fields)
@@ -229,7 +224,6 @@ def routed(fields: Fields, *, corrected: bool) -> FeedForward:
         experts=count,
         active=active,
         shared_intermediate=shared * intermediate,
-        vectors=count if corrected else 0,
     )
 
 
@@ -241,21 +235,21 @@ def _shared(fields: Fields) -> int:
 
 
 READERS: dict[str, Reader] = {
-    "DeepseekV2ForCausalLM": deepseek_v2,
-    "deepseek_v2": deepseek_v2,
-    "Mistral4ForCausalLM": deepseek_v2,
-    "mistral4": deepseek_v2,
-    "DeepseekV3ForCausalLM": deepseek_v3,
-    "deepseek_v3": deepseek_v3,
-    "kimi_k2": deepseek_v3,
-    "SarvamMLAForCausalLM": deepseek_v3,
-    "sarvam_mla": deepseek_v3,
+    "DeepseekV2ForCausalLM": deepseek,
+    "deepseek_v2": deepseek,
+    "Mistral4ForCausalLM": deepseek,
+    "mistral4": deepseek,
+    "DeepseekV3ForCausalLM": deepseek,
+    "deepseek_v3": deepseek,
+    "kimi_k2": deepseek,
+    "SarvamMLAForCausalLM": deepseek,
+    "sarvam_mla": deepseek,
     "AXK1ForCausalLM": axk1,
     "axk1": axk1,
     "YoutuForCausalLM": minicpm3,
     "youtu": minicpm3,
-    "Glm4MoeLiteForCausalLM": deepseek_v3,
-    "glm4_moe_lite": deepseek_v3,
+    "Glm4MoeLiteForCausalLM": deepseek,
+    "glm4_moe_lite": deepseek,
     "DeepseekV32ForCausalLM": deepseek_v32,
     "deepseek_v32": deepseek_v32,
     "GlmMoeDsaForCausalLM": deepseek_v32,

@@ -242,7 +242,7 @@ def _nemotron_experts(fields: Fields, hidden: int) -> FeedForward:
         shared_intermediate=always.intermediate,
         expert_hidden=latent,
         gated=False,
-        vectors=experts + always.vectors + biases,
+        vectors=always.vectors + biases,
         other_matrices=2 * hidden * latent,
     )
 

@@ -24,7 +24,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """What becomes of the matrices of a checkpoint."""
 
     stored: Storing
-    embedding: Stored | None = None
+    embedding: Storing | None = None
 
 
 def uniform(form: str, bits: float) -> Storing:
@@ -159,19 +159,25 @@ def exllama(form: str) -> Callable[[Fields], Plan]:
     return read
 
 
+_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embeddings")
+
+
 def mlx(table: Fields) -> Plan:
     """A 16-bit scale and offset for every group, the embedding too; modules by their names have other bits, or none."""
     bits, group = bits_of(table, "bits"), group_of(table, default=64)
+    plain = grouped("mlx", bits, group, 2 * SCALE)
     other: list[tuple[Patterns, Storing]] = []
+    embedding: Storing = plain
     for key, value in table.raw.items():
         if "." not in key and key != "lm_head":
             continue
         inner = table.table(key) if isinstance(value, dict) else None
         own = grouped("mlx", bits_of(inner, "bits"), group_of(inner, default=group), 2 * SCALE) if inner else nothing
-        if inner or value is False:
+        if key.endswith(_EMBEDDINGS):
+            embedding = own
+        elif inner or value is False:
             other.append((Patterns([key], table, key), own))
-    stored = first(other, grouped("mlx", bits, group, 2 * SCALE))
-    return Plan(stored=stored, embedding=Stored(format="mlx", bits=bits + 2 * SCALE / group if group > 0 else bits))
+    return Plan(stored=first(other, plain), embedding=embedding)
 
 
 def hqq(table: Fields) -> Plan:

@@ -1,7 +1,7 @@
 """Decoders with mixtures of experts and ordinary attention.
 
 Sources: the modeling files of transformers 5.24 by the names of the classes, and of the checkpoints where it has none.
-A bias of the router counts, though transformers keeps most of them as buffers: checkpoints hold it.
+A bias of the router counts where the class has it as a parameter; most keep it as a buffer, which is none.
 """
 
 from msgspec.structs import replace
@@ -19,7 +19,6 @@ _MIXTRAL = Routing(width=("intermediate_size",))
 _GLM = Routing(
     experts=("n_routed_experts", "num_experts"),
     shared_number=("n_shared_experts", "num_shared_experts"),
-    router_bias=True,
     dense=first("first_k_dense_replace", default=1),
 )
 _ERNIE_BIAS = ("use_bias", False)
@@ -61,7 +60,7 @@ _MINIMAX_M2 = decoder(
         qk_norms=wide_norms,
         qk_norms_if=("use_qk_norm", True),
         head_dim=128,
-        feeds=routed(Routing(width=("intermediate_size",), router_bias=("use_routing_bias", True))),
+        feeds=routed(Routing(width=("intermediate_size",))),
     )
 )
 
@@ -181,7 +180,6 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
                 Routing(
                     experts=("n_routed_experts",),
                     shared_number=("n_shared_experts",),
-                    router_bias=True,
                     dense=first("first_k_dense_replace", default=0),
                 )
             ),
@@ -197,7 +195,6 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
-                    router_bias=True,
                     dense=by_type(first("first_k_dense_replace", default=1)),
                 )
             ),
@@ -208,7 +205,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         Style(
             qkv_bias=ATTENTION_BIAS,
             head_dim=128,
-            feeds=routed(Routing(experts=("n_routed_experts",), shared_number=("n_shared_experts",), router_bias=True)),
+            feeds=routed(Routing(experts=("n_routed_experts",), shared_number=("n_shared_experts",))),
         ),
         ("SolarOpenForCausalLM", "solar_open"),
     ),
@@ -220,7 +217,6 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
-                    router_bias=True,
                     dense=by_type(first("first_k_dense_replace", default=1)),
                     bias=("mlp_bias", False),
                 )
@@ -238,7 +234,6 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
-                    router_bias=("moe_router_enable_expert_bias", False),
                     dense=first("first_k_dense_replace", default=0),
                 )
             ),

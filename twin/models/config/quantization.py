@@ -95,9 +95,11 @@ def _plan(table: Fields) -> "Plan":
 
     methods = METHODS | SCHEMES
     method = table.text("quant_method", default="")
-    if not method:  # two say it otherwise
+    if not method:  # some say it otherwise
         if "quant_algo" in table or "quantization" in table:
             method = "modelopt"
+        elif "desc_act" in table:  # as AutoGPTQ's quantize_config.json does
+            method = "gptq"
         elif "bits" in table and "group_size" in table:
             method = "mlx"
         elif "load_in_4bit" in table or "load_in_8bit" in table:
@@ -113,7 +115,7 @@ def _plan(table: Fields) -> "Plan":
 
 def _by_part(shape: Shape, plan: "Plan", plain: Stored) -> Weights:
     """The mean of each part's matrices; its format is that of most of its elements."""
-    from twin.models.config.modules import modules_of  # noqa: PLC0415 - as above
+    from twin.models.config.modules import Module, modules_of  # noqa: PLC0415 - as above
 
     sizes: dict[Part, float] = {}
     bits: dict[Part, float] = {}
@@ -129,7 +131,8 @@ def _by_part(shape: Shape, plan: "Plan", plain: Stored) -> Weights:
         for part, size in sizes.items()
         if size
     }
-    parts |= {"embedding": plan.embedding or plain, "router": plain}
+    embedding = Module("embedding", (), shape.hidden * shape.vocab, shape.hidden)
+    parts |= {"embedding": (plan.embedding and plan.embedding(embedding)) or plain, "router": plain}
     if shape.tied:
         parts["head"] = parts["embedding"]
     if plain.format != "bf16":

@@ -145,17 +145,15 @@ def _kimi(fields: Fields, outer: Fields, hidden: int) -> int:
 
 
 def _gemma4(fields: Fields, outer: Fields, hidden: int) -> int:
-    """Gemma 4: positions of rows and columns, gated feed-forwards, four norms a layer; bounds of what is clipped."""
+    """Gemma 4: positions of rows and columns, gated feed-forwards, four norms a layer."""
     outer.without_effect("vision_soft_tokens_per_image")
     width, intermediate = _size(fields, "hidden_size"), _size(fields, "intermediate_size")
     heads, head = fields.integer("num_attention_heads", high=HEADS), _size(fields, "head_dim")
     kv_heads = fields.integer("num_key_value_heads", default=heads, high=HEADS)
     attention = 2 * width * head * (heads + kv_heads) + 2 * head
-    bounds = 7 * 4 if fields.flag("use_clipped_linears", default=False) else 0
-    block = attention + 3 * width * intermediate + 4 * width + bounds
-    standard = 2 * width if fields.flag("standardize", default=False) else 0
+    block = attention + 3 * width * intermediate + 4 * width
     positions = 2 * _size(fields, "position_embedding_size") * width
-    return positions + _patch(fields) * width + _depth(fields) * block + standard + width * hidden
+    return positions + _patch(fields) * width + _depth(fields) * block + width * hidden
 
 
 MEL_BANDS = 128
@@ -171,13 +169,48 @@ def _gemma4_audio(fields: Fields, outer: Fields, hidden: int) -> int:
     feeds = 2 * (2 * width * 4 * width + 2 * width)
     attention = 5 * width**2 + width // heads
     convolution = 3 * width**2 + width * _size(fields, "conv_kernel_size", default=5) + 2 * width
-    bounds = 10 * 4 if fields.flag("use_clipped_linears", default=True) else 0
-    block = feeds + attention + convolution + 3 * width + bounds
+    block = feeds + attention + convolution + 3 * width
     outside = _size(fields, "output_proj_dims", default=1536)
     return convolved + _depth(fields) * block + _linear(width, outside) + outside * hidden
 
 
+MOBILENET_V5 = {"mobilenetv5_300m_enc": 294_126_912}
+"""Parameters of the encoders that Gemma 3n names: what the published totals of E2B and of E4B leave for them."""
+
+
+def _gemma3n(fields: Fields, outer: Fields, hidden: int) -> int:
+    """Gemma 3n: a convolutional encoder by its name, and what joins it to the language model."""
+    outer.without_effect("vision_soft_tokens_per_image")
+    name = fields.text("architecture", default="mobilenetv5_300m_enc")
+    if name not in MOBILENET_V5:
+        raise fields.wrong("architecture", f"is {name!r}, which is not known; known are {', '.join(MOBILENET_V5)}")
+    return MOBILENET_V5[name] + _gemma3n_joined(fields, hidden, default=2048)
+
+
+def _gemma3n_joined(fields: Fields, hidden: int, default: int) -> int:
+    """Embeddings of the tower's own tokens, two norms and a matrix."""
+    width = _size(fields, "hidden_size", default=default)
+    return _size(fields, "vocab_size", default=128) * width + 2 * width + width * hidden
+
+
+def _gemma3n_audio(fields: Fields, outer: Fields, hidden: int) -> int:
+    """Gemma 3n: as Gemma 4's, with a scale a channel of a head and a norm in each feed-forward; convolutions' norms."""
+    outer.without_effect("audio_soft_tokens_per_image")
+    width, heads = _size(fields, "hidden_size", default=1536), fields.integer("conf_num_attention_heads", default=8)
+    first, second = (*fields.integers("sscp_conv_channel_size", default=[128, 32], low=1, high=WIDTH), 0)[:2]
+    bands = _size(fields, "input_feat_size", default=MEL_BANDS)
+    convolved = 9 * first + first + 9 * first * second + second + second * (bands // 4) * width
+    feeds = 2 * (2 * width * 4 * width + 2 * width)
+    attention = 5 * width**2 + width // heads + 2 * width
+    convolution = 3 * width**2 + width * _size(fields, "conf_conv_kernel_size", default=5) + 2 * width
+    block = feeds + attention + convolution + width
+    layers = fields.integer("conf_num_hidden_layers", default=12, high=LAYERS)
+    return convolved + layers * block + _gemma3n_joined(fields, hidden, default=1536)
+
+
 _VISION: dict[str, Tower] = {
+    "Gemma3nForConditionalGeneration": _gemma3n,
+    "gemma3n": _gemma3n,
     "Gemma3ForConditionalGeneration": _siglip,
     "gemma3": _siglip,
     "Gemma4ForConditionalGeneration": _gemma4,
@@ -203,4 +236,9 @@ _VISION: dict[str, Tower] = {
     "qwen4_exp": _qwen3_vl,
 }
 
-_AUDIO: dict[str, Tower] = {"Gemma4ForConditionalGeneration": _gemma4_audio, "gemma4": _gemma4_audio}
+_AUDIO: dict[str, Tower] = {
+    "Gemma3nForConditionalGeneration": _gemma3n_audio,
+    "gemma3n": _gemma3n_audio,
+    "Gemma4ForConditionalGeneration": _gemma4_audio,
+    "gemma4": _gemma4_audio,
+}

@@ -53,7 +53,6 @@ def mimo_v2(fields: Fields) -> Shape:
     routing = Routing(
         experts=("n_routed_experts",),
         shared_number=("n_shared_experts",),
-        router_bias=True,
         dense=by_type(_by_frequency),
     )
     feeds = routed(routing)(fields, hidden, layers)
@@ -100,7 +99,6 @@ def step3p7(fields: Fields) -> Shape:
         experts=("n_routed_experts", "moe_num_experts", "num_experts"),
         active=("num_experts_per_tok", "moe_top_k"),
         shared_width=("share_expert_dim",),
-        router_bias=("use_moe_router_bias", True),
         dense=_step_dense,
     )
     fields.without_effect("n_shared_experts", "swiglu_limits", "swiglu_limits_shared", "moe_router_scaling_factor")

@@ -72,6 +72,8 @@ WITHOUT_EFFECT = (
         "num_expert_group",
         "router_scaling_factor",
     ),
+    # biases that correct a router's scores: buffers, not parameters
+    *("use_routing_bias", "moe_router_enable_expert_bias", "use_moe_router_bias", "use_expert_bias"),
     *("use_qk_l2norm", "swiglu_limit", "swiglu_alpha", "fp32_lm_head", "position_encoding", "position_embedding_type"),
     *("original_max_position_embeddings", "initial_context_length", "no_rope_layer_interval"),
     *("use_parallel_residual", "use_mrope", "n_ctx"),

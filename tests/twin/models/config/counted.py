@@ -13,7 +13,7 @@ from twin.models.spec import Layer, ModelSpec
 
 
 class Counted(Struct):
-    """A config.json, and what the class has: parameters of the language model, with routers' biases, and of towers.
+    """A config.json, and what the class has: parameters of the language model and of towers, buffers left out.
 
     cache: of each layer the elements that a token adds and those that do not grow, after a pass over a few tokens.
     """

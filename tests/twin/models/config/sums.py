@@ -1,8 +1,8 @@
 """Small made-up configurations and what transformers' own classes sum up to, built on its meta device.
 
 `sums.json` names the version. A row is remade by `sum(p.numel() for p in cls(config).parameters())` under
-`torch.device("meta")` with tied weights; towers and layers that only predict more tokens are left out, biases of
-routers that are buffers are added.
+`torch.device("meta")` with tied weights; towers and layers that only predict more tokens are left out, and so
+are buffers, such as most biases of routers.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from twin.models.config.architectures import FAMILIES, readers
 from twin.models.spec import SCHEMA
 
 LLAMA = row("LlamaForCausalLM")
+MODELS = Path(__file__).parents[3] / "data" / "models"
 
 
 def refused(config: dict[str, Any]) -> BadFile:
@@ -29,6 +31,22 @@ def test_a_model_says_where_it_is_from_and_survives_being_written_down() -> None
     spec = spec_of(LLAMA)
     assert (spec.name, spec.source, spec.schema) == ("toy", "config.json of toy", SCHEMA)
     assert msgspec.json.decode(msgspec.json.encode(spec), type=ModelSpec) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "full"),
+    [
+        ("nemotron-3-nano-30b-a3b", {"mamba_ssm_cache_dtype": None}, True),
+        ("nemotron-3-nano-30b-a3b", {"mamba_ssm_cache_dtype": "bfloat16"}, False),
+        ("qwen3-next-80b-a3b", {}, False),
+        ("qwen3-next-80b-a3b", {"mamba_ssm_dtype": "float32"}, True),
+        ("llama-3.1-8b", {"mamba_ssm_dtype": "float32"}, False),
+    ],
+)
+def test_states_are_wanted_in_full_where_it_says_so(name: str, said: dict[str, str | None], *, full: bool) -> None:
+    """Nemotron-H's are unless it says otherwise; without states there is nothing to want."""
+    config = json.loads((MODELS / f"{name}.json").read_text())
+    assert spec_of(config, **said).full_states is full
 
 
 def test_keys_that_were_used_are_told_and_unknown_ones_are_listed() -> None:

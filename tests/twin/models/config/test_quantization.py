@@ -76,6 +76,7 @@ METHODS: list[tuple[dict[str, Any], str, float]] = [
     ),
     ({"quant_method": "exl3", "bits": 4.0, "head_bits": 6}, "exl3", 4),
     ({"bits": 4, "group_size": 64, "mode": "affine"}, "mlx", 4.5),
+    ({"bits": 4, "group_size": 128, "desc_act": False, "damp_percent": 0.01}, "w4a16", 4 + 20 / 128),
 ]
 
 
@@ -181,6 +182,14 @@ def test_gptq_may_leave_modules_out_and_take_the_head_in() -> None:
     spec = quantised(LLAMA, **plain, lm_head=True, dynamic={"-:.*self_attn.*": {}})
     assert stored(spec, "attention") == ("bf16", 16)
     assert stored(spec, "head") == ("w4a16", 4 + 20 / 128)
+
+
+def test_mlx_may_give_the_embedding_bits_of_its_own() -> None:
+    own = {"bits": 8, "group_size": 64}
+    spec = quantised(LLAMA, bits=4, group_size=32, mode="affine", **{"language_model.model.embed_tokens": own})
+    assert (stored(spec, "embedding"), stored(spec, "attention")) == (("mlx", 8.5), ("mlx", 5))
+    plain = quantised(LLAMA, bits=4, group_size=32, mode="affine", **{"model.embed_tokens": False})
+    assert stored(plain, "embedding") == ("bf16", 16)
 
 
 def test_a_head_that_is_the_embedding_is_stored_as_it() -> None:

@@ -28,6 +28,20 @@ def test_kimi_k2_5_joins_its_tower_to_7168_channels() -> None:
     assert towers_of(Fields(outer, "config.json"), 7168) == {"vision": 471143920}
 
 
+def test_gemma_3n_has_the_audio_tower_of_its_class_and_an_encoder_that_it_names() -> None:
+    """`Gemma3nAudioEncoder` has 681,348,640 parameters at its defaults, which published files write down."""
+    outer = {"architectures": ["Gemma3nForConditionalGeneration"], "audio_config": {"hidden_size": 1536}}
+    outer["vision_config"] = {"architecture": "mobilenetv5_300m_enc", "hidden_size": 2048}
+    joined = {"vision": 128 * 2048 + 2 * 2048 + 2048 * 2048, "audio": 128 * 1536 + 2 * 1536 + 1536 * 2048}
+    assert towers_of(Fields(outer, "config.json"), 2048) == {
+        "vision": 294_126_912 + joined["vision"],
+        "audio": 681_348_640 + joined["audio"],
+    }
+    outer["vision_config"] = {"architecture": "resnet50"}
+    with pytest.raises(BadFile, match=r"vision_config\.architecture: is 'resnet50', which is not known"):
+        towers_of(Fields(outer, "config.json"), 2048)
+
+
 def test_a_file_without_a_tower_and_one_with_a_tower_that_is_not_known() -> None:
     config = one("towers", "gemma3")
     assert spec({key: value for key, value in config.items() if key != "vision_config"}).towers == {}
