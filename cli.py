@@ -75,6 +75,7 @@ def predict(
       twin predict --ctx 1M --trace step.json    open in ui.perfetto.dev
       twin predict --model qwen3.8-27b --ctx 100k --kv-dtype fp8
       twin predict --model qwen3.8-27b-fast --ctx 100k --kv-dtype fp8 --spec mtp:3 --task summarize
+      twin predict --model ./config.json --ctx 32k --weights awq
       twin predict --hw my-machine.json --json
     """
     from twin.ask.question import Question  # noqa: PLC0415

@@ -51,7 +51,7 @@ def test_llama_has_8_03_billion_parameters_two_norms_a_layer_and_no_state() -> N
 
 
 PUBLISHED = {
-    "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672, "kimi-k2": 1_026_408_232_448,
+    "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672, "kimi-k2": 1_026_408_235_864,
     "llama-3.2-1b": 1_235_814_400, "llama-3.2-3b": 3_212_749_824, "mistral-nemo-12b": 12_247_782_400,
     "nemotron-3-nano-30b-a3b": 31_577_937_344, "phi-4": 14_659_507_200, "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
@@ -63,10 +63,10 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_model_has_the_parameters_that_the_hub_shows(name: str) -> None:
-    """To 3e-7: a hub counts each checkpoint's own idea of which correction of a router is a tensor."""
+    """Kimi K2 to 3e-8, since its checkpoint holds corrections of its routers; the others to the last one."""
     spec = load_model(name)
     found = sum(spec.parameters.values()) + sum(spec.towers.values())
-    assert found == pytest.approx(PUBLISHED[name], rel=3e-7)
+    assert found == pytest.approx(PUBLISHED[name], rel=3e-8 if name == "kimi-k2" else 0)
 
 
 def read_names() -> list[str]:
