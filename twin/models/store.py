@@ -150,7 +150,7 @@ def _name_of(folder: Path) -> str:
 
 def _config(raw: Table, path: Path, *, name: str) -> Understood:
     from twin.models.config import read_config  # noqa: PLC0415 - a shipped model needs none
-    from twin.models.config.quantization import quantisation_beside  # noqa: PLC0415
+    from twin.models.config.quantisation import quantisation_beside  # noqa: PLC0415
 
     if path.name != "config.json":  # one of many in a folder of configurations: nothing there belongs to it
         return read_config(raw, str(path), name=name)

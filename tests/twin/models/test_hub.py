@@ -15,7 +15,7 @@ from tests.twin.models.checkpoints import LLAMA, PLAIN
 from tests.twin.models.written import write
 from twin.errors import BadFile
 from twin.models.checkpoint import INDEX
-from twin.models.config.quantization import BESIDE
+from twin.models.config.quantisation import BESIDE
 from twin.models.hub import FETCHED, cache_folder, kept_headers, snapshot
 from twin.models.store import load_model, understand
 

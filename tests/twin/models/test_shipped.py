@@ -5,7 +5,7 @@ import json
 import pytest
 
 from twin.models import ModelSpec, load_model, model_names
-from twin.models.config.summary import summary_of
+from twin.models.assembly import summary_of
 from twin.models.mixers import conv_elements
 from twin.models.store import DATA, model_summaries
 from twin.operations.counts import state_bytes

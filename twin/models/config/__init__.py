@@ -9,11 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from twin.errors import BadFile
+from twin.models.assembly import completed
 from twin.models.config.architectures import reader_of, readers
-from twin.models.config.defaults import DEFAULTS
-from twin.models.config.quantization import read_weights
+from twin.models.config.quantisation import read_weights
 from twin.models.config.shape import Reader, Shape
-from twin.models.config.summary import summary_of
 from twin.models.config.towers import towers_of
 from twin.models.config.without_effect import WITHOUT_EFFECT
 from twin.models.fields import Fields, Understood
@@ -21,6 +20,18 @@ from twin.models.spec import SCHEMA, ModelSpec, NgramTable, Weights
 
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 """Tables that hold the language model of a multimodal one."""
+
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11_008}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA | {"vocab_size": 32_000, "max_position_embeddings": 2048},
+    "mistral": _LLAMA
+    | {"intermediate_size": 14_336, "num_key_value_heads": 8, "vocab_size": 32_000, "max_position_embeddings": 131_072},
+    "qwen2": _LLAMA | {"intermediate_size": 22_016, "vocab_size": 151_936, "max_position_embeddings": 32_768},
+}
+"""What a multimodal file leaves out of its language model, by `model_type`: it says only what differs from the class.
+
+Source: the configuration classes of transformers. A file of its own always holds these keys.
+"""
 
 
 def read_config(raw: dict[str, Any], where: str, *, name: str, beside: Fields | None = None) -> Understood:
@@ -40,8 +51,8 @@ def read_config(raw: dict[str, Any], where: str, *, name: str, beside: Fields | 
         shape = reader(tables[-1])
         shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))
         weights = read_weights(tables, shape, beside)
-        spec = _validated(_spec(shape, weights, name))
-        spec = msgspec.structs.replace(spec, full_states=bool(spec.states) and _full_states(tables[-1], architecture))
+        spec = _spec(shape, weights, name)
+        spec = completed(replace(spec, full_states=bool(spec.states) and _full_states(tables[-1], architecture)))
     except (msgspec.ValidationError, ValueError) as wrong:
         raise wrong if isinstance(wrong, BadFile) else BadFile(f"{where}: {architecture}: {wrong}") from None
     origins = {"architecture": architecture} | outer.origins()
@@ -103,7 +114,7 @@ def _names(table: Fields) -> Iterator[str]:
 
 
 def _spec(shape: Shape, weights: Weights, name: str) -> ModelSpec:
-    plain = ModelSpec(
+    return ModelSpec(
         schema=SCHEMA,
         name=name,
         summary="",
@@ -122,7 +133,6 @@ def _spec(shape: Shape, weights: Weights, name: str) -> ModelSpec:
         weights=weights,
         ngram=_ngram(shape, weights),
     )
-    return msgspec.structs.replace(plain, summary=summary_of(plain))
 
 
 def _ngram(shape: Shape, weights: Weights) -> NgramTable | None:
@@ -136,8 +146,3 @@ def _ngram(shape: Shape, weights: Weights) -> NgramTable | None:
         rows_per_token=shape.ngram.rows_per_token,
         before_layer=shape.ngram.before_layer,
     )
-
-
-def _validated(spec: ModelSpec) -> ModelSpec:
-    """The same, with every number inside the ranges of the schema. Raises ValidationError."""
-    return msgspec.convert(msgspec.to_builtins(spec), ModelSpec)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
-from twin.models.config.shape import Shape, in_runs
+from twin.models.assembly import stacked
+from twin.models.config.shape import Shape
 from twin.models.fields import Fields
-from twin.models.mixers import Attention, Mixer
-from twin.models.spec import FeedForward, Layer
+from twin.models.mixers import Attention
+from twin.models.spec import Layer
 
 LAYERS = 4096
 HEADS = 4096
@@ -164,44 +165,3 @@ def shape_of(
         tables=tables,
         towers=towers or {},
     )
-
-
-def stacked(layers: list[Layer]) -> tuple[dict[str, Layer], tuple[tuple[str, int], ...]]:
-    """Kinds of layers with names such as "full" or "sliding_moe", and their order."""
-    both = len({_has_experts(layer.feed_forward) for layer in layers if layer.feed_forward}) > 1
-    names: dict[Layer, str] = {}
-    for layer in layers:
-        if layer not in names:
-            name = base = _name(layer, both=both)
-            taken = set(names.values())
-            number = 2
-            while name in taken:
-                name, number = f"{base}_{number}", number + 1
-            names[layer] = name
-    return {name: layer for layer, name in names.items()}, in_runs([names[layer] for layer in layers])
-
-
-def _name(layer: Layer, *, both: bool) -> str:
-    mixers = "_and_".join(_short(mixer) for mixer in layer.mixers)
-    feed = ""
-    if layer.feed_forward is not None and (both or not mixers):
-        feed = "moe" if _has_experts(layer.feed_forward) else "dense"
-    return "_".join(part for part in (mixers, feed) if part) or "empty"
-
-
-def _has_experts(feed: FeedForward | None) -> bool:
-    return feed is not None and feed.experts > 1
-
-
-def _short(mixer: Mixer) -> str:
-    if not isinstance(mixer, Attention):
-        tag = str(type(mixer).__struct_config__.tag)
-        return "latent" if tag == "latent_attention" else tag
-    kind = "full"
-    if mixer.window:
-        kind = "sliding"
-    elif mixer.local_chunk:
-        kind = "chunked"
-    elif mixer.indexer:
-        kind = "sparse"
-    return f"{kind}_shared" if mixer.shares_kv else kind

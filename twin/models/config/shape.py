@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from twin.models.assembly import Order
 from twin.models.fields import Fields
 from twin.models.spec import Layer
 
@@ -18,13 +19,13 @@ class Ngram(Struct, frozen=True, kw_only=True):
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """As in `ModelSpec`; `order` may name layers one by one."""
+    """As in `ModelSpec`."""
 
     hidden: int
     vocab: int
     layers: int
     kinds: dict[str, Layer]
-    order: tuple[tuple[str, int], ...]
+    order: Order
     native_ctx_tokens: int
     tied: bool
     vectors: int
@@ -36,18 +37,3 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 Reader = Callable[[Fields], Shape]
 """From the configuration of a language model (`text_config` where there is one) to its shape. Raises BadFile."""
-
-
-def in_runs(kinds: list[str]) -> tuple[tuple[str, int], ...]:
-    """Kinds of layers one after the other as (kind, how many in a row), and only the first period where they repeat."""
-    runs: list[tuple[str, int]] = []
-    for kind in kinds:
-        if runs and runs[-1][0] == kind:
-            runs[-1] = (kind, runs[-1][1] + 1)
-        else:
-            runs.append((kind, 1))
-    for period in range(1, len(runs)):
-        repeated = [kind for kind, count in (runs[:period] * (len(runs) // period + 1)) for _ in range(count)]
-        if repeated[: len(kinds)] == kinds:
-            return tuple(runs[:period])
-    return tuple(runs)

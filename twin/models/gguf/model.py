@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from twin.errors import BadFile
-from twin.models.config.shape import in_runs
-from twin.models.config.summary import summary_of
+from twin.models.assembly import completed, stacked
 from twin.models.fields import Fields, Understood
 from twin.models.gguf.blocks import CORRECTIONS, HINT, Block, blocks_of, in_layer, is_vector, kind_of
 from twin.models.gguf.feeding import feed_forward_of
@@ -15,7 +14,6 @@ from twin.models.gguf.header import Header, Tensor, shown
 from twin.models.gguf.mixing import Reading
 from twin.models.gguf.weights import Tally, part_in_layer
 from twin.models.gguf.windows import windows_of
-from twin.models.mixers import mixer_tag
 from twin.models.spec import SCHEMA, Layer, ModelSpec, NgramTable, Part
 
 _PLAIN_WORD = re.compile(r"[\w.-]{1,64}")
@@ -85,12 +83,10 @@ def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: s
     held = _sorted({name: each for name, each in tensors.items() if not (ngram and name == _PER_LAYER)}, fields, layers)
     blocks = blocks_of(fields.where, held.layers, layers)
     reading = Reading(architecture, fields, hidden, layers, windows_of(architecture, fields, layers))
-    kinds: dict[Layer, str] = {}
-    order = []
-    for block in blocks:
-        outside = (held.first if block.index == 0 else 0) + (held.last if block.index == layers - 1 else 0)
-        layer = _layer(block, reading, outside)
-        order.append(kinds.setdefault(layer, _kind_name(layer, set(kinds.values()))))
+    outside = [0] * layers
+    outside[0] += held.first
+    outside[-1] += held.last
+    kinds, order = stacked([_layer(block, reading, more) for block, more in zip(blocks, outside, strict=True)])
     plain = ModelSpec(
         schema=SCHEMA,
         name=name,
@@ -99,8 +95,8 @@ def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: s
         hidden=hidden,
         vocab=vocab,
         layers=layers,
-        kinds={kind: layer for layer, kind in kinds.items()},
-        order=in_runs(order),
+        kinds=kinds,
+        order=order,
         residual_streams=fields.integer("hyper_connection.count", "altup.num_inputs", default=1),
         native_ctx_tokens=fields.integer("context_length"),
         tied="output.weight" not in tensors,
@@ -113,8 +109,7 @@ def _spec(tensors: dict[str, Tensor], architecture: str, fields: Fields, name: s
     difference = held.tally.difference(plain)
     if difference:
         raise BadFile(f"{fields.where}: {difference}")
-    spec = msgspec.structs.replace(plain, summary=summary_of(plain))
-    return msgspec.convert(msgspec.to_builtins(spec), ModelSpec)
+    return completed(plain)
 
 
 def _embedding(tensors: dict[str, Tensor], fields: Fields) -> tuple[int, int]:
@@ -199,18 +194,6 @@ def _layer(block: Block, reading: Reading, outside: int) -> Layer:
         name = shown(min(block.matrices))[1:-1]
         raise block.wrong(f"{name}: of a kind that is not known, or not beside what else the layer has")
     return Layer(mixers=mixers, feed_forward=feed_forward, vectors=sum(block.vectors.values()))
-
-
-def _kind_name(layer: Layer, taken: set[str]) -> str:
-    """What a kind of layers is called: after its mixers, with a number where others are called so, too."""
-    names = [mixer_tag(mixer) for mixer in layer.mixers] or ["feed_forward"]
-    if any(mixer.reach for mixer in layer.attending):
-        names.insert(0, "windowed")
-    if layer.feed_forward and layer.feed_forward.experts > 1:
-        names.append("experts")
-    plain = "_".join(names)
-    numbers = (f"{plain}_{number}" for number in range(2, len(taken) + 3))
-    return next(name for name in (plain, *numbers) if name not in taken)
 
 
 def _summed_up(keys: Iterator[str]) -> Iterator[str]:

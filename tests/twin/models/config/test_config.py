@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.twin.models.config.sums import ROWS, row, spec_of
 from twin.errors import BadFile
 from twin.models import ModelSpec
-from twin.models.config import read_config
+from twin.models.config import DEFAULTS, read_config
 from twin.models.config.architectures import FAMILIES, readers
 from twin.models.spec import SCHEMA
 
@@ -154,3 +154,20 @@ def test_junk_under_any_key_is_read_or_refused_in_one_line(data: st.DataObject) 
         said = error.message
     assert said.startswith("config.json: ")
     assert "\n" not in said
+
+
+def test_llava_1_5_7b_names_little_of_its_language_model() -> None:
+    """7,063,427,072 published, of which 303,507,456 are in the vision tower and 20,979,712 in the projector."""
+    inner = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 4096}
+    llava = {"architectures": ["LlavaForConditionalGeneration"], "text_config": inner | {"vocab_size": 32_064}}
+    spec = spec_of(llava)
+    assert sum(spec.parameters.values()) == 7_063_427_072 - 303_507_456 - 20_979_712
+    assert spec.native_ctx_tokens == 4096
+
+
+def test_every_default_makes_a_model_and_gives_way_to_what_is_said() -> None:
+    for kind, keys in DEFAULTS.items():
+        spec = spec_of({"model_type": "llava", "text_config": {"model_type": kind}})
+        assert (spec.hidden, spec.layers, spec.vocab) == (keys["hidden_size"], 32, keys["vocab_size"])
+        said = spec_of({"model_type": "llava", "text_config": {"model_type": kind, "num_hidden_layers": 3}})
+        assert said.layers == 3

@@ -226,7 +226,7 @@ def test_the_format_is_the_type_of_most_of_the_layers_bytes(tmp_path: Path) -> N
 def test_names_order_and_what_was_read(tmp_path: Path) -> None:
     model = understood(tmp_path, MODELS["gemma3"])
     assert model.spec.name == "small gemma3"
-    assert model.spec.order == (("windowed_attention", 5), ("attention", 1))
+    assert model.spec.order == (("sliding", 5), ("full", 1))
     assert model.spec.tied
     assert model.origins["gemma3.attention.sliding_window"] == "512"
     assert model.origins["general.architecture"] == "'gemma3'"
@@ -348,7 +348,7 @@ def test_layers_of_a_kind_are_one_kind(tmp_path: Path) -> None:
     biased = DENSE | bias(attn_q=(H,))
     spec = spec_of(tmp_path, small("llama", [DENSE, biased, MOE, NORMS | attention_of(), biased], keys={
         ".expert_count": 8, ".expert_used_count": 2}))  # fmt: skip
-    assert Counter(spec.layer_kinds) == {"attention": 1, "attention_2": 2, "attention_experts": 1, "attention_3": 1}
+    assert Counter(spec.layer_kinds) == {"full_dense": 1, "full_dense_2": 2, "full_moe": 1, "full": 1}
 
 
 def test_a_model_that_is_latent_in_files_of_old_has_one_matrix_for_keys_and_values(tmp_path: Path) -> None:
