@@ -14,6 +14,7 @@ from calibrate.probes import ProbeRecord, Sample
 from calibrate.rounds import between_calibrations, moment_spread, typical_spread
 from calibrate.searches import solve
 from hwprofiles.errors import TwinError
+from hwprofiles.links import PCIE_LANE_BYTES_PER_S
 from hwprofiles.profile import LEAST_LATENCY_S, SCHEMA, HardwareProfile
 
 RECORD_SCHEMA = "twin.calibration/1"
@@ -293,8 +294,6 @@ SHEETS = {
     ),
 }
 
-LANE_BYTES_PER_S = {"1": 0.25e9, "2": 0.5e9, "3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}
-"""One lane of PCI Express, one direction, after line coding."""
 INTEGER_LANES = 64
 """32-bit integer and logic operations that a multiprocessor of compute capability 7.0 to 9.0 begins each clock."""
 
@@ -320,6 +319,6 @@ def _known(kind: str, machine: Machine) -> tuple[float, str] | None:
         note = f"{machine.sm_count} multiprocessors x {INTEGER_LANES} lanes x {clock} MHz"
         return machine.sm_count * INTEGER_LANES * int(clock) * 1e6, note
     generation, lanes = (machine.smi.get(f"pcie.link.{what}.max", "") for what in ("gen", "width"))
-    if kind == "link" and generation in LANE_BYTES_PER_S and lanes.isdigit():
-        return LANE_BYTES_PER_S[generation] * int(lanes), f"PCIe {generation}.0 x{lanes}"
+    if kind == "link" and generation.isdigit() and lanes.isdigit() and int(generation) in PCIE_LANE_BYTES_PER_S:
+        return PCIE_LANE_BYTES_PER_S[int(generation)] * int(lanes), f"PCIe {generation}.0 x{lanes}"
     return None

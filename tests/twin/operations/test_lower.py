@@ -357,7 +357,9 @@ MAMBA = Mamba2(heads=2, head_dim=4, groups=1, state=8, conv_kernel=4)
 def kinds_of(**layers: Layer) -> ModelSpec:
     """The toy model with one layer of each kind."""
     order = tuple((name, 1) for name in layers)
-    return replace(dense(layers=len(layers), every=1), kinds=layers, order=order, weights=Weights(format="bf16", bits=16))
+    return replace(
+        dense(layers=len(layers), every=1), kinds=layers, order=order, weights=Weights(format="bf16", bits=16)
+    )
 
 
 def attention_of(program: Program) -> list[Op]:
