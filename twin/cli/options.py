@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click import Choice, option
 
+from hwprofiles.links import LANES
 from twin.errors import BadValue
 from twin.units import parse_bytes, parse_link, parse_tokens
 
@@ -35,6 +36,17 @@ class Parsed(click.ParamType[Any]):
         except BadValue as wrong:
             where = f"{param.opts[0]}: " if param is not None else ""
             raise BadValue(f"{where}{wrong.message}", hint=self.hint or wrong.hint) from None
+
+
+class PcieLink(Parsed):
+    """A link, whose width completes in the shell."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list["CompletionItem"]:
+        """Widths that begin with what is typed."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+        del ctx, param
+        return [CompletionItem(width) for width in (f"x{each}" for each in LANES) if width.startswith(incomplete)]
 
 
 class Name(click.ParamType[str]):
@@ -84,7 +96,7 @@ class Stream(click.Path):
 TOKENS = Parsed("tokens", parse_tokens)
 OUTPUT_TOKENS = Parsed("tokens", parse_tokens, hint="--output is a length here; -o FILE writes the answer to a file")
 BYTES = Parsed("size", parse_bytes)
-PCIE = Parsed("link", parse_link)
+PCIE = PcieLink("link", parse_link)
 INPUT = Stream("/dev/stdin")
 OUTPUT = Stream("/dev/stdout", dir_okay=False, readable=False)
 FILE = click.Path(dir_okay=False, readable=False, path_type=Path)
