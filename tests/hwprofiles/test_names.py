@@ -12,8 +12,8 @@ MEANT = {
     "geforce-rtx-4090": "rtx4090", "4070 Ti Super": "rtx4070ti-super", "3090ti": "rtx3090ti", "3060": "rtx3060-12gb",
     "m3-max": "m3-max", "Apple M3 Max": "m3-max", "dgx-spark": "gb10", "gb10": "gb10", "rtx-pro-6000": "rtx-pro-6000",
     "rtx6000ada": "rtx-6000-ada", "a6000": "rtx-a6000", "5090 laptop": "rtx5090-laptop",
-    "AMD Instinct MI300X": "mi300x",     "4x-rtx4090": "4x-rtx4090", "8xH100": "8x-h100-sxm", "2 x 4090": "2x-rtx4090", "3x-rtx3090": "3x-rtx3090",
-    "1x-h200": "h200",
+    "AMD Instinct MI300X": "mi300x", "4x-rtx4090": "4x-rtx4090", "8xH100": "8x-h100-sxm", "2 x 4090": "2x-rtx4090",
+    "3x-rtx3090": "3x-rtx3090", "1x-h200": "h200",
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_a_shipped_machine_is_read_once_and_found_whatever_its_case_and_separato
     ("name", "near"),
     [
         ("rtz3090", "rtx3090"), ("3x", "3x-rtx3090"), ("m3", "m3-max or m3-ultra"), ("4060ti", "rtx4060ti-16gb"),
-        ("h800", "h200"), ("rtx2080", "rtx5080"), ("gtx1080ti", "rtx5070ti"), ("t1000", ""),
+        ("h800", "h200"), ("rtx2080", "rtx5080"), ("gtx1080ti", "rtx5070ti"), ("v340l", ""),
     ],
 )  # fmt: skip
 def test_an_unknown_machine_suggests_the_nearest_and_another_card_is_none_of_ours(name: str, near: str) -> None:
