@@ -33,7 +33,7 @@ REFUSED = [
     ("predict --hw gb10 --pcie x4", "gb10: device and host have one memory and no link"),
     ("predict --vram-free 30GiB", "3x-rtx3090: a device has 25,297,357,373 B of VRAM, fewer than 32,212,254,720 B"),
     ("predict --ram 1GiB", "$.host.reserved: 4.29497e+09 B is outside the range of 1 to 1.07374e+09 B"),
-    ("predict --pcie gen5x16", "PCIe 5.0 x16 is faster than its own link, 31.5 GB/s"),
+    ("predict --pcie gen5x16", "PCIe 5.0 x16 is faster than its own PCIe 4.0 x16, 31.5 GB/s"),
     ("predict --hw rtz3090", "did you mean rtx3090?"),
     ("predict --layout ofload", "did you mean offload?"),
     ("predict --engine exlama", "did you mean exllamav3?"),
