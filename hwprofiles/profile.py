@@ -116,6 +116,11 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dram: Link
     disk: Link
 
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nobody named this host: what a data sheet of a card leaves open."""
+        return self.memory.source == "datasheet" and self.memory.spread > 0
+
     def check(self, path: str) -> None:
         """Raise ValueError naming the key that is out of range."""
         _check(self.memory, f"{path}.memory", _CAPACITY_BYTES)

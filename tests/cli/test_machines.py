@@ -24,6 +24,15 @@ def test_a_link_is_named_by_generation_and_width_and_slower_ones_take_longer(cap
     assert seconds[-1] > 2 * seconds[0]
 
 
+def test_a_host_that_nobody_named_is_said_where_it_counts(capsys: Capture) -> None:
+    told = "64.00 GiB of host memory are assumed: --ram sets what is there"
+    offloaded = ("predict", "--hw", "8x-h100", "--ctx", "100k", "--layout", "offload")
+    assert told in asked(capsys, *offloaded)["notes"]
+    assert told not in asked(capsys, *offloaded, "--ram", "64GiB")["notes"]
+    assert told not in asked(capsys, *offloaded[:-1], "vram")["notes"]
+    assert not asked(capsys, "predict", "--ctx", "100k")["notes"][1:]
+
+
 def test_free_memory_and_host_memory_bound_what_fits(capsys: Capture) -> None:
     question = ("predict", "--hw", "4090", "--model", "llama-3.1-8b", "--ctx", "8k")
     whole = asked(capsys, *question)
