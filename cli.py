@@ -261,6 +261,17 @@ def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> in
 
 
 @twin.command()
+@JSON
+def machine(*, as_json: bool) -> int:
+    """Show this computer and the shipped profile that fits it. Its cards, links and memory as they are now."""
+    from calibrate.machine.here import here, here_json, here_text  # noqa: PLC0415
+
+    found = here()
+    deliver(dump(here_json(found)) if as_json else here_text(found), None)
+    return 0
+
+
+@twin.command()
 @click.argument("name", type=Name("machine"), required=False)
 @JSON
 def profiles(*, name: str | None, as_json: bool) -> int:

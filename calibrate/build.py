@@ -14,6 +14,7 @@ from calibrate.probes import ProbeRecord, Sample
 from calibrate.rounds import between_calibrations, moment_spread, typical_spread
 from calibrate.searches import solve
 from hwprofiles.errors import TwinError
+from hwprofiles.links import LANES, PCIE_LANE_BYTES_PER_S, link_bytes_per_s
 from hwprofiles.profile import LEAST_LATENCY_S, SCHEMA, HardwareProfile
 
 RECORD_SCHEMA = "twin.calibration/1"
@@ -110,9 +111,17 @@ def _gpu(evidence: Evidence) -> dict[str, Any]:
         "tensor": _tensor(evidence),
         "h2d": _copy_link(evidence, "host_to_device_copy", _run_lengths(evidence)),
         "d2h": _copy_link(evidence, "device_to_host_copy", None),
+        "link": link_name(machine),
         **instructions_roof(evidence),
         **({} if machine.is_cuda else {"unified_memory": True}),
     }
+
+
+def link_name(machine: Machine) -> str:
+    """As `hwprofiles/links.py` has it; empty where nobody tells."""
+    generation, lanes = (machine.smi.get(f"pcie.link.{what}.max", "") for what in ("gen", "width"))
+    known = generation.isdigit() and int(generation) in PCIE_LANE_BYTES_PER_S and lanes in map(str, LANES)
+    return f"PCIe {generation}.0 x{lanes}" if known else ""
 
 
 def instructions_roof(evidence: Evidence) -> dict[str, Any]:
@@ -293,8 +302,6 @@ SHEETS = {
     ),
 }
 
-LANE_BYTES_PER_S = {"1": 0.25e9, "2": 0.5e9, "3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}
-"""One lane of PCI Express, one direction, after line coding."""
 INTEGER_LANES = 64
 """32-bit integer and logic operations that a multiprocessor of compute capability 7.0 to 9.0 begins each clock."""
 
@@ -319,7 +326,6 @@ def _known(kind: str, machine: Machine) -> tuple[float, str] | None:
     if kind == "instructions" and clock.isdigit():
         note = f"{machine.sm_count} multiprocessors x {INTEGER_LANES} lanes x {clock} MHz"
         return machine.sm_count * INTEGER_LANES * int(clock) * 1e6, note
-    generation, lanes = (machine.smi.get(f"pcie.link.{what}.max", "") for what in ("gen", "width"))
-    if kind == "link" and generation in LANE_BYTES_PER_S and lanes.isdigit():
-        return LANE_BYTES_PER_S[generation] * int(lanes), f"PCIe {generation}.0 x{lanes}"
+    if kind == "link" and (link := link_name(machine)):
+        return link_bytes_per_s(link), link
     return None

@@ -1,15 +1,16 @@
 """The schema of a machine: its devices, links, host and kernel rates, checked when it is read."""
 
+import re
 from copy import copy
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr, replace
 
+from hwprofiles.links import FULL_LANES, share_of
 from hwprofiles.rates import Counts, Curve, Rate, Unit
 
 SCHEMA = "twin.hardware/1"
-FULL_LANES = 16
 CPU_CAPABILITY = "0.0"  # what the profile of a CPU has for a compute capability
 
 _OVER_CTX = ("scan", "select", "score", "gather_vram", "gather_host", "gather_host_4k", "gather_rows_host")
@@ -65,7 +66,7 @@ class Link(Roof, frozen=True, forbid_unknown_fields=True, kw_only=True):
         _check_axis(self.run_length, f"{path}.run_length", "run_bytes")
 
     def narrowed(self, share: float) -> "Link":
-        """The same link with a share of its lanes."""
+        """The same link at a share of its rate."""
         rate, peak = (replace(each, value=each.value * share) for each in (self.rate, self.datasheet))
         return replace(self, rate=rate, datasheet=peak)
 
@@ -82,7 +83,13 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     h2d: Link
     d2h: Link
     instructions: Roof | None = None  # integer and logic operations a second, which dequantising is made of
-    unified_memory: bool = False  # whether `vram` is the host's memory itself: an APU, a superchip, a CPU
+    unified_memory: bool = False  # whether `vram` is of the host's memory itself: an APU, a superchip, a CPU
+    link: str = ""  # what `h2d` and `d2h` are, such as "PCIe 4.0 x16"; empty where nobody says
+
+    @property
+    def runs_cuda(self) -> bool:
+        """Whether CUDA kernels start there at all: a CPU has 0.0, a device of another maker 0.1."""
+        return not self.compute_capability.startswith("0.")
 
     @property
     def shares_memory(self) -> bool:
@@ -108,6 +115,11 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     reserved: Rate  # bytes that the operating system and the engine's process keep
     dram: Link
     disk: Link
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nobody named this host: what a data sheet of a card leaves open."""
+        return self.memory.source == "datasheet" and self.memory.spread > 0
 
     def check(self, path: str) -> None:
         """Raise ValueError naming the key that is out of range."""
@@ -176,16 +188,56 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             devices = f"{self.gpu_count} devices cannot each be the one memory of the host"
             raise ValueError(f"$.gpu.unified_memory: {devices}")
         device, host = self.gpu.vram.value, self.host.memory.value
-        if device != host:
-            differ = f"$.gpu.vram: {device:.0f} B is not $.host.memory, {host:.0f} B"
-            raise ValueError(f"{differ}: with unified_memory both are the same")
+        if device > host:
+            more = f"$.gpu.vram: {device:.0f} B is more than $.host.memory, {host:.0f} B"
+            raise ValueError(f"{more}: with unified_memory it is a part of that, or all of it")
 
-    def with_lanes(self, lanes: int) -> "HardwareProfile":
-        """The same machine with `lanes` PCIe lanes a device: a what-if, so that no range is checked again."""
-        narrow, share = copy(self), lanes / FULL_LANES
-        links = {"h2d": self.gpu.h2d.narrowed(share), "d2h": self.gpu.d2h.narrowed(share)}
-        force_setattr(narrow, "gpu", replace(self.gpu, **links))
-        return narrow
+    def with_link(self, lanes: int = FULL_LANES, generation: int | None = None) -> "HardwareProfile":
+        """The same machine on a link of that width and generation: a what-if, so that no range is checked again.
+
+        Raises ValueError for a link that is faster than the machine's own, and where there is none.
+        """
+        gpu = self.gpu
+        if gpu.shares_memory and (generation is not None or lanes != FULL_LANES):
+            raise ValueError("device and host have one memory and no link")
+        share = share_of(gpu.link, gpu.h2d.datasheet.value, lanes=lanes, generation=generation)
+        return self._with_gpu(replace(gpu, h2d=gpu.h2d.narrowed(share), d2h=gpu.d2h.narrowed(share)))
+
+    def repeated(self, count: int) -> "HardwareProfile":
+        """So many of its device, each on a link of its own. Raises ValueError where its memory is the host's."""
+        one = self.name.partition("x-")[2] if re.match(r"\d+x-", self.name) else self.name
+        name = f"{count}x-{one}" if count > 1 else one
+        summary = self.summary if count == self.gpu_count else f"{count} x {one}: {self.summary}"
+        return replace(self, name=name, summary=summary, gpu_count=count)
+
+    def with_ram(self, memory_bytes: float) -> "HardwareProfile":
+        """With other memory on the host; of a memory that is the device's, too, it has the same share as before."""
+        gpu, host = self.gpu, self.host
+        memory = _asked(host.memory, memory_bytes, "--ram")
+        if gpu.shares_memory:
+            vram = gpu.vram.value / host.memory.value * memory_bytes
+            gpu = replace(gpu, vram=_asked(gpu.vram, vram, "--ram"))
+        return replace(self, gpu=gpu, host=replace(host, memory=memory))
+
+    def with_free_vram(self, free_bytes: float) -> "HardwareProfile":
+        """With so much memory left on each device, as if it had no more. ValueError for more than there is."""
+        gpu = self.gpu
+        if gpu.shares_memory:
+            raise ValueError("device and host have one memory: --ram says how much")
+        if free_bytes > gpu.vram.value:
+            raise ValueError(f"a device has {gpu.vram.value:,.0f} B of VRAM, fewer than {free_bytes:,.0f} B")
+        return replace(self, gpu=replace(gpu, vram=_asked(gpu.vram, free_bytes, "--vram-free")))
+
+    def _with_gpu(self, gpu: Gpu) -> "HardwareProfile":
+        """Another device, unchecked."""
+        other = copy(self)
+        force_setattr(other, "gpu", gpu)
+        return other
+
+
+def _asked(rate: Rate, value: float, option: str) -> Rate:
+    """A number that a question sets in place of the machine's: known exactly."""
+    return replace(rate, value=value, spread=0.0, source="published", fitted_on=(), note=f"as asked for by {option}")
 
 
 def _check(rate: Rate, path: str, allowed: Allowed) -> None:

@@ -33,6 +33,7 @@ _SCHEMAS = {
     "comparison": "a comparison of twin compare",
     "simulation": "an answer of twin simulate",
     "validation": "an answer of twin validate",
+    "machine": "an answer of twin machine",
 }
 _KEYS = (
     (("traceEvents",), "a trace of events for Perfetto"),

@@ -34,7 +34,7 @@ def match(name: str, known: Iterable[str]) -> str | None:
 
 def is_accelerator(name: str) -> bool:
     """Whether it reads like the name of a card or processor: one that exists, but perhaps not here."""
-    return _ACCELERATOR.fullmatch(plain(_without_vendor(name))) is not None
+    return _ACCELERATOR.fullmatch(plain(without_vendor(name))) is not None
 
 
 def suggestions(name: str, known: Iterable[str]) -> list[str]:
@@ -50,7 +50,7 @@ def suggestions(name: str, known: Iterable[str]) -> list[str]:
 
 def _shortened(name: str, names: list[str]) -> list[str]:
     """Names that begin with it, or else that hold it: words may be cut short and left out, numbers may not."""
-    asked = _tokens(_without_vendor(name))
+    asked = _tokens(without_vendor(name))
     if not asked:
         return []
     tokens = {each: _tokens(each) for each in names}
@@ -75,7 +75,8 @@ def _numbers(name: str) -> list[str]:
     return [part for part in _tokens(name) if part.isdecimal()]
 
 
-def _without_vendor(name: str) -> str:
+def without_vendor(name: str) -> str:
+    """The name without its maker and its maker's lines of products."""
     return " ".join(part for part in _SEPARATORS.split(name.casefold()) if part not in _VENDORS)
 
 

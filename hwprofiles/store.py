@@ -2,7 +2,8 @@
 
 Shipped: `machines/<name>.json` is what a machine is, `kernels/<engine>.json` what share of a roof each kernel of that
 engine reaches on the machines where it was measured, and `records/` the raw samples and figures behind both. A file of
-one's own, as `twin calibrate -o` writes it, holds a machine with its kernels.
+one's own, as `twin calibrate -o` writes it, holds a machine with its kernels. What nobody measured is a short file: a
+`datasheet` (`hwprofiles/sheets.py`) in place of device and host.
 """
 
 from functools import cache
@@ -13,12 +14,15 @@ import msgspec
 
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.files import Table, extended, is_path, read_json
+from hwprofiles.names import known_as, several_of
 from hwprofiles.profile import HardwareProfile, Kernel, Roof
 from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
 FOLDER = Path(__file__).parent
 MACHINES, KERNELS, RECORDS = FOLDER / "machines", FOLDER / "kernels", FOLDER / "records"
 
+SHEET = "datasheet"
+"""Key of a short file. A roof has one of that name, too, whose key `rate` stands beside it."""
 KERNELS_SCHEMA = "twin.kernels/1"
 
 OPERATIONS = {"expand": "dequantise", "merge": "combine"}
@@ -45,7 +49,10 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> HardwareProfile:
-    """The machine called `name` (case and separators aside) or read from a file. Raises UnknownName or BadFile."""
+    """The machine called `name` (case and separators aside), several of it, or one from a file.
+
+    Raises UnknownName or BadFile.
+    """
     names = profile_names()
     known = match(name, names)
     if known is not None:
@@ -56,12 +63,25 @@ def load_profile(name: str) -> HardwareProfile:
         path = Path(name)
         with recognised(path, PROFILE, instead=_INSTEAD):
             return _profile(own_document(path), path)
+    usual = known_as(name, names)
+    if usual is not None:
+        return _shipped(usual)
+    if (several := several_of(name)) is not None and (one := known_as(several[1], names)) is not None:
+        return _several(name, several[0], _shipped(one))
     if is_accelerator(name) and not suggestions(name, names):
         near = nearest(name, names)
         other = f"; the nearest, {near}, is another machine" if near else ""
-        measure = "twin calibrate measures yours, --hw FILE takes a profile"
-        raise NotShipped("machine", name, f"shipped: {', '.join(names)}{other}; {measure}")
-    raise UnknownName("machine", name, names)
+        measure = "twin calibrate measures yours, --hw FILE takes a profile or a short one from its data sheet"
+        raise NotShipped("machine", name, f"twin profiles lists what is{other}; {measure}")
+    raise UnknownName("machine", name, names, listed="twin profiles lists them")
+
+
+def _several(name: str, count: int, one: HardwareProfile) -> HardwareProfile:
+    """So many of one; NotShipped where its device cannot be repeated."""
+    try:
+        return one.repeated(count)
+    except (ValueError, msgspec.ValidationError) as wrong:
+        raise NotShipped("machine", name, f"{one.name} cannot be repeated: {wrong}") from None
 
 
 def shipped_document(name: str) -> Table:
@@ -87,9 +107,18 @@ def _profile(raw: Any, path: Path) -> HardwareProfile:
     if isinstance(raw, dict):
         raw = _measured_on(raw.get("name"), raw)
     try:
-        return msgspec.convert(raw, HardwareProfile)
+        return msgspec.convert(_filled(raw), HardwareProfile)
     except (msgspec.ValidationError, ValueError) as wrong:
         raise BadFile(f"{path}: {_named(raw, wrong)}") from None
+
+
+def _filled(raw: Any) -> Any:
+    """A short file with what its sheet stands for; what it says of device and host itself lies over that."""
+    if not isinstance(raw, dict) or SHEET not in raw:
+        return raw
+    from hwprofiles.sheets import expanded  # noqa: PLC0415 - a measured machine has none
+
+    return _lay_over(expanded(raw), {key: value for key, value in raw.items() if key != SHEET})
 
 
 def _measured_on(machine: Any, document: Table) -> Table:
@@ -118,7 +147,12 @@ def _named(raw: Any, wrong: Exception) -> str:
 
 
 def _lay_over(parent: Table, own: Table) -> Table:
-    """`own` over `parent`, key by key at every level; what has a source of its own is replaced whole."""
+    """`own` over `parent`, key by key at every level; what has a source of its own is replaced whole.
+
+    A sheet over a machine that is no short file replaces its device and host.
+    """
+    if SHEET in own and SHEET not in parent:
+        parent = {key: value for key, value in parent.items() if key not in ("gpu", "host")}
     laid = {**parent, **own}
     for key, there in parent.items():
         mine = own.get(key)

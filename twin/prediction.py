@@ -19,6 +19,7 @@ from twin.errors import MissingRate
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations import lower
 from twin.operations.ops import Step
+from twin.units import format_bytes
 
 Z90 = 1.6449  # standard deviations to either side that hold 90 % of a normal distribution
 
@@ -78,9 +79,21 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be said beside the answer: weights that the engine does not load, a context beyond the model's."""
+        """What must be said beside the answer.
+
+        Weights that the engine does not load; that the context asked about, or the longest, is beyond the model's; that
+        a host which counts is nobody's.
+        """
         asked = beyond_native(self.case, self.case.question.ctx_tokens)
-        return not_loaded(self.case) + (asked or beyond_native(self.case, self.memory.max_ctx_tokens()))
+        beyond = asked or beyond_native(self.case, self.memory.max_ctx_tokens())
+        return (*not_loaded(self.case), *beyond, *self._of_an_assumed_host())
+
+    def _of_an_assumed_host(self) -> tuple[str, ...]:
+        host, short = self.machine.host, self.memory.short()
+        counts = self.case.layout.host_planes or any(memory in short for memory in self.memory.host())
+        if not counts or not host.is_assumed:
+            return ()
+        return (f"{format_bytes(host.memory.value)} of host memory are assumed: --ram sets what is there",)
 
     @property
     def kernel(self) -> str:

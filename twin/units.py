@@ -3,6 +3,7 @@
 import re
 from fractions import Fraction
 
+from hwprofiles.links import FULL_LANES
 from twin.errors import BadValue
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
@@ -35,6 +36,7 @@ MAX_BYTES = 2**50
 LONGEST_NUMBER = 100  # characters of a number that is read at all
 SHOWN_CHARACTERS = 40
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)"  # 1048576, 1_048_576 or 1,048,576
+_LINK = re.compile(r"(?:(?:pcie\s*)?(?:gen\s*)?(?P<generation>[1-6])(?:\.0)?)?\s*(?:x(?P<lanes>16|8|4|2|1))?")
 _NUMBER = re.compile(rf"([+-]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:e[+-]?\d{{1,3}})?)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -65,6 +67,15 @@ def parse_bytes(text: str) -> int:
     if not 1 <= size <= MAX_BYTES:
         raise BadValue(f"{_shown(text)} is outside the range of 1 byte to 1 PiB")
     return int(size)
+
+
+def parse_link(text: str) -> tuple[int | None, int]:
+    """(generation, lanes) of 'x8', 'gen3', 'gen3x4' or '4.0x8'; no generation where none is named, else all lanes."""
+    found = _LINK.fullmatch(text.strip().lower())
+    if found is None or not any(found.groups()):
+        raise BadValue(f"{_shown(text)} is not a PCIe link", hint="write x8, gen3 or gen4x8: x16, x8, x4, x2 or x1")
+    generation, lanes = found["generation"], found["lanes"]
+    return int(generation) if generation else None, int(lanes or FULL_LANES)
 
 
 def _split(text: str, what: str) -> tuple[Fraction, str]:

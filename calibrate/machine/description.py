@@ -112,11 +112,11 @@ def describe(device: str, *, dtype: str = "") -> Machine:
         "host_bytes": host_bytes,
         "host_free_bytes": host_free,
         "versions": _versions(),
-        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0],
+        "huge_pages": huge_pages(),
         "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "cpu": cpu_name(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "governor": text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "code": code_hash(),
         "commit": commit(),
     }
@@ -154,12 +154,12 @@ def query_smi(device: str, uuid: str) -> dict[str, str]:
     """
     gpu = f"GPU-{uuid}" if uuid else device.rpartition(":")[2] or "0"
     fields = ",".join(_SMI_FIELDS)
-    told = _output("nvidia-smi", "-i", gpu, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    told = output_of("nvidia-smi", "-i", gpu, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     values = [value.strip() for value in told.partition("\n")[0].split(",")]
     return dict(zip(_SMI_FIELDS, values, strict=True)) if len(values) == len(_SMI_FIELDS) else {}
 
 
-def _output(program: str, *arguments: str) -> str:
+def output_of(program: str, *arguments: str) -> str:
     """What a program prints; empty where it is missing, fails or does not end."""
     path = shutil.which(program)
     if path is not None:
@@ -174,7 +174,7 @@ def host_memory() -> tuple[int, int]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = _told("/proc/meminfo", "MemAvailable:")
     free = total // 2 if available is None else available * 1024  # told in KiB
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    limit, used = text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory.current")
     if limit.isdigit() and int(limit) < total:
         total = int(limit)
         reclaimable = _told("/sys/fs/cgroup/memory.stat", "inactive_file") or 0
@@ -184,13 +184,18 @@ def host_memory() -> tuple[int, int]:
 
 def _told(path: str, name: str) -> int | None:
     """The number behind `name` in a file of such lines."""
-    found = (line.split()[1] for line in _read(path).splitlines() if line.startswith(f"{name} "))
+    found = (line.split()[1] for line in text_of(path).splitlines() if line.startswith(f"{name} "))
     return next(map(int, found), None)
+
+
+def huge_pages() -> str:
+    """The kernel's mode: always, madvise, never, or empty where it has none."""
+    return text_of("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
 
 
 def cpu_name() -> str:
     """The processor as the operating system calls it: a CPU profile's gpu.name."""
-    for line in _read("/proc/cpuinfo").splitlines():
+    for line in text_of("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -216,10 +221,11 @@ def code_hash() -> str:
 
 def commit() -> str:
     """Revision that the figures were made by; empty where there is no repository."""
-    return _output("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD")
+    return output_of("git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD")
 
 
-def _read(path: str) -> str:
+def text_of(path: str) -> str:
+    """What a file of the system says; empty where it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return Path(path).read_text(encoding="utf-8").strip()
     return ""

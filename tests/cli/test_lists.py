@@ -127,8 +127,8 @@ def test_completion_prints_a_script_that_asks_twin(capsys: Capture) -> None:
     [
         ("twin pre", {"predict"}),
         ("twin predict --layout ", set(layout_names())),
-        ("twin predict --hw rtx", {"rtx3090"}),
-        ("twin predict --pcie x", {"x16", "x8", "x4"}),
+        ("twin predict --hw h1", {"h100-pcie", "h100-sxm"}),
+        ("twin predict --pcie x", {"x16", "x8", "x4", "x2", "x1"}),
         ("twin models ", set(model_names())),
         ("twin formats kvarn_k4v2", {"kvarn_k4v2_g64", "kvarn_k4v2_g128"}),
         ("twin simulate --model llama-3.1-8", {"llama-3.1-8b"}),

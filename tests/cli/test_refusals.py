@@ -26,14 +26,21 @@ REFUSED = [
     ("predict --ctx", "--ctx"),
     ("predict --batch 1.5", "not a valid integer"),
     ("predict --model qwen3.8-flash", "did you mean qwen3.8-flash-next?"),
-    ("predict --hw h100", "'h100' is not shipped (shipped: 3x-rtx3090, h200, rtx3090; the nearest, h200, is another"),
+    ("predict --hw h800", "'h800' is not shipped (twin profiles lists what is; the nearest, h200, is another machine"),
+    ("predict --hw 2x-m3-max", "'2x-m3-max' is not shipped (m3-max cannot be repeated: "),
+    ("predict --gpus 0", "number of devices 0 is outside the range of 1 to 1,024 devices"),
+    ("predict --gpus 2 --hw m3-max", "2 devices cannot each be the one memory of the host"),
+    ("predict --hw gb10 --pcie x4", "gb10: device and host have one memory and no link"),
+    ("predict --vram-free 30GiB", "3x-rtx3090: a device has 25,297,357,373 B of VRAM, fewer than 32,212,254,720 B"),
+    ("predict --ram 1GiB", "$.host.reserved: 4.29497e+09 B is outside the range of 1 to 1.07374e+09 B"),
+    ("predict --pcie gen5x16", "PCIe 5.0 x16 is faster than its own PCIe 4.0 x16, 31.5 GB/s"),
     ("predict --hw rtz3090", "did you mean rtx3090?"),
     ("predict --layout ofload", "did you mean offload?"),
     ("predict --engine exlama", "did you mean exllamav3?"),
     ("predict --kv-dtype fpp16", "did you mean fp16?"),
     ("predict --layout ../vram", "unknown layout '../vram'"),
     ("predict --layout __init__", "unknown layout '__init__'"),
-    ("predict --pcie x1", "'x1' is not one of 'x16', 'x8', 'x4'"),
+    ("predict --pcie x3", "--pcie: 'x3' is not a PCIe link (write x8, gen3 or gen4x8: "),
     ("predict --nonsense", "No such option '--nonsense'"),
     ("predict leftover", "leftover"),
     ("predict --model no/such/file.json", "no/such/file.json: cannot be read: No such file or directory"),
@@ -56,7 +63,7 @@ def test_a_wrong_question_is_refused_in_one_line(capsys: Capture, command: str, 
     assert_one_line(run(capsys, *command.split()), WRONG_INPUT, says)
 
 
-@pytest.mark.parametrize("asked", ["--ctx 0", "--model qwen", "--hw no/such.json", "--nonsense", "--pcie x1"])
+@pytest.mark.parametrize("asked", ["--ctx 0", "--model qwen", "--hw no/such.json", "--nonsense", "--pcie x3"])
 def test_a_refusal_in_json_is_one_document_and_nothing_else(capsys: Capture, asked: str) -> None:
     done = run(capsys, "predict", "--json", *asked.split())
     assert done.code == WRONG_INPUT

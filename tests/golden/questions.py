@@ -90,6 +90,12 @@ def measured_models() -> list[str]:
 
 
 @cache
+def measured_machines() -> list[str]:
+    """Machines with a rate of any kernel: on those of data sheets only memory is answered, see `_machines`."""
+    return [name for name in profile_names() if load_profile(name).kernels]
+
+
+@cache
 def places() -> list[Place]:
     """Wherever a measured model can be asked for."""
     return [place for model in measured_models() for place in places_of(model)]
@@ -103,7 +109,7 @@ def places_of(model: str) -> list[Place]:
         Place(model, engine, machine, layout)
         for engine, rules in ((name, load_engine(name)) for name in engine_names())
         if spec.weights.format in rules.weight_formats and (not spec.selects_blocks or rules.sparse_kernels)
-        for machine in profile_names()
+        for machine in measured_machines()
         for layout in rules.layouts
         if layout != "offload" or spec.selects_blocks
     ]
@@ -275,7 +281,8 @@ def questions() -> dict[str, list[Words]]:
         "compare": _comparisons(),
         "simulate": _simulations(),
         "catalogue": _catalogue(),
-        "validate": (("validate", "--recorded", "--hw", machine) for machine in profile_names()),
+        "validate": (("validate", "--recorded", "--hw", machine) for machine in measured_machines()),
+        "machines": _machines(),
         "refused": refusals(measured_models()),
     }
     return {name: list(dict.fromkeys(asked)) for name, asked in made.items()}
@@ -426,14 +433,43 @@ def _simulations() -> Iterator[Words]:
         yield (*words[:at], *words[at + 2 :], *many)
 
 
+CHANGED = valued(
+    gpus=("1", "2", "5"), pcie=("x1", "gen3x16", "gen3x4"), ram=("32GiB", "200GiB"), vram_free=("18GiB", "22GiB"),
+)  # fmt: skip
+
+
+def _machines() -> Iterator[Words]:
+    """Memory on each machine of a data sheet, the rates of two of them, and what can be asked of a machine."""
+    sheets = [machine for machine in profile_names() if machine not in measured_machines()]
+    for machine in sheets:
+        yield ("predict", "--model", "llama-3.1-8b", "--hw", machine, "--ctx", one(CONTEXTS, machine))
+    yield from (("profiles", machine) for machine in drawn(sheets, "profiles", most=2))
+    yield from (("predict", "--hw", name) for name in ("h100", "4x-rtx4090"))
+    able = homes()
+    for option, values in CHANGED.items():
+        roomy = [place for place in able if option != "--gpus" or place.rules.block_pool is None]
+        for value in values:
+            yield _usually(one(roomy, " ".join(value)), value)
+        value = one(values, option)
+        yield _compared_on(one([place for place in roomy if place.rules.block_pool is None], option), value)
+        pooled = one([place for place in able if place.rules.block_pool is not None], option)
+        words = _usually(pooled, ("--gpus", "1") if option == "--gpus" else value, "simulate")
+        at = words.index("--layout")
+        yield (*words[:at], *words[at + 2 :], *REQUESTS)
+
+
+def _compared_on(place: Place, value: Words) -> Words:
+    return _ask(place, one(place.usual, str(value)), "--over", "formats", *value, command="compare")
+
+
 def _catalogue() -> Iterator[Words]:
     """Lists of what is known and every entry of them; of exllamav3's many formats a few."""
     yield from (("profiles",), ("models",), ("layouts",), ("formats",))
-    yield from (("profiles", machine) for machine in profile_names())
+    yield from (("profiles", machine) for machine in measured_machines())
     yield from (("models", model) for model in model_names())
     for weights in (*weight_names(), BITS_A_WEIGHT):
         yield ("models", one(model_names(), weights), "--weights", weights)
     yield from (("formats", fmt) for fmt in _shown_formats("catalogue"))
-    for machine in profile_names():
+    for machine in measured_machines():
         yield ("formats", "--hw", machine)
         yield from (("formats", fmt, "--hw", machine) for fmt in drawn(load_engine("twin").formats, machine, most=3))

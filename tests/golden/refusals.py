@@ -5,7 +5,6 @@ Refusals in click's own words (a choice that is none) are left out: their wordin
 
 from collections.abc import Iterator, Sequence
 
-from hwprofiles import profile_names
 from twin.engines import engine_names, load_engine
 from twin.formats import format_names
 from twin.layouts import layout_names
@@ -88,7 +87,7 @@ def _misplaced(models: Sequence[str]) -> Iterator[Words]:
             foreign = [fmt for fmt in format_names() if fmt not in rules.formats_of(layout)]
             for fmt in foreign[:: max(1, len(foreign) - 1)]:
                 yield ("predict", "--engine", engine, "--layout", layout, "--kv-dtype", fmt, "--ctx", "8k")
-    for machine in profile_names():
+    for machine in ("3x-rtx3090", "h200", "rtx3090"):
         yield ("predict", "--model", DENSE, "--engine", "twin", "--hw", machine, "--kv-dtype", "fp8", "--ctx", "8k")
     yield ("predict", "--model", DENSE, "--layout", "offload")
     yield ("predict", "--model", "llama-3.1-8b", "--hw", "h200", "--spec", "mtp:3")

@@ -1,4 +1,4 @@
-"""What a machine may claim: units, ranges, datasheet peaks, names of kernels; and fewer PCIe lanes."""
+"""What a machine may claim: units, ranges, datasheet peaks, names of kernels; and what a question changes of it."""
 
 import functools
 import operator
@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hwprofiles import load_profile, profile_names
+from hwprofiles.links import LANES
 from hwprofiles.profile import HardwareProfile
 from tests.worlds import curve, kernel, link, machine
 
@@ -31,7 +33,7 @@ def test_a_machine_survives_writing_and_reading_and_the_shipped_have_their_own_n
     assert converted() == machine()
     for name in profile_names():
         assert load_profile(name).name == name
-        assert load_profile(name).kernels
+    assert all(load_profile(name).kernels for name in ("rtx3090", "3x-rtx3090", "h200"))
 
 
 WRONG: list[tuple[str, object, str]] = [
@@ -80,11 +82,11 @@ def test_a_machine_that_cannot_be_is_refused_by_its_key(path: str, value: object
         converted(**{path: value})
 
 
-@pytest.mark.parametrize("lanes", [16, 8, 4])
+@pytest.mark.parametrize("lanes", LANES)
 def test_fewer_lanes_narrow_both_directions_and_nothing_else(lanes: int) -> None:
     """Also below what a measured file may say: 100 MB/s is the least there."""
     whole = machine(h2d=link(bytes_per_s=1e8))
-    narrow = whole.with_lanes(lanes)
+    narrow = whole.with_link(lanes)
     for before, after in ((whole.gpu.h2d, narrow.gpu.h2d), (whole.gpu.d2h, narrow.gpu.d2h)):
         assert after.rate.value == before.rate.value * lanes / 16
         assert after.datasheet.value == before.datasheet.value * lanes / 16
@@ -94,12 +96,63 @@ def test_fewer_lanes_narrow_both_directions_and_nothing_else(lanes: int) -> None
     assert (narrow.host, narrow.kernels) == (whole.host, whole.kernels)
 
 
-def test_one_memory_is_said_by_the_profile_or_a_cpu_and_has_one_size_and_one_device() -> None:
+RTX3090, M3_MAX = load_profile("rtx3090"), load_profile("m3-max")
+
+
+@pytest.mark.parametrize(
+    ("lanes", "generation", "peak"),
+    [(16, 4, 31.5e9), (16, 3, 15.76e9), (4, 3, 3.94e9), (8, 4, 15.752e9), (1, None, 31.5e9 / 16), (1, 1, 0.25e9)],
+)
+def test_a_link_of_another_generation_is_a_share_of_the_machines_own(
+    lanes: int, generation: int | None, peak: float
+) -> None:
+    other = RTX3090.with_link(lanes, generation).gpu
+    for before, after in ((RTX3090.gpu.h2d, other.h2d), (RTX3090.gpu.d2h, other.d2h)):
+        assert after.datasheet.value == pytest.approx(peak, rel=1e-3)
+        assert after.rate.value / after.datasheet.value == pytest.approx(before.rate.value / before.datasheet.value)
+
+
+def test_no_link_is_faster_than_the_machines_own_and_narrow_cards_stay_what_they_are() -> None:
+    narrow = load_profile("rtx4060ti-16gb")
+    assert narrow.with_link(16) == narrow.with_link(8) == narrow
+    assert narrow.with_link(16, 4) == narrow  # it has 8 lanes, whatever the slot
+    assert narrow.with_link(4).gpu.h2d.rate.value == narrow.gpu.h2d.rate.value / 2
+    with pytest.raises(ValueError, match=r"PCIe 5\.0 x16 is faster than its own PCIe 4\.0 x16, 31\.5 GB/s"):
+        RTX3090.with_link(16, 5)
+    with pytest.raises(ValueError, match="one memory and no link"):
+        M3_MAX.with_link(8)
+
+
+def test_a_machine_repeats_its_device_and_only_where_the_device_has_a_memory_of_its_own() -> None:
+    three, shipped = RTX3090.repeated(3), load_profile("3x-rtx3090")
+    assert replace(three, summary=shipped.summary) == shipped
+    assert shipped.repeated(2).name == RTX3090.repeated(2).name == "2x-rtx3090"
+    assert shipped.repeated(1).name == "rtx3090"
+    with pytest.raises(ValueError, match="2 devices cannot each be the one memory"):
+        M3_MAX.repeated(2)
+
+
+def test_memory_is_as_asked_for_and_one_memory_keeps_its_share_for_the_device() -> None:
+    more = RTX3090.with_ram(2.0**36)
+    assert (more.host.memory.value, more.host.memory.spread, more.gpu) == (2.0**36, 0.0, RTX3090.gpu)
+    mac = M3_MAX.with_ram(2.0**36)
+    assert (mac.host.memory.value, mac.gpu.vram.value) == (2.0**36, 0.75 * 2.0**36)
+    assert RTX3090.with_free_vram(2.0**34).gpu.vram.value == 2.0**34
+    with pytest.raises(ValueError, match="fewer than 34,359,738,368 B"):
+        RTX3090.with_free_vram(2.0**35)
+    with pytest.raises(ValueError, match="--ram says how much"):
+        M3_MAX.with_free_vram(2.0**30)
+    with pytest.raises(ValueError, match=r"\$\.host\.reserved"):
+        RTX3090.with_ram(2.0**30)
+
+
+def test_one_memory_is_said_by_the_profile_or_a_cpu_and_has_no_more_than_the_host_and_one_device() -> None:
     same = machine().gpu.vram.value
     assert not converted(host__memory__value=same).gpu.shares_memory
     assert converted(host__memory__value=same, gpu__unified_memory=True).gpu.shares_memory
     assert converted(gpu__compute_capability="0.0").gpu.shares_memory
-    with pytest.raises(ValueError, match=r"\$\.gpu\.vram: 1073741824 B is not \$\.host\.memory, 17179869184 B"):
-        converted(gpu__unified_memory=True)
+    assert converted(gpu__unified_memory=True).gpu.shares_memory  # of the host's memory a part
+    with pytest.raises(ValueError, match=r"\$\.gpu\.vram: 1073741824 B is more than \$\.host\.memory, 536870912 B"):
+        converted(host__memory__value=2.0**29, host__reserved__value=1.0, gpu__unified_memory=True)
     with pytest.raises(ValueError, match=r"\$\.gpu\.unified_memory: 2 devices"):
         converted(host__memory__value=same, gpu__unified_memory=True, gpu_count=2)

@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from tests.worlds import LAWS
 from twin.errors import BadValue
-from twin.units import GIB, KIB, MAX_TOKENS, MIB, TIB, format_bytes, format_seconds, parse_bytes, parse_tokens
+from twin.units import (
+    GIB,
+    KIB,
+    MAX_TOKENS,
+    MIB,
+    TIB,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_link,
+    parse_tokens,
+)
 
 RIGHT: list[tuple[Callable[[str], int], str, int]] = [
     (parse_tokens, "1,048,576", 1_048_576), (parse_tokens, "256k", 262_144), (parse_tokens, "1M", 1_048_576),
@@ -102,3 +113,21 @@ def test_written_sizes_are_off_by_at_most_half_a_last_digit(size: int) -> None:
     scale = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}[unit]
     digit = 10.0 ** -len(number.partition(".")[2])
     assert abs(float(number) - size / scale) <= digit * 0.5001
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("x16", (None, 16)), ("x1", (None, 1)), ("gen3", (3, 16)), ("gen3x4", (3, 4)), ("Gen4 x8", (4, 8)),
+        ("4.0x8", (4, 8)), ("PCIe 5.0 x16", (5, 16)), ("6", (6, 16)),
+    ],
+)  # fmt: skip
+def test_a_link_has_a_generation_or_a_width_or_both(text: str, link: tuple[int | None, int]) -> None:
+    assert parse_link(text) == link
+
+
+@pytest.mark.parametrize("text", ["", "x3", "x32", "gen7", "gen0x4", "gen", "8", "x", "4x8x", "gen3x4 x4", "\n"])
+def test_what_is_no_link_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(BadValue, match="is not a PCIe link") as refused:
+        parse_link(text)
+    assert "\n" not in str(refused.value)

@@ -5,9 +5,9 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from hwprofiles.profile import FULL_LANES
+from hwprofiles.links import FULL_LANES, LANES, PCIE_LANE_BYTES_PER_S
 from twin.errors import BadValue
-from twin.units import MAX_TOKENS
+from twin.units import MAX_BYTES, MAX_TOKENS
 
 Prefill = Literal["auto", "staged", "naive"]
 Copies = Literal["serial", "overlapped"]
@@ -17,7 +17,7 @@ HostPages = Literal["huge", "4KiB"]
 StateType = Literal["fp16", "fp32"]
 
 MAX_BATCH = 4096
-LANES = (16, 8, 4)
+MAX_GPUS = 1024
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "prefill": get_args(Prefill),
@@ -31,7 +31,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 _FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool", "max_model_tokens": "max-model-len"}
 _FLAGS |= {"max_sequences": "max-seqs", "prefix_caching": "prefix-cache", "cached_tokens": "cached", "patched": "stock"}
 _FLAGS |= {"async_scheduling": "sync-scheduling", "accepted": "accept", "output_length": "output"}
-_FLAGS |= {"prefix_tokens": "prefix"}
+_FLAGS |= {"prefix_tokens": "prefix", "lanes": "pcie", "pcie_generation": "pcie"}
+_FLAGS |= {"ram_bytes": "ram", "vram_free_bytes": "vram-free"}
 """Options that are not named after what they set."""
 
 
@@ -58,7 +59,11 @@ class Question(Struct, frozen=True, kw_only=True):
     pooled: Tier | None = None
     ngram: Ngram | None = None
     host_pages: HostPages | None = None
+    gpus: int | None = None  # so many of the machine's device
     lanes: int = FULL_LANES
+    pcie_generation: int | None = None  # with `lanes` a link of its own; without one the machine's, with fewer lanes
+    ram_bytes: int | None = None  # the host's memory
+    vram_free_bytes: int | None = None  # what others leave of each device's memory
     backend: str | None = None  # attention backend, where the engine has several for the format
     what_if: bool = False  # ask for a format that the engine does not keep: bytes count, dequantising is free (A14)
     speculation: str | None = None  # `<drafter>:<tokens>`, such as mtp:3
@@ -86,10 +91,14 @@ def check_numbers(question: Question) -> None:
         ("chunk", question.chunk_tokens, 1, MAX_TOKENS, "tokens"),
         ("longest request", question.max_model_tokens, 1, MAX_TOKENS, "tokens"),
         ("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences"),
+        ("number of devices", question.gpus, 1, MAX_GPUS, "devices"),
+        ("PCIe generation", question.pcie_generation, 1, max(PCIE_LANE_BYTES_PER_S), ""),
+        ("host memory", question.ram_bytes, 1, MAX_BYTES, "bytes"),
+        ("free VRAM", question.vram_free_bytes, 1, MAX_BYTES, "bytes"),
     )
     for what, value, low, high, unit in ranges:
         if value is not None and (type(value) is not int or not low <= value <= high):
-            raise BadValue(f"{what} {value} is outside the range of {low:,} to {high:,} {unit}")
+            raise BadValue(f"{what} {value} is outside the range of {low:,} to {high:,} {unit}".rstrip())
     if question.lanes not in LANES or isinstance(question.lanes, bool):
         raise BadValue(f"{question.lanes} PCIe lanes", hint=f"one of {', '.join(map(str, LANES))}")
     for field, known in CHOICES.items():

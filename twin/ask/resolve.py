@@ -1,7 +1,7 @@
 """From a Question to a Case: every name looked up, every default filled in, every combination checked."""
 
 from hwprofiles import HardwareProfile, load_profile
-from hwprofiles.profile import FULL_LANES
+from hwprofiles.links import FULL_LANES
 from hwprofiles.spelling import match, plain
 from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers, flag
@@ -175,10 +175,19 @@ def _check_case(case: Case) -> None:
 
 
 def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
-    """`profile` or the machine that the question names, with the lanes asked about; refused where it cannot run it."""
-    machine = profile or load_profile(case.hw)
-    if case.question.lanes != FULL_LANES:
-        machine = machine.with_lanes(case.question.lanes)
+    """`profile` or the machine that the question names, as it is asked about; refused where it cannot run it."""
+    machine, question = profile or load_profile(case.hw), case.question
+    try:
+        if question.gpus is not None:
+            machine = machine.repeated(question.gpus)
+        if question.ram_bytes is not None:
+            machine = machine.with_ram(question.ram_bytes)
+        if question.vram_free_bytes is not None:
+            machine = machine.with_free_vram(question.vram_free_bytes)
+        if question.lanes != FULL_LANES or question.pcie_generation is not None:
+            machine = machine.with_link(question.lanes, question.pcie_generation)
+    except ValueError as wrong:
+        raise Impossible(f"{machine.name}: {wrong}") from None
     check_capability(case, machine)
     return machine
 
@@ -188,7 +197,8 @@ def check_capability(case: Case, machine: HardwareProfile) -> None:
     needs = case.rules.needs.get(case.fmt.name, case.fmt.min_capability)
     has = machine.gpu.compute_capability
     if needs and _version(has) < _version(needs) and not case.question.what_if:
-        kernels = f"{case.rules.name}'s kernels need SM {needs} or newer, {machine.gpu.name} has SM {has}"
+        own = f"has SM {has}" if machine.gpu.runs_cuda else "has no CUDA"
+        kernels = f"{case.rules.name}'s kernels need SM {needs} or newer, {machine.gpu.name} {own}"
         hint = "--what-if counts its bytes anyway"
         raise Impossible(f"{case.fmt.name} does not start on {machine.name}: {kernels}", hint=hint)
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click import Choice, option
 
+from hwprofiles.links import LANES
 from twin.errors import BadValue
-from twin.units import parse_bytes, parse_tokens
+from twin.units import parse_bytes, parse_link, parse_tokens
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -17,24 +18,35 @@ Option = Callable[[Any], Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Parsed(click.ParamType[int]):
+class Parsed(click.ParamType[Any]):
     """A parameter parsed by one of the unit parsers, whose message is shown as it is."""
 
-    def __init__(self, name: str, parse: Callable[[str], int], *, hint: str = "") -> None:
+    def __init__(self, name: str, parse: Callable[[str], Any], *, hint: str = "") -> None:
         self.name = name
         self.parse = parse
         self.hint = hint
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; BadValue, naming the option, where the parser refuses the text."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """What it stands for; BadValue, naming the option, where the parser refuses the text."""
         del ctx
-        if isinstance(value, int):
+        if not isinstance(value, str):
             return value
         try:
             return self.parse(value)
         except BadValue as wrong:
             where = f"{param.opts[0]}: " if param is not None else ""
             raise BadValue(f"{where}{wrong.message}", hint=self.hint or wrong.hint) from None
+
+
+class PcieLink(Parsed):
+    """A link, whose width completes in the shell."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list["CompletionItem"]:
+        """Widths that begin with what is typed."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+        del ctx, param
+        return [CompletionItem(width) for width in (f"x{each}" for each in LANES) if width.startswith(incomplete)]
 
 
 class Name(click.ParamType[str]):
@@ -84,6 +96,7 @@ class Stream(click.Path):
 TOKENS = Parsed("tokens", parse_tokens)
 OUTPUT_TOKENS = Parsed("tokens", parse_tokens, hint="--output is a length here; -o FILE writes the answer to a file")
 BYTES = Parsed("size", parse_bytes)
+PCIE = PcieLink("link", parse_link)
 INPUT = Stream("/dev/stdin")
 OUTPUT = Stream("/dev/stdout", dir_okay=False, readable=False)
 FILE = click.Path(dir_okay=False, readable=False, path_type=Path)
@@ -114,6 +127,12 @@ def _longest(default: str) -> Option:
                   help=f"Longest request that the engine is told to expect [default: {default}].")  # fmt: skip
 
 
+def _link(context: click.Context, _option: click.Parameter, link: tuple[int | None, int]) -> int:
+    """Its lanes; the generation is a field of the question of its own."""
+    context.params["pcie_generation"], lanes = link
+    return lanes
+
+
 _NAMES = (
     option("--weights", help="The same shape in other weights: bf16, fp8, awq, q4_k_m, 4.05bpw and so on."),
     option("--hw", type=Name("machine"), help="A shipped machine or the path of a profile [default: the engine's]."),
@@ -122,9 +141,12 @@ _NAMES = (
     option("--kv-dtype", type=Name("format"),
            help="Format of the cache, listed by twin formats [default: the engine's]."),
     option("--chunk", "chunk_tokens", type=TOKENS, help="Prompt tokens of one prefill pass [default: the engine's]."),
-    option("--pcie", "lanes", type=Choice(["x16", "x8", "x4"]), default="x16", show_default=True,
-           callback=lambda _context, _option, lanes: int(lanes.removeprefix("x")),
-           help="What if: PCIe lanes of each device."),
+    option("--gpus", type=int, help="What if: so many of the machine's device, each on a link of its own."),
+    option("--pcie", "lanes", type=PCIE, default="x16", show_default=True, callback=_link,
+           help="What if: the link of each device: x8 is its own with fewer lanes, gen3x4 another, down to x1."),
+    option("--ram", "ram_bytes", type=BYTES, help="What if: so much memory on the host, such as 64GiB."),
+    option("--vram-free", "vram_free_bytes", type=BYTES,
+           help="What if: so much of each device's memory is free, as if it had no more."),
     option("--what-if", is_flag=True,
            help="Ask for a format that the engine does not keep: bytes count, decoding it is taken as free."),
 )  # fmt: skip

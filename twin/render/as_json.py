@@ -7,6 +7,7 @@ from msgspec.structs import asdict
 from hwprofiles import HardwareProfile
 from twin.answers.comparison import Comparison
 from twin.ask.case import Case
+from twin.ask.question import Question
 from twin.assumptions import ASSUMPTIONS
 from twin.memory.plan import Memory, MemoryPlan
 from twin.prediction import Z90, Phase, Prediction
@@ -70,11 +71,18 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "ngram": case.ngram if case.model.ngram is not None else None,
         "weights": case.model.weights.format,
         "lanes": question.lanes,
+        **_machine_question(question),
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
         **_pool_question(prediction),
         "speculation": _speculation_json(prediction),
     }
+
+
+def _machine_question(question: Question) -> dict[str, Any]:
+    """What is asked about the machine that is not as its profile says; nothing else."""
+    names = ("gpus", "pcie_generation", "ram_bytes", "vram_free_bytes")
+    return {name: value for name in names if (value := getattr(question, name)) is not None}
 
 
 def _pool_question(prediction: Prediction) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def test_a_machine_is_itself_when_looked_at_twice_and_a_control_group_limits_its
     assert machine.identity() == describe("cpu").identity()
     assert (machine.compute_capability, machine.device_bytes) == ("0.0", machine.host_bytes)
     told = {"memory.max": "1000000", "memory.current": "400000", "memory.stat": "file 7\ninactive_file 100000"}
-    read = description._read
-    monkeypatch.setattr(description, "_read", lambda path: told.get(Path(path).name, read(path)))
+    read = description.text_of
+    monkeypatch.setattr(description, "text_of", lambda path: told.get(Path(path).name, read(path)))
     assert host_memory() == (1_000_000, 700_000)
 
 

@@ -22,6 +22,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_model_tokens": 1.5}, f"longest request 1.5 {TOKENS_RANGE}"),
     ({"lanes": 3}, "3 PCIe lanes"),
     ({"lanes": True}, "True PCIe lanes"),
+    ({"gpus": 0}, "number of devices 0 is outside the range of 1 to 1,024 devices"),
+    ({"gpus": 2.0}, "number of devices 2.0 is outside the range of 1 to 1,024 devices"),
+    ({"pcie_generation": 7}, "PCIe generation 7 is outside the range of 1 to 6"),
+    ({"ram_bytes": 0}, "host memory 0 is outside the range of 1 to 1,125,899,906,842,624 bytes"),
+    ({"vram_free_bytes": -1}, "free VRAM -1 is outside the range of 1 to 1,125,899,906,842,624 bytes"),
     ({"utilisation": 1.001}, "utilisation 1.001 is outside the range above 0 and up to 1"),
     ({"utilisation": math.inf}, "utilisation inf is outside the range above 0 and up to 1"),
     ({"accepted": math.inf}, "accepted tokens inf is not a number"),
@@ -49,6 +54,7 @@ INSIDE: list[dict[str, Any]] = [
     {"cached_tokens": 1000, "utilisation": 1.0},
     {"accepted": 0.0},  # what a drafter may yield is checked where the drafter is known
     *({"lanes": lanes} for lanes in LANES),
+    {"gpus": 1024, "pcie_generation": 6, "ram_bytes": 2**50, "vram_free_bytes": 1},
     *({field: word} for field, words in CHOICES.items() for word in words),
 ]
 

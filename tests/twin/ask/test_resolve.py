@@ -11,7 +11,7 @@ from tests.twin.memory.pool_worlds import MODELS
 from tests.worlds import machine, model
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import check_capability, resolve
+from twin.ask.resolve import check_capability, machine_of, resolve
 from twin.errors import BadValue, Impossible
 from twin.formats import format_names, kv_format
 from twin.models import ModelSpec, model_names
@@ -162,3 +162,34 @@ def test_a_format_starts_on_no_device_before_its_own_unless_what_if(capability: 
     else:
         with pytest.raises(Impossible, match=f"need SM 8.9 or newer, toy has SM {capability}"):
             check_capability(asked(**question), device)
+
+
+def test_a_question_changes_the_machine_that_it_names_and_one_that_is_given() -> None:
+    case = asked(hw="rtx3090", gpus=3, lanes=4, pcie_generation=3, ram_bytes=2**36, vram_free_bytes=2**34)
+    named = machine_of(case, None)
+    assert (named.name, named.gpu_count) == ("3x-rtx3090", 3)
+    assert (named.host.memory.value, named.gpu.vram.value) == (2**36, 2**34)
+    assert named.gpu.h2d.datasheet.value == pytest.approx(4 * 0.985e9)
+    assert machine_of(asked(gpus=3), machine()).name == "3x-toy"
+    assert machine_of(asked(), machine()) == machine()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hw": "m3-max", "gpus": 2}, "m3-max: .*2 devices cannot each be the one memory of the host"),
+        ({"hw": "gb10", "lanes": 8}, "gb10: device and host have one memory and no link"),
+        ({"hw": "rtx3090", "pcie_generation": 5}, "rtx3090: PCIe 5.0 x16 is faster than its own"),
+        ({"hw": "rtx3090", "vram_free_bytes": 2**35}, "rtx3090: a device has 25,297,357,373 B of VRAM, fewer than"),
+        ({"hw": "rtx3090", "ram_bytes": 2**30}, "rtx3090: .*host.reserved"),
+    ],
+)
+def test_what_a_machine_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(Impossible, match=says):
+        machine_of(asked(**changes), None)
+
+
+def test_a_device_without_cuda_starts_no_kernel_that_needs_it() -> None:
+    case = asked(model=HYBRID, kv_dtype="fp8_per_token_head", hw="mi300x")
+    with pytest.raises(Impossible, match=r"kernels need SM .* AMD Instinct MI300X has no CUDA"):
+        machine_of(case, None)

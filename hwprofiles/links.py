@@ -1,0 +1,48 @@
+"""Links between host and device: what one of a generation and a width carries, each way."""
+
+import re
+
+PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+"""One lane of PCI Express, one direction, after line coding."""
+LANES = (16, 8, 4, 2, 1)
+FULL_LANES = LANES[0]
+
+NVLINK_C2C = "NVLink-C2C"
+OTHERS = {NVLINK_C2C: 450e9}
+"""Bytes a second, one direction: half of the 900 GB/s of both that NVIDIA gives for GH200."""
+
+ROUNDING = 0.01
+"""A link is asked for by its generation and width: within this it is the machine's own, whose peak may be rounded."""
+
+_PCIE = re.compile(r"PCIe ([1-6])\.0 x(16|8|4|2|1)")
+
+
+def link_bytes_per_s(link: str) -> float:
+    """Of "PCIe 4.0 x16" and the like, or one of OTHERS; ValueError for what is neither."""
+    if link in OTHERS:
+        return OTHERS[link]
+    found = _PCIE.fullmatch(link)
+    if found is None:
+        raise ValueError(f"link: {link!r} is neither like 'PCIe 4.0 x16' nor {' or '.join(map(repr, OTHERS))}")
+    return PCIE_LANE_BYTES_PER_S[int(found[1])] * int(found[2])
+
+
+def lanes_of(link: str) -> int:
+    """PCIe lanes; all of them where that is not said."""
+    found = _PCIE.fullmatch(link)
+    return int(found[2]) if found else FULL_LANES
+
+
+def share_of(own: str, own_bytes_per_s: float, *, lanes: int, generation: int | None = None) -> float:
+    """What a link of these lanes and generation carries of the machine's `own`; ValueError for a faster one.
+
+    Without a generation it is the same link with fewer lanes: never more than it has.
+    """
+    if generation is None:
+        return min(1.0, lanes / lanes_of(own))
+    lanes = min(lanes, lanes_of(own))
+    share = PCIE_LANE_BYTES_PER_S[generation] * lanes / own_bytes_per_s
+    if share > 1 + ROUNDING:
+        asked = f"PCIe {generation}.0 x{lanes}"
+        raise ValueError(f"{asked} is faster than its own {own or 'link'}, {own_bytes_per_s / 1e9:.3g} GB/s")
+    return min(1.0, share)
