@@ -20,6 +20,7 @@ class TraceLayout(Struct, frozen=True, kw_only=True):
     arrival: tuple[str, ...] = ()  # a trace without one of them says nothing of time
     id: tuple[str, ...] = ()
     time_unit: Literal["s", "ms"] | None = None  # of numbers; dates have none
+    note: str = ""  # what a reader of the answer must know
     failed: str = ""  # what a request without output is; empty: a mistake
     only: tuple[tuple[str, int], ...] = ()  # what is modelled for one value alone, where it is there
 
@@ -95,6 +96,7 @@ PROMPTS = (
         prompt=("body.messages", "body.prompt"),
         output=("body.max_completion_tokens", "body.max_tokens"),
         id=("custom_id",),
+        note="outputs as long as they may be",
         only=(("body.n", 1),),
     ),
     TraceLayout(  # `CustomDataset` of vllm/benchmarks/datasets.py

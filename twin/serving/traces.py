@@ -126,12 +126,13 @@ def read_trace(
     end where something was left out.
     """
     reader: Reader = Lines()
-    head = b""
+    head, layout = b"", JSON_LINES
     try:
         with path.open("rb") as raw:
             stream = plain(raw)
             head = stream.peek(HEAD_BYTES)
             opened = _opened(stream)
+            layout = opened.layout
             reader = _reader(opened, asked, drawn)
             entries = reader.entries()
             ahead, whole = _ahead(entries)
@@ -143,9 +144,9 @@ def read_trace(
             if not reader.count:
                 raise BadFile(f"{path}: holds no requests")
             if reader.left_out:
-                understood(replace(reading, left_out=f"{reader.left_out:,} {opened.layout.failed} left out"))
+                understood(replace(reading, left_out=f"left out: {reader.left_out:,} {layout.failed}"))
     except Wrong as wrong:
-        known = kind_of_head(head) if isinstance(reader, Lines) and not reader.count else ""
+        known = kind_of_head(head) if layout is JSON_LINES and not reader.count else ""
         if known not in ("", TRACE):
             raise BadFile(f"{path}: {known}, not {REQUESTS}", hint=_INSTEAD) from None
         line = reader.number if wrong.line is None else wrong.line
@@ -221,7 +222,8 @@ def _reading(opened: _Opened, reader: Reader, ahead: Sequence[Entry], asked: Rea
     if layout is JSON_LINES:
         return told
     arrivals = "as dates" if dated else asked.arrivals if opened.lacks.arrivals else ""
-    return replace(told, layout=layout.name, arrivals=arrivals, chars_per_token=asked.chars_per_token)
+    name = f"{layout.name}, {layout.note}" if layout.note else layout.name
+    return replace(told, layout=name, arrivals=arrivals, chars_per_token=asked.chars_per_token)
 
 
 def _numbered(stream: BufferedReader) -> Iterator[tuple[int, bytes]]:
