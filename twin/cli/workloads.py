@@ -57,8 +57,6 @@ def source_of(trace: Path | None, asked: dict[str, Any]) -> Source:
     lacking = {*(_OF_ARRIVALS if lacks.arrivals else ()), *(("output_length",) if lacks.tokens else ())}
     others = [name for name in _OF_WORKLOADS if name not in lacking]
     _refuse(asked, others, "beside --trace-in: the trace says what comes when")
-    if not lacks.tokens:
-        _refuse(asked, ("chars_per_token",), "beside this trace: it counts tokens")
     text = "trace from a pipe: read once, so no intervals" if once else f"trace {trace.name}"
     drawn = None
     if any(asked.get(name) is not None for name in _OF_ARRIVALS):

@@ -28,12 +28,12 @@ def objects_of_lines(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[in
     """Objects, one a line, with their lines; Wrong at a line that is none."""
     for number, line in numbered:
         if not line.isspace():
-            yield number, _decoded(text_of(line), number)
+            yield number, _decoded(line, number)
 
 
-def _decoded(text: str, number: int) -> Any:
+def _decoded(line: bytes, number: int) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text_of(line), object_pairs_hook=unique)
     except RecursionError:
         raise Wrong("not a request: nested too deeply", line=number) from None
     except Wrong as wrong:
@@ -50,15 +50,16 @@ def objects_of_list(stream: BufferedReader) -> Iterator[tuple[int, Any]]:
     text = _Text(stream)
     text.skip(_EMPTY + "\ufeff")
     text.take("[")
-    while True:
-        text.skip(_EMPTY)
-        if text.left.startswith("]"):
-            break
+    text.skip(_EMPTY)
+    while not text.left.startswith("]"):
         number = text.number
         yield number, text.member()
         text.skip(_EMPTY)
         if not text.left.startswith("]"):
             text.take(",")
+            text.skip(_EMPTY)
+            if text.left.startswith("]"):
+                raise Wrong("not JSON: nothing follows the last comma", line=text.number)
     text.take("]")
     text.skip(_EMPTY)
     if text.left:

@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from hwprofiles.recognition import HEAD_BYTES, TRACE, kind_of, kind_of_head
 from hwprofiles.traces import JSON_LINES, PROMPTS, TABLES, TraceLayout
-from twin.errors import BadFile, Impossible
+from twin.errors import BadFile, BadValue, Impossible
 from twin.serving.compressed import Broken, plain
 from twin.serving.entries import MAX_LINE_BYTES, Entry, Reader, Wrong
 from twin.serving.lines import Lines
@@ -52,6 +52,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOONCAKE_HASH_TOKENS = 512
 BAILIAN_HASH_TOKENS = 16
 USUAL_HASH_TOKENS = tuple(2**power for power in range(14))
+CHARS_PER_TOKEN = 0.1, 100.0  # the least and the most that is taken for an estimate
 MILLENNIA = 1e11  # seconds: no trace is that long, and none begins that long after 1970
 
 REQUESTS = "a trace of requests"
@@ -73,6 +74,11 @@ class Reading(Struct, frozen=True, kw_only=True):
     layout: str = ""  # empty: JSON lines
     arrivals: str = ""  # how they come about where no number says it
     left_out: str = ""  # what was not served, and how much of it
+
+    def __post_init__(self) -> None:
+        chars, (least, most) = self.chars_per_token, CHARS_PER_TOKEN
+        if chars is not None and not least <= chars <= most:
+            raise BadValue(f"--chars-per-token is {chars}, outside the range of {least} to {most}")
 
     @property
     def text(self) -> str:
@@ -202,6 +208,9 @@ def _reader(opened: _Opened, asked: Reading, drawn: Callable[[], Iterator[float]
         raise Wrong(f"{layout.name}, which says nothing of {' and '.join(what)}", hint="; ".join(how), line=0)
     if drawn is not None and not lacks.arrivals:
         raise Impossible("--rate means nothing beside --trace-in: the trace says what comes when")
+    if not lacks.tokens and (asked.chars_per_token or asked.output_tokens):
+        option = "--chars-per-token" if asked.chars_per_token else "--output-tokens"
+        raise Impossible(f"{option} means nothing beside this trace: it counts tokens")
     arrivals = iter(()) if drawn is None else drawn()
     if layout is JSON_LINES:
         return Lines(opened.numbered)
