@@ -7,10 +7,11 @@ from os.path import isdir, isfile
 from pathlib import Path
 
 from hwprofiles.errors import BadFile
+from hwprofiles.traces import JSON_LINES, PROMPTS, TABLES
 
 HEAD_BYTES = 4096  # bytes that are looked at
 
-PROFILE, MODEL, TRACE = "a twin machine profile", "a twin model file", "a trace of JSON lines"
+PROFILE, MODEL, TRACE = "a twin machine profile", "a twin model file", JSON_LINES.name
 CONFIG = "a Hugging Face config.json"
 
 _MAGIC = (
@@ -40,18 +41,9 @@ _KEYS = (
     (("weight_map",), "the index of a safetensors checkpoint"),
     (("architectures",), CONFIG),
     (("model_type", "hidden_size"), CONFIG),
-    (("timestamp", "input_length"), TRACE),
-    (("arrival_s", "prompt_tokens"), TRACE),
-    (("conversations",), "a list of ShareGPT conversations"),
-    (("custom_id", "body"), "an OpenAI batch of requests"),
-    (("prompt",), "a list of prompts without arrivals, as vLLM's custom data sets are"),
+    *((names, layout.name) for layout in (JSON_LINES, *PROMPTS) for names in layout.marks),
 )
-_COLUMNS = (
-    (("timestamp", "contexttokens", "generatedtokens"), "an Azure LLM inference trace (CSV)"),
-    (("timestamp", "request tokens", "response tokens"), "a BurstGPT trace (CSV)"),
-    (("arrival_timestamp", "prompt_size", "token_size"), "a Splitwise trace (CSV)"),
-    (("num_prefill_tokens", "num_decode_tokens"), "a Vidur trace (CSV)"),
-)
+_COLUMNS = tuple((names, layout.name) for layout in TABLES for names in layout.marks)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"twin\.([a-z]+)/')
 _KEY = re.compile(r'"([^"\\]{1,40})"\s*:')
 _MOST_SAFETENSORS_HEADER = 10**8  # bytes: the limit of the format

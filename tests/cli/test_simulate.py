@@ -139,12 +139,39 @@ def test_a_wrong_trace_is_one_line_or_document_and_leaves_old_files_as_they_were
 
 
 def test_a_file_of_another_kind_is_named(capsys: Capture, tmp_path: Path) -> None:
-    content, path = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n", tmp_path / "file"
+    content, path = b"PAR1 and so on\n", tmp_path / "file"
     for packed in (content, gzip.compress(content)):
         path.write_bytes(packed)
         done = run(capsys, "simulate", *FAST, "--trace-in", str(path))
-        says = f"{path}: {kind_of_head(content)}, not a trace of JSON lines (--trace-in reads"
+        says = f"{path}: {kind_of_head(content)}, not a trace of requests (--trace-in reads"
         assert_one_line(done, WRONG_INPUT, says)
+
+
+def test_a_table_is_served_and_the_answer_says_how_it_was_read(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    header = "Timestamp,Model,Request tokens,Response tokens\n"
+    path.write_text(f"{header}5,GPT-4,47,18\n6,GPT-4,47,0\n7.5,GPT-4,30,2\n", encoding="utf-8")
+    shown = run(capsys, "simulate", *FAST, "--trace-in", str(path)).out
+    says = "arrivals in seconds; a BurstGPT trace (CSV); left out: 1 failed requests"
+    assert f"\ntrace trace.csv; {says}\n" in shown
+    answer = asked(capsys, *FAST, "--trace-in", str(path))
+    assert [each["arrival_s"] for each in answer["requests"]] == [0, 2.5]
+    assert answer["question"]["trace"] == {
+        "time_unit": "s", "hash_tokens": None, "layout": "a BurstGPT trace (CSV)",
+        "left_out": "left out: 1 failed requests",
+    }  # fmt: skip
+
+
+def test_prompts_ask_for_a_rate_and_characters_a_token_and_say_so(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "What is the capital of India?", "output_tokens": 10}\n' * 3, encoding="utf-8")
+    words = ("--trace-in", str(path), "--rate", "2", "--arrivals", "constant")
+    assert_one_line(run(capsys, "simulate", *FAST, *words), WRONG_INPUT, "which says nothing of tokens (--chars-per-t")
+    answer = asked(capsys, *FAST, *words, "--chars-per-token", "4")
+    assert [(each["arrival_s"], each["prompt_tokens"]) for each in answer["requests"]] == [(0, 7), (0.5, 7), (1, 7)]
+    shown = run(capsys, "simulate", *FAST, *words, "--chars-per-token", "4").out
+    assert "arrivals drawn, 2 a second; a list of prompts without" in shown
+    assert "; tokens estimated at 4 characters each\n" in shown
 
 
 def test_what_a_trace_leaves_open_is_asked_for_by_option(capsys: Capture, tmp_path: Path) -> None:
@@ -190,6 +217,10 @@ def test_a_trace_may_come_through_a_pipe(name: str) -> None:
         ("--layout vram", "No such option '--layout'"),
         ("--time-unit ms", "--time-unit means nothing without --trace-in"),
         ("--trace-in x.jsonl --time-unit us", "'us' is not one of 's', 'ms'"),
+        ("--chars-per-token 4", "--chars-per-token means nothing without --trace-in"),
+        ("--trace-in x.jsonl --chars-per-token 0", "--chars-per-token is 0.0, outside the range of 0.1 to 100.0"),
+        ("--trace-in x.jsonl --chars-per-token nan", "--chars-per-token is nan, outside the range of 0.1 to 100.0"),
+        ("--trace-in nonesuch.jsonl --chars-per-token 4", "nonesuch.jsonl: cannot be read: No such file or directory"),
         ("--trace-in x.jsonl --hash-tokens 0", "--hash-tokens: '0' is outside the range of 1 to"),
     ],
 )

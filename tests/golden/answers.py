@@ -43,8 +43,9 @@ TRACES = {
         {"timestamp": 2 * at, "input_length": 40 + at, "output_length": 9, "hash_ids": [1, 2, 3 * at]}
         for at in range(8)
     ],
+    "prompts.jsonl": [{"prompt": "What is it? " * (1 + 50 * at), "output_tokens": 30 + at} for at in range(8)],
 }
-"""What lies in the folder: requests in seconds, and hashes of 16 tokens with arrivals in what an option says."""
+"""What lies in the folder: requests in seconds, hashes of 16 tokens with arrivals in what an option says, and text."""
 
 Document = dict[str, Any]
 Answers = dict[str, Document]

@@ -197,6 +197,7 @@ POOLED = valued(
     prefix_cache=("",), cold_start=("",), stock=("",), sync_scheduling=("",),
 ) | {"--cached": [("--prefix-cache", "--cached", tokens) for tokens in ("300", "6k")]}  # fmt: skip
 HASHED = ("--trace-in", "hashed.jsonl", "--time-unit")
+PROMPTS = ("--trace-in", "prompts.jsonl", "--rate", "4", "--chars-per-token", "4")
 WORKLOADS = (
     valued(
         requests=("1", "60"), rate=("0.2", "4", "50"), prompt=("64", "4k", "30k"), output_tokens=("1", "16", "1k"),
@@ -431,6 +432,7 @@ def _simulations() -> Iterator[Words]:
         at = words.index("--layout")
         many = () if "--requests" in words or "--trace-in" in words else REQUESTS
         yield (*words[:at], *words[at + 2 :], *many)
+    yield ("simulate", "--model", "llama-3.1-8b", "--hw", "h200", *PROMPTS)
 
 
 CHANGED = valued(

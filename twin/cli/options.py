@@ -208,11 +208,16 @@ CACHED = option("--cached", "cached_tokens", type=TOKENS, default=0,
 
 TRACE_OPTIONS = (
     option("--trace-in", type=INPUT,
-           help="Serve the requests of a trace: JSON lines with arrival_s (seconds) or timestamp, prompt_tokens "
-                      "or input_length, output_tokens or output_length; optional are id, hash_ids, and prefix_id with "
-                      "prefix_tokens."),
+           help="Serve the requests of a trace, plain, gzip or zstd. JSON lines or CSV with arrival_s (seconds) or "
+                "timestamp, prompt_tokens or input_length, output_tokens or output_length; optional are id and, in "
+                "JSON, hash_ids, or prefix_id with prefix_tokens. So are Mooncake's and Bailian's. CSV of Azure, "
+                "BurstGPT, Splitwise and Vidur. With --rate and --chars-per-token: ShareGPT, batches of OpenAI, vLLM's "
+                "custom prompts."),
     option("--time-unit", type=Choice(["s", "ms"]), help="What timestamp counts [default: what the trace shows]."),
     option("--hash-tokens", type=TOKENS, help="Prompt tokens of each of hash_ids [default: what the trace shows]."),
+    option("--chars-per-token", type=float,
+           help="Estimate tokens of a trace that has text: about 4 in English. Outputs of no length take "
+                "--output-tokens."),
 )  # fmt: skip
 
 WORKLOAD_OPTIONS = (

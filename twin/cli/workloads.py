@@ -20,15 +20,16 @@ from twin.models import load_model
 from twin.render.trace import ServingTrace
 from twin.serving.metrics import RequestRecord
 from twin.serving.requests import Distribution, Lengths, Request, Workload
-from twin.serving.traces import Reading, read_trace
+from twin.serving.traces import Lacks, Reading, lacks_of, read_trace
 
 DEFAULT_REQUESTS = 1000
 DEFAULT_PROMPT_TOKENS = 512
 DEFAULT_OUTPUT_TOKENS = 256
 
 _SHAPE = ("prompt", "output_length", "lengths", "cv", "prefix_tokens")
-_OF_WORKLOADS = ("requests", "rate", "arrivals", "burstiness", *_SHAPE)
-_OF_TRACES = ("time_unit", "hash_tokens")
+_OF_ARRIVALS = ("rate", "arrivals", "burstiness")
+_OF_WORKLOADS = ("requests", *_OF_ARRIVALS, *_SHAPE)
+_OF_TRACES = ("time_unit", "hash_tokens", "chars_per_token")
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -43,25 +44,46 @@ class Source(Struct, frozen=True, kw_only=True):
     @property
     def reading(self) -> Reading | None:
         """How the trace was read; None before that, and of a made-up workload."""
-        return self.readings[0] if self.readings else None
+        return self.readings[-1] if self.readings else None
 
 
 def source_of(trace: Path | None, asked: dict[str, Any]) -> Source:
     """The trace, or the workload that the options `asked` describe; Impossible where both are asked for."""
-    others = _OF_WORKLOADS if trace is not None else _OF_TRACES
-    refused = [flag(name) for name in others if asked.get(name) is not None]
     if trace is None:
-        if refused:
-            raise Impossible(f"{refused[0]} means nothing without --trace-in")
+        _refuse(asked, _OF_TRACES, "without --trace-in")
         return _made_up(asked)
-    if refused:
-        raise Impossible(f"{refused[0]} means nothing beside --trace-in: the trace says what comes when")
     once = os.path.exists(trace) and not (os.path.isfile(trace) or os.path.isdir(trace))
+    lacks = Lacks(arrivals=True, tokens=True) if once else lacks_of(trace)  # a pipe is not looked into
+    lacking = {*(_OF_ARRIVALS if lacks.arrivals else ()), *(("output_length",) if lacks.tokens else ())}
+    others = [name for name in _OF_WORKLOADS if name not in lacking]
+    _refuse(asked, others, "beside --trace-in: the trace says what comes when")
     text = "trace from a pipe: read once, so no intervals" if once else f"trace {trace.name}"
-    said = Reading(time_unit=asked.get("time_unit"), hash_tokens=asked.get("hash_tokens"))
+    drawn = None
+    if any(asked.get(name) is not None for name in _OF_ARRIVALS):
+        named = {name: asked[name] for name in ("arrivals", "burstiness", "seed") if asked.get(name) is not None}
+        nothing = Lengths(mean=1)
+        drawn = Workload(count=1, prompt=nothing, output=nothing, rate_per_s=asked.get("rate"), **named)
+    said = Reading(
+        time_unit=asked.get("time_unit"),
+        hash_tokens=asked.get("hash_tokens"),
+        chars_per_token=asked.get("chars_per_token"),
+        output_tokens=asked.get("output_length"),
+        arrivals=f"drawn, {_when(drawn)}" if drawn else "",
+    )
     readings: list[Reading] = []
-    requests = partial(read_trace, trace, said, understood=readings.append)
+    arrivals = drawn.arrivals_s if drawn else None
+    requests = partial(read_trace, trace, said, drawn=arrivals, understood=readings.append)
     return Source(text=text, requests=requests, once=once, readings=readings)
+
+
+def _refuse(asked: dict[str, Any], names: Iterable[str], where: str) -> None:
+    refused = [flag(name) for name in names if asked.get(name) is not None]
+    if refused:
+        raise Impossible(f"{refused[0]} means nothing {where}")
+
+
+def _when(workload: Workload) -> str:
+    return "all at once" if workload.at_once else f"{workload.rate_per_s:g} a second"
 
 
 def _made_up(asked: dict[str, Any]) -> Source:
@@ -77,9 +99,8 @@ def _made_up(asked: dict[str, Any]) -> Source:
     others = {name: asked[name] for name in named if asked[name] is not None}
     count = given("requests", DEFAULT_REQUESTS)
     workload = Workload(count=count, prompt=prompt, output=output, rate_per_s=asked["rate"], **others)
-    when = "all at once" if workload.at_once else f"{workload.rate_per_s:g} a second"
     shape = f"{kind} lengths of {prompt.mean:,} and {output.mean:,} tokens"
-    text = f"{workload.count:,} request{'s' if workload.count > 1 else ''}, {when}, {shape}"
+    text = f"{workload.count:,} request{'s' if workload.count > 1 else ''}, {_when(workload)}, {shape}"
     return Source(text=text, requests=workload.requests, count=workload.count)
 
 

@@ -149,7 +149,7 @@ def service_json(service: Service, what: str, reading: Reading | None = None) ->
     question = {
         **names_json(service.case, service.machine),
         "workload": what,
-        "trace": reading and asdict(reading),
+        "trace": reading and _reading_json(reading),
         **{name: getattr(limits, name) for name in named},
         "prefix_caching": limits.prefix_cache,
         "speculative_tokens": limits.speculative,
@@ -158,6 +158,12 @@ def service_json(service: Service, what: str, reading: Reading | None = None) ->
     result["pool"] |= {"kv_pool_tokens": pool.printed_tokens, "block_tokens": pool.plan.block_tokens}
     head = {"schema": result.pop("schema"), "question": question, "notes": list(service.notes)}
     return {**head, **result, "interval_90": _interval_json(service)}
+
+
+def _reading_json(reading: Reading) -> dict[str, Any]:
+    """Unit and tokens a hash always, the rest where there is something to say."""
+    always = ("time_unit", "hash_tokens")
+    return {name: value for name, value in asdict(reading).items() if name in always or value not in (None, "")}
 
 
 def _interval_json(service: Service) -> dict[str, dict[str, float | None]] | None:

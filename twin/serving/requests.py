@@ -129,15 +129,20 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     def requests(self) -> Iterator[Request]:
         """The requests in the order of their arrival: the same for the same seed on every machine."""
-        gap = self._gaps()
         prompt = self.prompt.draws(self._stream("prompts"))
         output = self.output.draws(self._stream("outputs"))
         shared = self.prefix_tokens
         prefix_ids = ("shared",) if shared else ()
-        arrival_s = 0.0
-        for index in range(self.count):
+        for index, arrival_s in zip(range(self.count), self.arrivals_s(), strict=False):
             tokens = {"prompt_tokens": shared + prompt(), "output_tokens": output(), "prefix_tokens": shared}
             yield Request(id=index, arrival_s=arrival_s, prefix_ids=prefix_ids, **tokens)
+
+    def arrivals_s(self) -> Iterator[float]:
+        """Times from 0 on without end: the first `count` are those of the requests."""
+        gap = self._gaps()
+        arrival_s = 0.0
+        while True:
+            yield arrival_s
             arrival_s += gap()
 
     def _stream(self, name: str) -> random.Random:

@@ -49,6 +49,27 @@ def test_a_trace_goes_without_the_options_of_a_made_up_workload(name: str) -> No
         source(Path("trace.jsonl"), **{name: 1})
 
 
+def test_prompts_without_arrivals_take_those_of_a_made_up_workload(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Who are you?"}\n' * 20, encoding="utf-8")
+    words: dict[str, Any] = {"rate": 2.0, "burstiness": 0.5, "seed": 7}
+    made_up = [each.arrival_s for each in source(requests=20, **words).requests()]
+    served = source(path, **words, chars_per_token=4.0, output_length=9)
+    assert [each.arrival_s for each in served.requests()] == made_up
+    assert {(each.prompt_tokens, each.output_tokens) for each in served.requests()} == {(3, 9)}
+    assert served.reading is not None
+    assert served.reading.text.startswith("drawn, 2 a second; ")
+    for other in ("requests", "prompt", "lengths", "cv", "prefix_tokens"):
+        with pytest.raises(Impossible, match="means nothing beside --trace-in"):
+            source(path, **words | {other: 1})
+
+
+def test_a_pipe_is_not_looked_into_and_may_hold_either(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert source(pipe, rate=1.0, chars_per_token=4.0).once
+
+
 def test_files_hold_every_finished_request_and_valid_events_with_and_without_intervals(tmp_path: Path) -> None:
     records, trace, texts = tmp_path / "done.jsonl", tmp_path / "trace.json", []
     asked = ASKED | {"requests_out": records, "trace": trace}

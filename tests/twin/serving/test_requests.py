@@ -36,6 +36,13 @@ def arrivals(**asked: Any) -> list[float]:
     return [each.arrival_s for each in workload(**asked).requests()]
 
 
+@pytest.mark.parametrize("asked", [{}, {"rate_per_s": None}, {"arrivals": "constant"}, {"burstiness": 0.5, "seed": 4}])
+def test_arrivals_alone_are_those_of_the_requests_and_go_on(asked: dict[str, Any]) -> None:
+    times = list(itertools.islice(workload(count=1, **asked).arrivals_s(), 120))
+    assert times[:100] == arrivals(**asked)
+    assert times == sorted(times)
+
+
 @pytest.mark.parametrize(
     ("mean", "distribution", "asked", "cv"),
     [(300, "uniform", None, 0.5), (300, "uniform", 0.2, 0.2), (300, "exponential", None, 1.0),

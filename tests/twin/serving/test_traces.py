@@ -1,148 +1,29 @@
 """A trace is read as its lines say, and whatever is wrong with it is refused by file and line."""
 
 import gzip
+import itertools
 import json
 import math
 import tracemalloc
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from tests.twin.serving.worlds import GOOD, line
+from tests.twin.serving import samples
+from tests.twin.serving.worlds import GOOD, Affine, PagedPool, line, serve
 from tests.worlds import LAWS
-from twin.errors import BadFile
+from twin.errors import BadFile, Impossible
 from twin.serving import traces
+from twin.serving.entries import Entry, Wrong
 from twin.serving.requests import Request
-from twin.serving.traces import Entry, Reading, Wrong
-
-
-def read(*given: str | bytes) -> list[Entry]:
-    checked = traces.Lines()
-    texts = [each if isinstance(each, bytes) else each.encode() for each in given]
-    return [checked.entry(text + b"\n", number) for number, text in enumerate(texts, 1)]
-
-
-def line_refusal(*given: str | bytes) -> str:
-    with pytest.raises(Wrong) as caught:
-        read(*given)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-TOKENS = "allowed are whole numbers from 1 to 2,147,483,647"
-TIMES = "allowed are numbers from 0 to 1e+15"
-ONE = "allowed is one of them"
-NAMES = "allowed are text and whole numbers of 64 bits"
-HALF_A_PREFIX = "has one of prefix_id and prefix_tokens, allowed are both or none"
-WRONG_LINES = {
-    "no arrival": (line(arrival_s=...), "has no arrival_s (or timestamp)"),
-    "no prompt": (line(prompt_tokens=...), "has no prompt_tokens (or input_length or prompt)"),
-    "no output": (line(output_tokens=...), "has no output_tokens (or output_length or output)"),
-    "two arrivals": (line(timestamp=1), f"has both arrival_s and timestamp, {ONE}"),
-    "negative time": (line(arrival_s=-0.5), f"arrival_s is -0.5, {TIMES}"),
-    "late time": (line(arrival_s=1e16), f"arrival_s is 1e+16, {TIMES}"),
-    "time as text": (line(arrival_s="1"), f'arrival_s is "1", {TIMES}'),
-    "null": (line(arrival_s=None), f"arrival_s is null, {TIMES}"),
-    "prompt of nothing": (line(prompt_tokens=0), f"prompt_tokens is 0, {TOKENS}"),
-    "half a token": (line(prompt_tokens=1.5), f"prompt_tokens is 1.5, {TOKENS}"),
-    "huge output": (line(output_tokens=2**31), f"output_tokens is 2147483648, {TOKENS}"),
-    "endless number": (line(output_tokens=10**60), f"output_tokens is {'1' + '0' * 36}..., {TOKENS}"),
-    "list of tokens": (line(output_tokens=[1]), f"output_tokens is [1], {TOKENS}"),
-    "bool id": (line(id=True), f"id is true, {NAMES}"),
-    "huge id": (line(id=2**63), f"id is 9223372036854775808, {NAMES}"),
-    "long id": (line(id="x" * 201), "id has 201 characters, allowed are 200"),
-    "prefix without tokens": (line(prefix_id=1), HALF_A_PREFIX),
-    "tokens without prefix": (line(prefix_tokens=1), HALF_A_PREFIX),
-    "prefix beyond prompt": (
-        line(prefix_id=1, prefix_tokens=11),
-        "prefix_tokens is 11, allowed are whole numbers from 1 to 10",
-    ),
-    "two prefixes": (line(prefix_id=1, prefix_tokens=1, hash_ids=[1]), f"has both prefix_id and hash_ids, {ONE}"),
-    "hashes as text": (line(hash_ids="1,2"), 'hash_ids is "1,2", allowed is a list'),
-    "a bool among the hashes": (line(hash_ids=[True]), f"hash_ids is true, {NAMES}"),
-    "NaN": (line(arrival_s=float("nan")), "not a JSON object: JSON is malformed: invalid character (byte 14)"),
-    "out of range": ('{"arrival_s": 1e999}', "not a JSON object: Number out of range - at `$.arrival_s`"),
-    "list": ("[1, 2]", "not a JSON object: Expected `object`, got `array`"),
-    "two objects": (GOOD + GOOD, "not a JSON object: JSON is malformed: trailing characters (byte 58)"),
-    "deep": ('{"x": ' + "[" * 10**5, "not a request: nested too deeply"),
-    "not UTF-8": (b'{"user": "\xe9"}', "not UTF-8 text (byte 10)"),
-    "UTF-16": (GOOD.encode("utf-16"), "not UTF-8 text (byte 0)"),
-    "too long": (line(user="x" * traces.MAX_LINE_BYTES), "the line is longer than 1,048,576 bytes"),
-    "a key twice": (f'{GOOD[:-1]}, "prompt\\u005ftokens": 11}}', 'has "prompt_tokens" twice, allowed is once'),
-    "an inner key twice": (f'{GOOD[:-1]}, "user": {{"a": 1, "a" : 2}}}}', 'has "a" twice, allowed is once'),
-    "out of order": (
-        line(arrival_s=0.5),
-        "arrival_s is 0.5, before 1 of the request before; sort the trace by arrival",
-    ),
-    "another key of time": (
-        line(arrival_s=..., timestamp=2000),
-        f"timestamp after arrival_s in the lines before, {ONE} in a file",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_LINES)
-def test_a_wrong_line_is_named_with_what_is_allowed(name: str) -> None:
-    wrong, message = WRONG_LINES[name]
-    read(GOOD, GOOD)
-    assert line_refusal(GOOD, wrong, GOOD) == message
-
-
-KEYS = st.sampled_from(["a", "b:", 'c"', "d\\", "é"])
-VALUES = st.recursive(
-    st.integers(0, 9) | st.sampled_from(["", "a", '"a":', '\\", "a": ', "b:"]),
-    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(KEYS, inner), max_size=3).map(tuple),
-    max_leaves=8,
-)
-
-
-def json_of(value: Any) -> str:
-    """JSON of a value in which tuples of pairs are objects, whose keys may come twice."""
-    if isinstance(value, tuple):
-        return f"{{{', '.join(f'{json.dumps(key)}: {json_of(each)}' for key, each in value)}}}"
-    return f"[{', '.join(map(json_of, value))}]" if isinstance(value, list) else json.dumps(value)
-
-
-def repeats(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return len({key for key, _ in value}) < len(value) or any(repeats(each) for _, each in value)
-    return isinstance(value, list) and any(map(repeats, value))
-
-
-@LAWS
-@given(VALUES)
-def test_a_line_is_refused_for_a_key_exactly_where_an_object_has_it_twice(value: Any) -> None:
-    text = f'{GOOD[:-1]}, "user": {json_of(value)}}}'
-    if repeats(value):
-        assert line_refusal(text).endswith(" twice, allowed is once")
-    else:
-        assert read(text) == read(GOOD)
-
-
-def test_an_id_that_appears_twice_is_refused_as_long_as_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert line_refusal(line(id="a"), line(id="b"), line(id="a")) == 'id "a" appears twice, allowed is once'
-    assert line_refusal(line(id=7), line(request_id=7)) == "request_id 7 appears twice, allowed is once"
-    assert len(read(line(id=1), line(id="1"), line())) == 3
-    monkeypatch.setattr(traces, "REMEMBERED_IDS", 2)
-    assert len(read(*(line(id=name) for name in "abcc"))) == 4
-
-
-def test_a_line_says_what_stands_in_it() -> None:
-    hashed = {"timestamp": 61.5, "input_length": 48, "output_length": 2, "hash_ids": [1, "x"]}
-    (entry,) = read(json.dumps(hashed | {"chat_id": 1, "parent_chat_id": -1, "turn": 1}))
-    assert entry == Entry(
-        line=1, id=0, arrival=61.5, in_seconds=False, prompt_tokens=48, output_tokens=2, prefix_ids=(1, "x"),
-        prefix_tokens=0, in_chats=True,
-    )  # fmt: skip
-    assert entry.hashes == 2
-    (entry,) = read(line(prefix_id="p", prefix_tokens=4))
-    assert (entry.in_seconds, entry.prefix_ids, entry.prefix_tokens, entry.hashes) == (True, ("p",), 4, 0)
-    assert not entry.in_chats
-
+from twin.serving.traces import Lacks, Reading
 
 NOTHING = Reading()
 
@@ -256,6 +137,12 @@ def test_what_is_open_is_asked_for_in_one_line_with_what_it_would_mean() -> None
     )
 
 
+def test_what_a_layout_is_known_to_have_needs_no_option_but_one_wins() -> None:
+    numbers = [entry(arrival=5.0), entry(arrival=45.0)]
+    assert traces.understand(numbers, NOTHING, whole=True, documented="s").time_unit == "s"
+    assert traces.understand(numbers, Reading(time_unit="ms"), whole=True, documented="s").time_unit == "ms"
+
+
 Write = Callable[..., Path]
 
 
@@ -335,6 +222,134 @@ def test_the_last_line_may_end_anyhow_and_gzip_and_a_byte_order_mark_are_known(
     assert len(list(traces.read_trace(written(pack(f"{GOOD}\n{GOOD}".encode() + end), end=b"")))) == 2
 
 
+def test_published_lines_say_what_they_say(tmp_path: Path) -> None:
+    for name, sample in samples.TRACES.items():
+        path = tmp_path / "trace"
+        path.write_bytes(sample.text.encode())
+        assert traces.lacks_of(path) == Lacks()
+        requests = list(traces.read_trace(path))
+        lengths = [(each.prompt_tokens, each.output_tokens) for each in requests]
+        assert lengths == [said[1:] for said in sample.said], name
+        assert [each.arrival_s for each in requests] == pytest.approx([said[0] for said in sample.said], abs=1e-9)
+
+
+def test_published_prompts_need_arrivals_and_characters_a_token(tmp_path: Path) -> None:
+    for name, sample in samples.PROMPTS.items():
+        path = tmp_path / "prompts"
+        path.write_bytes(sample.text.encode())
+        assert traces.lacks_of(path) == Lacks(arrivals=True, tokens=True)
+        assert "which says nothing of arrivals and tokens" in refusal(path)
+        told: list[Reading] = []
+        asked = Reading(chars_per_token=4.0, arrivals="drawn")
+        requests = list(traces.read_trace(path, asked, drawn=lambda: itertools.count(0.0, 0.5), understood=told.append))
+        said = [(each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests]
+        assert said == sample.said, name
+        assert told[-1].text.startswith("drawn; a") or told[-1].text.startswith("drawn; an")
+        assert "; tokens estimated at 4 characters each" in told[-1].text
+        assert ("left out: 1 conversations" in told[-1].text) == (name == "sharegpt")
+
+
+def test_arrivals_are_not_drawn_where_a_trace_has_them_and_its_unit_not_asked_where_there_is_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace"
+    path.write_text(samples.TRACES["azure 2023"].text, encoding="utf-8")
+    with pytest.raises(Impossible, match="--rate means nothing beside --trace-in"):
+        list(traces.read_trace(path, drawn=itertools.count))
+    for asked, option in (
+        (Reading(chars_per_token=4.0), "chars-per-token"),
+        (Reading(output_tokens=4), "output-tokens"),
+    ):
+        with pytest.raises(Impossible, match=f"--{option} means nothing beside this trace: it counts tokens"):
+            list(traces.read_trace(path, asked))
+    with pytest.raises(BadFile, match="arrivals are dates, so that there is no unit"):
+        list(traces.read_trace(path, Reading(time_unit="s")))
+    path.write_text(samples.PROMPTS["vllm"].text, encoding="utf-8")
+    with pytest.raises(BadFile, match="it says nothing of arrivals, so that there is no unit"):
+        list(traces.read_trace(path, Reading(time_unit="s", chars_per_token=4.0), drawn=itertools.count))
+
+
+WORKLOADS = st.lists(
+    st.tuples(st.integers(0, 10**6), st.integers(1, 2000), st.integers(1, 50)), min_size=1, max_size=12
+)
+
+
+def in_every_layout(workload: list[tuple[int, int, int]]) -> dict[str, str]:
+    """The same requests, whose times are in milliseconds."""
+    rows = sorted(workload)
+    start = datetime(2024, 5, 10, tzinfo=UTC)
+
+    def table(header: str, form: str) -> str:
+        cells = ((ms / 1000, prompt, output, start + timedelta(milliseconds=ms)) for ms, prompt, output in rows)
+        return "\n".join([header, *(form.format(*each) for each in cells)])
+
+    def lines(**keys: str) -> str:
+        said = ({"s": ms / 1000, "ms": ms, "prompt": prompt, "output": output} for ms, prompt, output in rows)
+        return "\n".join(json.dumps({name: each[what] for name, what in keys.items()}) for each in said)
+
+    return {
+        "azure": table("TIMESTAMP,ContextTokens,GeneratedTokens", "{3},{1},{2}"),
+        "burstgpt": table("Timestamp,Model,Request tokens,Response tokens,Total tokens", "{0},GPT-4,{1},{2},9"),
+        "splitwise": table("arrival_timestamp,batch_size,prompt_size,token_size", "{0},1,{1},{2}"),
+        "vidur": table("arrived_at,num_prefill_tokens,num_decode_tokens", "{0},{1}.0,{2}"),
+        "house table": table("output_tokens,prompt_tokens,arrival_s", "{2},{1},{0}"),
+        "house lines": lines(arrival_s="s", prompt_tokens="prompt", output_tokens="output"),
+        "mooncake": lines(timestamp="ms", input_length="prompt", output_length="output"),
+    }
+
+
+@LAWS
+@given(WORKLOADS, st.sampled_from([bytes, gzip.compress]))
+def test_the_same_workload_in_any_layout_is_the_same_simulation(
+    tmp_path_factory: pytest.TempPathFactory, workload: list[tuple[int, int, int]], pack: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("trace") / "trace"
+    found = {}
+    for name, text in in_every_layout(workload).items():
+        path.write_bytes(pack(text.encode()))
+        requests = list(traces.read_trace(path, Reading(time_unit="ms") if name == "mooncake" else NOTHING))
+        at = [round(each.arrival_s * 1000) for each in requests]
+        assert [each.arrival_s for each in requests] == pytest.approx([ms / 1000 for ms in at], abs=1e-9)
+        exact = [replace(each, arrival_s=ms / 1000, line=0) for each, ms in zip(requests, at, strict=True)]
+        costs = Affine(fixed_s=0.01, token_s=1e-6, row_s=1e-5)
+        served = serve(exact, costs=costs, pool=PagedPool(blocks=400, block_tokens=16), batched_tokens=2048)
+        found[name] = (exact, served.total_s, served.ttft_s.summary())
+    first = found["house lines"]
+    assert len(first[0]) == len(workload)
+    assert all(each == first for each in found.values())
+
+
+def test_a_list_of_another_layout_is_named(written: Write) -> None:
+    assert refusal(written('[{"arrival_s": 1}]')) == ": a JSON list of another layout than ShareGPT's"
+    assert refusal(written("[]")) == ": a list of ShareGPT conversations, which says nothing of arrivals and tokens"
+    drawn = partial(traces.read_trace, drawn=itertools.count)
+    with pytest.raises(BadFile, match="holds no requests"):
+        list(drawn(written("[]"), Reading(chars_per_token=4.0)))
+
+
+def test_a_wrong_row_of_a_table_or_prompt_is_named_by_file_and_number(written: Write) -> None:
+    header = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    assert refusal(written(header)) == ": holds no requests"
+    assert refusal(written("", header, "1,2,3", "", "1,2,x")).startswith(
+        ':5: GeneratedTokens is "x", allowed are whole '
+    )
+    late = written("arrival_s,prompt_tokens,output_tokens", *["1,2,3"] * traces.ENTRIES_AHEAD, "1,2")
+    assert refusal(late) == f":{traces.ENTRIES_AHEAD + 2}: has 2 cells, the header has 3"
+    assert refusal(written(header, "1,2,3", "61,2,3")) == ": timestamp may be in seconds or in milliseconds"
+    assert refusal(written("a,b,c", "1,2,3")) == ": a CSV file, not a trace of requests"
+    for wrong, says in (("{", ":3: not JSON: "), ('{"prompt": 1.5}', ":3: prompt is 1.5, allowed are ")):
+        path = written('{"prompt": "a"}', '{"prompt": "b"}', wrong)
+        asked = Reading(chars_per_token=4.0, output_tokens=5)
+        with pytest.raises(BadFile) as refused:
+            list(traces.read_trace(path, asked, drawn=itertools.count))
+        assert str(refused.value).removeprefix(str(path)).startswith(says)
+
+
+def test_what_cannot_be_read_lacks_nothing(written: Write, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere", written("oops"), written("[oops"), written(b"\x28\xb5\x2f\xfdoops")):
+        assert traces.lacks_of(path) == Lacks()
+
+
 def test_what_is_wrong_is_named_by_file_and_number(written: Write, tmp_path: Path) -> None:
     assert refusal(written(GOOD, "", line(arrival_s="1"), GOOD)).startswith(':3: arrival_s is "1", allowed are ')
     at_once = [line(arrival_s=1)] * traces.ENTRIES_AHEAD
@@ -342,7 +357,7 @@ def test_what_is_wrong_is_named_by_file_and_number(written: Write, tmp_path: Pat
     for empty in ((), ("",), ("", "  ", "\t")):
         assert refusal(written(*empty)) == ": holds no requests"
     assert refusal(tmp_path / "none.jsonl") == ": cannot be read: No such file or directory"
-    assert refusal(tmp_path) == ": a folder, not a trace of JSON lines"
+    assert refusal(tmp_path) == ": a folder, not a trace of requests"
     whole = gzip.compress(b"\n".join([GOOD.encode()] * 2000))
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(whole[:-20])
@@ -361,12 +376,22 @@ def test_any_bytes_are_requests_or_one_line_of_refusal(
     assert refusal(path)
 
 
-def test_a_long_trace_takes_no_more_memory_than_a_short_one(written: Write) -> None:
+@pytest.mark.parametrize("form", ["lines", "table", "list"])
+def test_a_long_trace_takes_no_more_memory_than_a_short_one(written: Write, form: str) -> None:
     peaks = []
-    for count in (1_000, 8_000):
-        path = written(*(line(arrival_s=index) for index in range(count)), name=f"{count}.jsonl")
+    for count in (2_000, 16_000):
+        if form == "lines":
+            path = written(*(line(arrival_s=index) for index in range(count)), name=f"{count}.jsonl")
+        elif form == "table":
+            rows = (f"{index},10,5" for index in range(count))
+            path = written("arrival_s,prompt_tokens,output_tokens", *rows, name=f"{count}.csv")
+        else:
+            one = '{"conversations": [{"value": "Who are you?"}, {"value": "A model of some kind."}]}'
+            path = written("[" + ",\n".join([one] * count) + "]", name=f"{count}.json")
+        asked = Reading(chars_per_token=4.0) if form == "list" else NOTHING
+        drawn = itertools.count if form == "list" else None
         tracemalloc.start()
-        assert sum(1 for _ in traces.read_trace(path)) == count
+        assert sum(1 for _ in traces.read_trace(path, asked, drawn=drawn)) == count
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] + 10_000
