@@ -236,7 +236,7 @@ def images(layers: Iterable[int], *parts: tuple[int, int]) -> tuple[Point, ...]:
 IMAGES_CALIBRATED = images((1, 8), (8, 16))
 IMAGE_NOTE = "images are pageable, and every copy is waited for"
 IMAGES_VARY = 0.18
-"""Three runs on one H200: the same image took 0.65 to 1.35 times as long as in another."""
+"""Four runs on one H200: the same image took 0.65 to 1.35 times as long as in another. Rates are of three together."""
 IMAGES = tuple(
     Operation(
         name=name,
