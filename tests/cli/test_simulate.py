@@ -152,13 +152,13 @@ def test_a_table_is_served_and_the_answer_says_how_it_was_read(capsys: Capture, 
     header = "Timestamp,Model,Request tokens,Response tokens\n"
     path.write_text(f"{header}5,GPT-4,47,18\n6,GPT-4,47,0\n7.5,GPT-4,30,2\n", encoding="utf-8")
     shown = run(capsys, "simulate", *FAST, "--trace-in", str(path)).out
-    says = "arrivals in seconds; a BurstGPT trace (CSV); left out: 1 failed requests"
+    says = "arrivals in seconds; a BurstGPT trace (CSV); failed requests left out: 1"
     assert f"\ntrace trace.csv; {says}\n" in shown
     answer = asked(capsys, *FAST, "--trace-in", str(path))
     assert [each["arrival_s"] for each in answer["requests"]] == [0, 2.5]
     assert answer["question"]["trace"] == {
         "time_unit": "s", "hash_tokens": None, "layout": "a BurstGPT trace (CSV)",
-        "left_out": "left out: 1 failed requests",
+        "left_out": "failed requests left out: 1",
     }  # fmt: skip
 
 

@@ -163,7 +163,8 @@ def _measured(draw: random.Random) -> Case:
 def _about(kind: str, path: str, pair: tuple[str, str], *, plain: bool, draw: random.Random) -> list[str]:
     model, machine = pair
     if kind == "trace":
-        return ["simulate", "--model", "llama-3.1-8b", "--hw", "h200", "--trace-in", path, *_json(draw)]
+        drawn = ["--rate", "1", "--chars-per-token", draw.choice(["0", "3.5", "nan"])] if draw.random() < 0.2 else []
+        return ["simulate", "--model", "llama-3.1-8b", "--hw", "h200", "--trace-in", path, *drawn, *_json(draw)]
     if draw.random() < 0.15:
         return [f"{kind}s", path, *_json(draw)]
     command = draw.choice(("predict", "predict", "compare", "simulate"))
@@ -266,7 +267,38 @@ def _places(document: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+_HEADERS = (
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    ("Timestamp", "Request tokens", "Response tokens"),
+    ("arrival_timestamp", "prompt_size", "token_size"),
+    ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+)
+_CELLS = ("", "0", "-1", "1e999", "nan", "2024-05-10", "2024-05-10 00:00:01+00:00", '"', '"\n', "1,1", "9" * 5000)
+
+
+def _table(draw: random.Random) -> bytes:
+    """CSV of a few rows, in one of three a cell of another kind."""
+    rows = [[str(at), str(draw.randint(1, 3000)), str(draw.randint(1, 50))] for at in range(draw.randint(0, 6))]
+    for row in rows:
+        if draw.random() < 0.3:
+            row[draw.randrange(3)] = draw.choice(_CELLS)
+    return "\n".join(map(",".join, (draw.choice(_HEADERS), *rows))).encode()
+
+
+def _prompts(draw: random.Random) -> bytes:
+    """Conversations, a batch or prompts, mutated in one of three."""
+    talk = [{"from": "human", "value": "Who are you?"}, {"from": "gpt", "value": "A model."}]
+    body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
+    one: dict[str, Any] = draw.choice(
+        ({"conversations": talk}, {"custom_id": "a", "body": body}, {"prompt": "What?", "output_tokens": 3})
+    )
+    members = [_text(one) if draw.random() < 0.7 else _mutated(one, draw) for _ in range(draw.randint(1, 4))]
+    return b"[" + b",\n".join(members) + b"]" if draw.random() < 0.5 else b"\n".join(members)
+
+
 def _trace(draw: random.Random) -> bytes:
+    if draw.random() < 0.5:
+        return draw.choice((_table, _prompts))(draw)
     lines, arrival_s = [], 0.0
     for number in range(draw.randint(1, 6)):
         prompt = draw.randint(1, 3000)

@@ -13,8 +13,16 @@ from twin.serving.entries import MAX_LINE_BYTES, Entry, Ids, Wrong, shown, text_
 from twin.units import KIB
 
 _READ = 64 * KIB
-_DECODER = json.JSONDecoder(object_pairs_hook=unique)
 _EMPTY = " \t\r\n"
+_MOST_DIGITS = 20
+
+
+def _whole(text: str) -> int | float:
+    """A whole number; int() takes but 4,300 digits."""
+    return int(text) if len(text) <= _MOST_DIGITS else float(text)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_int=_whole)
 
 
 def prompts_of(document: Any) -> TraceLayout | None:
@@ -33,7 +41,7 @@ def objects_of_lines(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[in
 
 def _decoded(line: bytes, number: int) -> Any:
     try:
-        return json.loads(text_of(line), object_pairs_hook=unique)
+        return _DECODER.decode(text_of(line).strip(_EMPTY))
     except RecursionError:
         raise Wrong("not a request: nested too deeply", line=number) from None
     except Wrong as wrong:

@@ -150,7 +150,7 @@ def read_trace(
             if not reader.count:
                 raise BadFile(f"{path}: holds no requests")
             if reader.left_out:
-                understood(replace(reading, left_out=f"left out: {reader.left_out:,} {layout.failed}"))
+                understood(replace(reading, left_out=f"{layout.failed} left out: {reader.left_out:,}"))
     except Wrong as wrong:
         known = kind_of_head(head) if layout is JSON_LINES and not reader.count else ""
         if known not in ("", TRACE):

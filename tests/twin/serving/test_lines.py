@@ -45,6 +45,10 @@ WRONG_LINES = {
     "half a token": (line(prompt_tokens=1.5), f"prompt_tokens is 1.5, {TOKENS}"),
     "huge output": (line(output_tokens=2**31), f"output_tokens is 2147483648, {TOKENS}"),
     "endless number": (line(output_tokens=10**60), f"output_tokens is {'1' + '0' * 36}..., {TOKENS}"),
+    "an inner key twice and an endless number": (
+        f'{GOOD[:-1]}, "user": {{"a": 1, "a": {"9" * 5000}}}}}',
+        'has "a" twice, allowed is once',
+    ),
     "list of tokens": (line(output_tokens=[1]), f"output_tokens is [1], {TOKENS}"),
     "bool id": (line(id=True), f"id is true, {NAMES}"),
     "huge id": (line(id=2**63), f"id is 9223372036854775808, {NAMES}"),
@@ -115,6 +119,10 @@ def test_a_line_is_refused_for_a_key_exactly_where_an_object_has_it_twice(value:
         assert line_refusal(text).endswith(" twice, allowed is once")
     else:
         assert read(text) == read(GOOD)
+
+
+def test_a_number_of_thousands_of_digits_beside_keys_that_are_alike_is_none_of_our_business() -> None:
+    assert read(f'{GOOD[:-1]}, "user": {{"id": {"9" * 5000}, "x": {{"id": 1}}}}}}')
 
 
 def test_an_id_that_appears_twice_is_refused_as_long_as_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,14 @@ def test_a_list_that_is_none_is_refused_by_its_line(text: str | bytes, says: str
     assert list_refusal(text).startswith(says)
 
 
+def test_a_number_of_thousands_of_digits_is_read_and_refused_where_it_counts() -> None:
+    endless = '{"prompt": "a", "output_tokens": ' + "9" * 5000 + "}"
+    for found in (objects_of_lines([(1, endless.encode())]), members(f"[{endless}]")):
+        assert refusal(*(document for _, document in found)) == (
+            "1: output_tokens is Infinity, allowed are whole numbers from 1 to 2,147,483,647"
+        )
+
+
 def test_lines_that_are_no_json_are_refused_by_their_number() -> None:
     assert [number for number, _ in objects_of_lines([(1, b"{}"), (2, b" \n"), (3, b"{}")])] == [1, 3]
     for line, says in ((b"{", "not JSON: "), (b'{"a": 1, "a": 1}', 'has "a" twice'), (b"\xff", "not UTF-8 text")):

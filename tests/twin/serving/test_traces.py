@@ -246,7 +246,7 @@ def test_published_prompts_need_arrivals_and_characters_a_token(tmp_path: Path) 
         assert said == sample.said, name
         assert told[-1].text.startswith("drawn; a") or told[-1].text.startswith("drawn; an")
         assert "; tokens estimated at 4 characters each" in told[-1].text
-        assert ("left out: 1 conversations" in told[-1].text) == (name == "sharegpt")
+        assert ("conversations without question and reply left out: 1" in told[-1].text) == (name == "sharegpt")
 
 
 def test_arrivals_are_not_drawn_where_a_trace_has_them_and_its_unit_not_asked_where_there_is_none(
