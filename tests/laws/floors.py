@@ -15,7 +15,9 @@ class Shape:
     """Parameters by part that a token runs through, norms and biases left out, and elements of a model's caches."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        attention, feed, hidden = spec.attention, spec.kinds["attention"].feed_forward, spec.hidden
+        (feed, *others), hidden = {layer.feed_forward for layer in spec.kinds.values()}, spec.hidden
+        attention = spec.attention
+        assert not others  # one feed-forward for all layers
         assert isinstance(attention, Attention)
         assert feed is not None
         wide, kv = attention.query_heads * attention.head_dim, attention.kv_heads * attention.head_dim

@@ -172,7 +172,7 @@ POOL = PagedPool(blocks=6_000, block_tokens=16)
 
 def peak_bytes(count: int, rate_per_s: float | None) -> int:
     """Largest traced size while so many requests are served."""
-    prompt, output = (Lengths(mean=mean, distribution="exponential") for mean in (64, 16))
+    prompt, output = (Lengths(mean=mean, distribution="exponential") for mean in (512, 256))
     chat = Workload(count=count, rate_per_s=rate_per_s, prompt=prompt, output=output, prefix_tokens=64)
     tracemalloc.start()
     result = serve(chat.requests(), costs=COSTS, pool=POOL)
