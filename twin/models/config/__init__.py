@@ -15,7 +15,7 @@ from twin.models.config.quantisation import read_weights
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.towers import towers_of
 from twin.models.config.without_effect import WITHOUT_EFFECT
-from twin.models.fields import Fields, Understood
+from twin.models.fields import BY_HAND, Fields, Understood, shown
 from twin.models.spec import SCHEMA, ModelSpec, NgramTable, Weights
 
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -83,7 +83,7 @@ def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
     """The name that is known, and its reader: of the innermost table first. Raises BadFile."""
     names = [name for table in reversed(tables) for name in _names(table)]
     if not names:
-        raise BadFile(f"{where}: architectures and model_type are missing", hint=_HINT)
+        raise BadFile(f"{where}: architectures and model_type are missing", hint=BY_HAND)
     for name in names:
         if (reader := reader_of(name)) is not None:
             return name, reader
@@ -91,15 +91,9 @@ def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
 
     near = nearest(names[-1], readers())
     raise BadFile(
-        f"{where}: architecture {names[-1]!r} is not known",
-        hint=(f"the nearest known one is {near}; " if near else "") + _HINT,
+        f"{where}: architecture {shown(names[-1])} is not known",
+        hint=(f"the nearest known one is {near}; " if near else "") + BY_HAND,
     )
-
-
-_HINT = (
-    "any model can be described by hand (schema twin.model/2): "
-    "`twin models NAME --save` writes the description of a known one to start from"
-)
 
 
 def _names(table: Fields) -> Iterator[str]:

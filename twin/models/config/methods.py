@@ -214,7 +214,7 @@ def torchao(table: Fields) -> Plan:
         arguments = table.table("quant_type_kwargs")
         group = group_of(arguments, default=0) if arguments else 0
     if name not in _TORCHAO:
-        raise table.wrong("quant_type", f"{name!r} is not known; known are {', '.join(_TORCHAO)}")
+        raise table.unknown("quant_type", name, _TORCHAO)
     form, bits, by_default, scales = _TORCHAO[name]
     ignored = patterns_of(table, "modules_to_not_convert")
     return Plan(stored=without(grouped(form, bits, group or by_default, scales), ignored))
