@@ -95,8 +95,18 @@ class Fields:
         return inner
 
     def without_effect(self, *keys: str) -> None:
-        """Keys that are known and change neither bytes nor operations: neither used nor listed as ignored."""
+        """Keys that are known and change neither bytes nor operations, unless something else has asked for them."""
+        self.used |= {key: "" for key in keys if key in self.raw and key not in self.used}
+
+    def checked(self, *keys: str) -> None:
+        """Keys that were asked for, and from which nothing follows but that the file can be read."""
         self.used |= {key: "" for key in keys if key in self.raw}
+
+    def rest_without_effect(self) -> None:
+        """The same of all keys that nothing asked for, here and in tables within."""
+        self.without_effect(*self.raw)
+        for inner in self.nested:
+            inner.rest_without_effect()
 
     def origins(self) -> dict[str, str]:
         """Keys that were used, with their values."""

@@ -5,6 +5,7 @@ layers are of one kind. What depends on the engine that runs it (where the embed
 whether windows get pages of their own) is the engine's.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import cycle, islice
 from typing import Annotated, Literal
@@ -162,6 +163,11 @@ class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("lookup_accepts must be above block_accepts")
 
 
+def in_order(order: Iterable[tuple[str, int]], layers: int) -> tuple[str, ...]:
+    """Kind of each layer, of kinds and how many of each in a row, which are begun again at the end."""
+    return tuple(islice((kind for kind, count in cycle(order) for _ in range(count)), layers))
+
+
 class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, dict=True):
     """A model and its checkpoint."""
 
@@ -202,8 +208,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     @cached_property
     def layer_kinds(self) -> tuple[str, ...]:
         """Kind of each layer in order."""
-        named = (kind for kind, count in cycle(self.order) for _ in range(count))
-        return tuple(islice(named, self.layers))
+        return in_order(self.order, self.layers)
 
     @cached_property
     def kind_counts(self) -> dict[str, int]:

@@ -46,7 +46,8 @@ def read_config(raw: dict[str, Any], where: str, *, name: str, beside: Fields | 
     architecture, reader = _reader(tables, where)
     for table in tables:
         nulls = (key for key, value in table.raw.items() if value is None)
-        table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type", *nulls)
+        table.without_effect(*WITHOUT_EFFECT, *nulls)
+        table.checked("architectures", "model_type")
     try:
         shape = reader(tables[-1])
         shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))

@@ -49,7 +49,7 @@ def check_rope(fields: Fields) -> None:
             kind = inner.text("rope_type", "type", default="default")
             if kind not in ROPE_KINDS:
                 raise inner.unknown("rope_type" if "rope_type" in inner else "type", kind)
-            inner.without_effect(*inner.raw)
+            inner.checked(*inner.raw)
 
 
 def _inner(table: Fields, name: str) -> Fields | None:

@@ -138,7 +138,7 @@ def mpt(fields: Fields) -> Shape:
     if inner is not None:
         attention = replace(attention, kv_heads=inner.integer("kv_n_heads", default=attention.kv_heads, high=HEADS))
         inner.only("qk_ln", expected=False)
-        inner.without_effect(*(key for key in inner.raw if key not in inner.used))
+        inner.rest_without_effect()
     fields.only("no_bias", expected=True)
     fields.without_effect("learned_pos_emb", "embedding_fraction", "norm_type", "verbose")
     feed = FeedForward(intermediate=hidden * fields.integer("expansion_ratio", default=4, high=64), gated=False)

@@ -53,7 +53,7 @@ def gemma2(fields: Fields) -> Shape:
 
 def gemma3(fields: Fields) -> Shape:
     """Gemma 3: five layers with a window to one without, norms of queries and keys."""
-    fields.raw = _GEMMA3_UNSAID | {key: value for key, value in fields.raw.items() if key in fields or value is None}
+    fields.raw = _GEMMA3_UNSAID | fields.raw
     fields.without_effect("_sliding_window_pattern")
     period = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     return _windowed(fields, period=period, head_normed=True)

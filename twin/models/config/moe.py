@@ -56,8 +56,8 @@ def dbrx(fields: Fields) -> Shape:
     experts = expert_count(ffn, "moe_num_experts")
     active = active_of(ffn, experts, "moe_num_experts", "moe_top_k")
     feed = FeedForward(intermediate=width_of(ffn, "ffn_hidden_size"), experts=experts, active=active)
-    attn.without_effect(*attn.raw)
-    ffn.without_effect(*ffn.raw)
+    attn.rest_without_effect()
+    ffn.rest_without_effect()
     return shape_of(fields, layered([attention], [feed], hidden) * layers, hidden=hidden, vectors=hidden, tied=False)
 
 

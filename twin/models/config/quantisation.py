@@ -61,15 +61,8 @@ def read_weights(tables: list[Fields], shape: Shape, beside: Fields | None = Non
         parts: dict[Part, Stored] = {} if plain.format == "bf16" else {"vectors": plain}
         return Weights(format=plain.format, bits=plain.bits, parts=parts)
     plan = _plan(found)
-    _heard(found)
+    found.rest_without_effect()  # says how activations are quantised, or how the checkpoint was made
     return _by_part(shape, plan, plain if plain.bits >= _BF16.bits else _BF16)
-
-
-def _heard(table: Fields) -> None:
-    """What a method did not ask for says how activations are quantised, or how the checkpoint was made."""
-    table.without_effect(*(key for key in table.raw if key not in table.used))
-    for inner in table.nested:
-        _heard(inner)
 
 
 def _dtype(tables: list[Fields]) -> Stored:

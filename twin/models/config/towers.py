@@ -23,7 +23,7 @@ def towers_of(outer: Fields, hidden: int) -> dict[str, int]:
         if read is None or table is None or not table.raw:
             continue
         counts[tower] = read(table, outer, hidden)
-        table.without_effect(*(key for key in table.raw if key not in table.used))
+        table.rest_without_effect()
     return counts
 
 

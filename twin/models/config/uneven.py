@@ -91,7 +91,7 @@ def step3p7(fields: Fields) -> Shape:
     wide = fields.integer("num_sliding_attention_heads", default=0, low=0, high=HEADS)
     if other is not None:
         wide = wide or other.integer("num_attention_heads", default=attention.query_heads, high=HEADS)
-        other.without_effect(*(key for key in other.raw if key not in other.used))
+        other.rest_without_effect()
     full = _gated_by_head(attention, hidden)
     sliding = _gated_by_head(_with_heads(fields, attention, wide or attention.query_heads), hidden)
     windows = of_types(fields, types)
@@ -103,7 +103,6 @@ def step3p7(fields: Fields) -> Shape:
         dense=_step_dense,
     )
     fields.without_effect("n_shared_experts", "swiglu_limits", "swiglu_limits_shared", "moe_router_scaling_factor")
-    fields.without_effect("num_nextn_predict_layers")
     return _stacked(fields, hidden, mixers, routed(routing)(fields, hidden, layers))
 
 

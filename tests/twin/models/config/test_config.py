@@ -122,6 +122,21 @@ def test_what_is_wrong_is_refused_by_its_key(changes: dict[str, Any], message: s
         read_config(config, "config.json", name="toy")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("MixtralForCausalLM", "intermediate_size"),
+        ("GptOssForCausalLM", "intermediate_size"),
+        ("DbrxForCausalLM", "ffn_config.moe_num_experts"),
+        ("MiMoV2FlashForCausalLM", "sliding_window"),
+    ],
+)
+def test_what_a_shape_follows_from_is_named_though_other_shapes_do_without(architecture: str, key: str) -> None:
+    understood = read_config(row(architecture), "config.json", name="toy")
+    assert key in understood.origins
+    assert key not in understood.ignored
+
+
 def test_layer_types_that_disagree_with_the_number_of_layers_are_refused() -> None:
     error = refused(row("Cohere2ForCausalLM") | {"layer_types": ["full_attention"] * 100_000})
     assert error.message.startswith("config.json: layer_types ['full_attention', ")
