@@ -4,9 +4,13 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.twin.models.gguf.shapes import MODELS
+from tests.twin.models.gguf.written import write
 
 ROOT = Path(__file__).parent.parent
 MOST_LINES = 500
@@ -68,6 +72,20 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield ast.unparse(node.args[0]).lstrip("f").strip("'\"").partition(".")[0]
 
 
+def imported_modules(node: ast.AST, modules: set[str]) -> Iterator[str]:
+    """Those of the modules that a piece of source imports as it is loaded."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom):
+            named = {f"{child.module}.{alias.name}" for alias in child.names} & modules
+            yield from named or {child.module or ""} & modules
+        elif isinstance(child, ast.Import):
+            yield from {alias.name for alias in child.names} & modules
+        elif not isinstance(child, ast.FunctionDef) and not (
+            isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        ):
+            yield from imported_modules(child, modules)
+
+
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -122,6 +140,20 @@ def test_no_reader_of_configurations_or_ggufs_is_loaded_where_none_is_read(comma
     done = run(readers, command)
     assert (done.returncode, done.stderr) == (0, "")
     assert "twin.models.config is barred" in run(readers, "models qwen3-8b").stderr
+
+
+def test_a_gguf_is_read_without_readers_of_configurations(tmp_path: Path) -> None:
+    path = write(tmp_path / "small.gguf", *MODELS["llama"])
+    done = run(BARRED_RUN.replace("{barred}", "{'twin.models.config'}"), f"models {path}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_circle_of_imports() -> None:
+    """Of what is imported as a module is loaded: what a function or a type checker imports comes later or never."""
+    paths = [path for room in ROOMS for path in sources(room)]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    graph = {name: set(imported_modules(parsed(path), set(modules))) - {name} for name, path in modules.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
 
 
 @pytest.mark.parametrize("room", [*ROOMS, "cli"])

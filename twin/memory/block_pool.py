@@ -30,7 +30,7 @@ class KVPool(Struct, frozen=True, kw_only=True):
     plan: BlockPlan
     pool_bytes: int
     blocks: int
-    """Whole blocks; one of them is the engine's null block and holds nothing (`v1/core/block_pool.py`). None where the
+    """Whole blocks; one of them is the engine's null block and holds nothing (`v1/core/block_pool.py`). 0 where the
     device does not hold a pool of given size."""
     max_model_tokens: int  # longest request that the engine is told to expect: what it prints depends on it
 

@@ -133,19 +133,19 @@ class BlockPlan(Struct, frozen=True, kw_only=True):
 _Blocks = dict[CacheSpec, int]  # tokens in a block of each type, 0 for states
 
 
-def plan_blocks(specs: Sequence[CacheSpec], rules: PoolSettings) -> BlockPlan:
+def plan_blocks(specs: Sequence[CacheSpec], settings: PoolSettings) -> BlockPlan:
     """Block, page and groups of layers, alike ones together; Impossible where no such plan is known."""
     layers: Counter[CacheSpec] = Counter()
     for spec in specs:
         layers[replace(spec, layers=1)] += spec.layers
     blocks = _born(_joined([replace(spec, layers=count) for spec, count in layers.items()]))
-    blocks = _unified(_promoted(blocks) if rules.promotes_sliding else blocks)
-    full = _group_layers([*blocks], balances=rules.balances_groups)
+    blocks = _unified(_promoted(blocks) if settings.promotes_sliding else blocks)
+    full = _group_layers([*blocks], balances=settings.balances_groups)
     return BlockPlan(
         block_tokens=_step(blocks),
         page_bytes=_longest_page(blocks),
         group_layers=full,
-        groups=tuple(group for spec, tokens in blocks.items() for group in _split(spec, tokens, full, rules)),
+        groups=tuple(group for spec, tokens in blocks.items() for group in _split(spec, tokens, full, settings)),
     )
 
 
@@ -234,11 +234,11 @@ def _group_layers(types: Sequence[CacheSpec], *, balances: bool) -> int:
     return next((size for size in divisors if all(-layers % size <= layers for layers in sliding)), fewest)
 
 
-def _split(spec: CacheSpec, tokens: int, full: int, rules: PoolSettings) -> list[Group]:
+def _split(spec: CacheSpec, tokens: int, full: int, settings: PoolSettings) -> list[Group]:
     """Groups of at most `full` layers, as even as they go (`layers[i::num_groups]`)."""
     count = _ceil(spec.layers, full)
-    in_flight = rules.batched_tokens * (2 if rules.async_scheduling else 1)
-    states = rules.speculative_tokens + (2 if rules.prefix_caching else 1)
+    in_flight = settings.batched_tokens * (2 if settings.async_scheduling else 1)
+    states = settings.speculative_tokens + (2 if settings.prefix_caching else 1)
     return [
         Group(
             kind=spec.kind,

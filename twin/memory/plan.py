@@ -11,7 +11,6 @@ from twin.ask.case import Case
 from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
-from twin.models.mixers import Attention, LatentAttention
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
@@ -172,8 +171,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
 
     A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
-    its groups. A model's windows are counted as far as the context fills them, those of a drafter alone
-    full, whatever the context.
+    its groups. A model's windows are counted as far as the context fills them, those of a drafter alone in full.
     """
     if profile.gpu_count > 1:
         hint = "name a machine with one, such as --hw rtx3090 or --hw h200"
@@ -267,17 +265,13 @@ def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -
     model, rules = case.model, case.rules
     layers = [(model.kinds[kind], kinds.count(kind)) for kind in dict.fromkeys(kinds)]
     weights = sum(model.stored_bytes(layer.parameters(model.hidden)) * count for layer, count in layers)
-    on_host = rules.embedding_on_host
     if last:
         weights += head_bytes(case)
     state = sum(
-        state_bytes(mixer, case.state_bytes_of(mixer)) * count
-        for layer, count in layers
-        for mixer in layer.mixers
-        if not isinstance(mixer, Attention | LatentAttention)
+        state_bytes(mixer, case.state_bytes_of(mixer)) * count for layer, count in layers for mixer in layer.recurrent
     )
     parts = {"weights": weights, "recurrent state": float(state * case.question.batch)}
-    if not on_host and kinds:
+    if not rules.embedding_on_host and kinds:
         parts["embedding"] = model.weight_bytes["embedding"] if first else 0.0
     if any(layer.attending for layer, _ in layers):
         parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}

@@ -1,6 +1,6 @@
 """Reading a table of somebody else's file key by key: each checked as it is taken, each remembered."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -10,6 +10,8 @@ from twin.models.spec import ModelSpec
 
 LARGEST = 2**31  # of whole numbers that say nothing else
 LONGEST_WHY = 400  # characters of a reason, with what it cites of the file
+BY_HAND = "any model can be described by hand (schema twin.model/2): `twin models NAME --save` writes one to start from"
+_LONGEST_SHOWN = 60  # letters
 
 T = TypeVar("T")
 
@@ -39,10 +41,24 @@ class Fields:
         why = why if len(why) <= LONGEST_WHY else f"{why[: LONGEST_WHY // 2]}...{why[-LONGEST_WHY // 2 :]}"
         return BadFile(f"{self.where}: {self.prefix[:LONGEST_WHY]}{key[:LONGEST_WHY]}: {why}")
 
+    def missing(self, *keys: str) -> BadFile:
+        """What to raise where one of the keys has to be there."""
+        return BadFile(f"{self.where}: {self.prefix}{' or '.join(keys)} is missing")
+
+    def unknown(self, key: str, value: object, known: Iterable[str] = (), *, verb: str = "is") -> BadFile:
+        """What to raise about a value, or one among others, that nobody here knows."""
+        listed = ", ".join(known)
+        return self.wrong(key, f"{verb} {shown(value)}, which is not known{listed and f'; known are {listed}'}")
+
     def contradiction(self, why: str, *keys: str) -> BadFile:
         """What to raise about keys that cannot all be right."""
-        said = " and ".join(f"{self.prefix}{key} {_short(self.raw.get(key))}" for key in keys)
+        said = " and ".join(f"{self.prefix}{key} {shown(self.raw.get(key))}" for key in keys)
         return BadFile(f"{self.where}: {said} contradict each other: {why}")
+
+    def only(self, key: str, *, expected: bool) -> None:
+        """Takes a flag of which one value alone is known, and which has it where the key is missing. Raises BadFile."""
+        if self.flag(key, default=expected) != expected:
+            raise self.wrong(key, f"is {str(not expected).lower()}, which is not known of this architecture")
 
     def integer(self, *keys: str, default: int | None = None, low: int = 1, high: int = LARGEST) -> int:
         """The whole number under the first of the keys that is there. Raises BadFile."""
@@ -74,15 +90,25 @@ class Fields:
             return None
         value = self.raw[key]
         if not isinstance(value, dict):
-            raise self.wrong(key, f"is {_short(value)}, not a table")
+            raise self.wrong(key, f"is {shown(value)}, not a table")
         inner = Fields(value, self.where, f"{self.prefix}{key}.")
         self.nested.append(inner)
         self.used[key] = ""
         return inner
 
     def without_effect(self, *keys: str) -> None:
-        """Keys that are known and change neither bytes nor operations: neither used nor listed as ignored."""
+        """Keys that are known and change neither bytes nor operations, unless something else has asked for them."""
+        self.used |= {key: "" for key in keys if key in self.raw and key not in self.used}
+
+    def checked(self, *keys: str) -> None:
+        """Keys that were asked for, and from which nothing follows but that the file can be read."""
         self.used |= {key: "" for key in keys if key in self.raw}
+
+    def rest_without_effect(self) -> None:
+        """The same of all keys that nothing asked for, here and in tables within."""
+        self.without_effect(*self.raw)
+        for inner in self.nested:
+            inner.rest_without_effect()
 
     def origins(self) -> dict[str, str]:
         """Keys that were used, with their values."""
@@ -102,14 +128,14 @@ class Fields:
         key = next((key for key in keys if key in self), None)
         if key is None:
             if default is None:
-                raise BadFile(f"{self.where}: {self.prefix}{' or '.join(keys)} is missing")
+                raise self.missing(*keys)
             return default
         value = self.raw[key]
         try:
             taken = check(value)
         except ValueError as wrong:
-            raise self.wrong(key, f"is {_short(value)}, {wrong}") from None
-        self.used[key] = _short(value)
+            raise self.wrong(key, f"is {shown(value)}, {wrong}") from None
+        self.used[key] = shown(value)
         return taken
 
 
@@ -147,7 +173,7 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _short(value: Any) -> str:
-    """A value as it is shown: a long one cut."""
+def shown(value: object) -> str:
+    """A name or a value of a file on one line: a long one cut."""
     said = repr(value)
-    return said if len(said) <= 60 else f"{said[:57]}..."
+    return said if len(said) <= _LONGEST_SHOWN else f"{said[: _LONGEST_SHOWN - 3]}..."

@@ -2,7 +2,7 @@
 
 Bits count scales and zeros. Sources: llama.cpp `ggml-common.h` (blocks) and `src/llama-quant.cpp` (which tensors of a
 mix take the wider type); AutoAWQ, AutoGPTQ and compressed-tensors (groups of 128); bitsandbytes (blocks of 64); OCP
-Microscaling (mxfp4), NVIDIA ModelOpt (nvfp4).
+Microscaling (mxfp4), NVIDIA ModelOpt (nvfp4); exllamav3 `conversion/quant_config.py` (heads).
 """
 
 import re
@@ -65,8 +65,8 @@ _MIXES = {
 importances; other names stand for one type throughout, which for i-quants below 3 bits is up to 6 % off."""
 
 _UNIFORM: dict[str, tuple[str, float]] = {
-    "fp32": ("fp32", 32.0), "bf16": ("bf16", 16.0), "fp16": ("bf16", 16.0), "f16": ("bf16", 16.0),
-    "fp8": ("fp8", 8.0), "fp8_block": ("fp8", 8 + 32 / 128**2), "int8": ("int8", 8.0), "w8a8": ("int8", 8.0),
+    "fp32": ("fp32", 32), "bf16": ("bf16", 16), "fp16": ("bf16", 16), "f16": ("bf16", 16),
+    "fp8": ("fp8", 8), "fp8_block": ("fp8", 8 + 32 / 128**2), "int8": ("int8", 8), "w8a8": ("int8", 8),
     "w8a16": ("w8a16", 8 + 16 / 128), "w4a16": ("w4a16", 4 + 16 / 128), "gptq": ("w4a16", 4 + 20 / 128),
     "awq": ("w4a16", 4 + 20 / 128), "nf4": ("nf4", 4 + 8 / 64 + 32 / (64 * 256)), "nvfp4": ("nvfp4", 4.5),
     "mxfp4": ("mxfp4", 4.25),
@@ -75,6 +75,7 @@ _UNIFORM: dict[str, tuple[str, float]] = {
 
 _BITS_A_WEIGHT = re.compile(r"(\d{1,2}(?:\.\d{1,3})?)[\s_-]*bpw")
 _ENDS: tuple[Part, ...] = ("embedding", "head", "router")
+_BF16 = Stored(format="bf16", bits=16)
 
 
 def weight_names() -> list[str]:
@@ -84,31 +85,23 @@ def weight_names() -> list[str]:
 
 def in_weights(model: ModelSpec, asked: str) -> ModelSpec:
     """The model with its matrices stored otherwise. Raises BadValue for a name that is not known."""
+    ends: dict[Part, Stored]
     found = _BITS_A_WEIGHT.fullmatch(asked.lower())
     if found is not None:
         bits = float(found[1])
         if not 1 <= bits <= 8:
             raise BadValue(f"--weights: {bits:g} bits a weight is outside the range of 1 to 8")
-        two: dict[Part, Stored] = {
-            "embedding": Stored(format="bf16", bits=16),
-            "head": Stored(format="exl3", bits=max(6.0, bits)),
-        }
-        untied = replace(model, tied=False)  # a tied head is quantised apart (exllamav3 `conversion/quant_config.py`)
-        return _with(untied, Weights(format="exl3", bits=bits, parts=two))
+        ends = {"embedding": _BF16, "head": Stored(format="exl3", bits=max(6.0, bits))}
+        weights = Weights(format="exl3", bits=bits, parts=ends)
+        return replace(model, weights=weights, tied=False)  # a tied head is quantised apart
     name = match(asked, weight_names())
     if name is None:
         raise BadValue(f"--weights: {asked!r} is not known", hint=f"N.NNbpw, or one of {', '.join(weight_names())}")
-    if name in _UNIFORM and name not in ("bf16", "f16"):
+    if name in _UNIFORM:
         stored, bits = _UNIFORM[name]
-        ends = dict.fromkeys(_ENDS, Stored(format="bf16", bits=16)) if bits < 16 else {}
-        return _with(model, Weights(format=stored, bits=bits, parts=ends))
-    if name in ("bf16", "f16"):
-        return _with(model, Weights(format="bf16", bits=16))
-    return _with(model, _ggml(model, _MIXES.get(name, _Mix(name))))
-
-
-def _with(model: ModelSpec, weights: Weights) -> ModelSpec:
-    return replace(model, weights=weights)
+        ends = dict.fromkeys(_ENDS, _BF16) if bits < 16 else {}
+        return replace(model, weights=Weights(format=stored, bits=bits, parts=ends))
+    return replace(model, weights=_ggml(model, _MIXES.get(name, _Mix(name))))
 
 
 def _ggml(model: ModelSpec, mix: _Mix) -> Weights:

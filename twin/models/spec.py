@@ -5,6 +5,7 @@ layers are of one kind. What depends on the engine that runs it (where the embed
 whether windows get pages of their own) is the engine's.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import cycle, islice
 from typing import Annotated, Literal
@@ -18,7 +19,6 @@ from twin.models.mixers import (
     Few,
     Heads,
     Indexer,
-    LatentAttention,
     Mixer,
     Recurrent,
     Tokens,
@@ -33,7 +33,6 @@ Bits = Annotated[float, Meta(ge=0.01, le=64)]
 Bytes = Annotated[int, Meta(ge=1, le=2**50)]
 Part = Literal["attention", "feed_forward", "experts", "router", "embedding", "head", "vectors"]
 """Parts of a checkpoint's language model. `attention` is mixers of all kinds; a shared expert is `feed_forward`."""
-
 
 Parameters = dict[Part, float]
 """Parameters by part; whole numbers, except of experts that are chosen by chance."""
@@ -58,7 +57,7 @@ class FeedForward(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
         if self.expert_hidden and self.experts == 1:
             raise ValueError("expert_hidden is of experts, and there are none")
 
-    def parameters(self, hidden: int, experts: float) -> "Parameters":
+    def parameters(self, hidden: int, experts: float) -> Parameters:
         """By part, of so many of the experts, the router and what always runs."""
         matrices = 3 if self.gated else 2
         one = matrices * (self.expert_hidden or hidden) * self.intermediate
@@ -77,11 +76,16 @@ class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
     vectors: Count = 0  # elements of the norms around both
 
     @property
+    def recurrent(self) -> tuple[Recurrent, ...]:
+        """Mixers that keep a state."""
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, Recurrent))
+
+    @property
     def attending(self) -> tuple[Attending, ...]:
         """Mixers that attend to cached tokens."""
-        return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention | LatentAttention))
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attending))
 
-    def parameters(self, hidden: int, experts: float | None = None) -> "Parameters":
+    def parameters(self, hidden: int, experts: float | None = None) -> Parameters:
         """By part, of so many of the experts, or of all."""
         feed_forward = self.feed_forward
         counts: Parameters = {}
@@ -159,6 +163,11 @@ class Drafter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("lookup_accepts must be above block_accepts")
 
 
+def in_order(order: Iterable[tuple[str, int]], layers: int) -> tuple[str, ...]:
+    """Kind of each layer, of kinds and how many of each in a row, which are begun again at the end."""
+    return tuple(islice((kind for kind, count in cycle(order) for _ in range(count)), layers))
+
+
 class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, dict=True):
     """A model and its checkpoint."""
 
@@ -171,9 +180,8 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     vocab: Vocabulary
     layers: Layers
     kinds: dict[str, Layer]
-    order: tuple[
-        tuple[str, Layers], ...
-    ]  # kinds and how many in a row, from the first layer on; begun again at the end
+    order: tuple[tuple[str, Layers], ...]
+    """Kinds and how many in a row, from the first layer on; begun again at the end."""
     residual_streams: Few = 1
     native_ctx_tokens: Tokens
     tied: bool = False  # whether the head multiplies with the embedding
@@ -200,8 +208,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     @cached_property
     def layer_kinds(self) -> tuple[str, ...]:
         """Kind of each layer in order."""
-        named = (kind for kind, count in cycle(self.order) for _ in range(count))
-        return tuple(islice(named, self.layers))
+        return in_order(self.order, self.layers)
 
     @cached_property
     def kind_counts(self) -> dict[str, int]:
@@ -262,8 +269,7 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     @cached_property
     def caches(self) -> dict[Attending, int]:
         """How many layers keep a cache of each kind of attention; those that read another layer's are left out."""
-        attending = {mixer: n for mixer, n in self.mixers.items() if isinstance(mixer, Attention | LatentAttention)}
-        return {mixer: count for mixer, count in attending.items() if mixer.keeps_cache}
+        return {mixer: n for mixer, n in self.mixers.items() if isinstance(mixer, Attending) and mixer.keeps_cache}
 
     @cached_property
     def attention(self) -> Attending | None:
@@ -288,4 +294,4 @@ class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
     @cached_property
     def states(self) -> dict[Recurrent, int]:
         """How many layers keep a recurrent state of each kind."""
-        return {mixer: n for mixer, n in self.mixers.items() if not isinstance(mixer, Attention | LatentAttention)}
+        return {mixer: n for mixer, n in self.mixers.items() if isinstance(mixer, Recurrent)}

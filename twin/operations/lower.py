@@ -64,7 +64,7 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group.device, tokens)
         for mixer in layer.mixers:
-            if isinstance(mixer, Attention | LatentAttention):
+            if isinstance(mixer, Attending):
                 ops += _decode_ops(case.of(mixer), step, group.device, first=len(ops))
             else:
                 ops += (_recurrence(case, mixer, step, group.device, after=len(ops) - 1),)
@@ -90,9 +90,8 @@ def backbone_program(
     for group in layer_groups(case.model.layer_kinds, device_count, alone=0 if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group.device, tokens)
-        for mixer in layer.mixers:
-            if not isinstance(mixer, Attention | LatentAttention):
-                ops += (_recurrence(case, mixer, last_token, group.device, after=len(ops) - 1),)
+        for mixer in layer.recurrent:
+            ops += (_recurrence(case, mixer, last_token, group.device, after=len(ops) - 1),)
         graphs.append(OpGraph(ops=ops, times=group.count))
         if chunk is not None:
             graphs.extend(_prefill_graphs(case, chunk, group))

@@ -282,7 +282,7 @@ def test_what_is_wrong_in_a_file_beside_is_said_of_that_file(tmp_path: Path) -> 
     for said, says in (
         ([], "not a JSON object"),
         ({"bits": 99}, "bits: is 99"),
-        ({"quant_method": "x"}, "quant_method: 'x'"),
+        ({"quant_method": "x"}, "quant_method: is 'x'"),
     ):
         path.write_text(json.dumps(said), encoding="utf-8")
         assert refused(tmp_path).startswith(f"quantize_config.json: {says}")

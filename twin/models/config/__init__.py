@@ -15,7 +15,7 @@ from twin.models.config.quantisation import read_weights
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.towers import towers_of
 from twin.models.config.without_effect import WITHOUT_EFFECT
-from twin.models.fields import Fields, Understood
+from twin.models.fields import BY_HAND, Fields, Understood, shown
 from twin.models.spec import SCHEMA, ModelSpec, NgramTable, Weights
 
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -46,7 +46,8 @@ def read_config(raw: dict[str, Any], where: str, *, name: str, beside: Fields | 
     architecture, reader = _reader(tables, where)
     for table in tables:
         nulls = (key for key, value in table.raw.items() if value is None)
-        table.without_effect(*WITHOUT_EFFECT, "architectures", "model_type", *nulls)
+        table.without_effect(*WITHOUT_EFFECT, *nulls)
+        table.checked("architectures", "model_type")
     try:
         shape = reader(tables[-1])
         shape = replace(shape, towers=shape.towers | towers_of(outer, shape.hidden))
@@ -83,7 +84,7 @@ def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
     """The name that is known, and its reader: of the innermost table first. Raises BadFile."""
     names = [name for table in reversed(tables) for name in _names(table)]
     if not names:
-        raise BadFile(f"{where}: architectures and model_type are missing", hint=_HINT)
+        raise BadFile(f"{where}: architectures and model_type are missing", hint=BY_HAND)
     for name in names:
         if (reader := reader_of(name)) is not None:
             return name, reader
@@ -92,15 +93,9 @@ def _reader(tables: list[Fields], where: str) -> tuple[str, Reader]:
     asked = names[-1][:100]
     near = nearest(asked, readers())
     raise BadFile(
-        f"{where}: architecture {asked!r} is not known",
-        hint=(f"the nearest known one is {near}; " if near else "") + _HINT,
+        f"{where}: architecture {shown(asked)} is not known",
+        hint=(f"the nearest known one is {near}; " if near else "") + BY_HAND,
     )
-
-
-_HINT = (
-    "any model can be described by hand (schema twin.model/2): "
-    "`twin models NAME --save` writes the description of a known one to start from"
-)
 
 
 def _names(table: Fields) -> Iterator[str]:

@@ -1,12 +1,12 @@
-"""What configurations of decoders have in common: sizes, heads, windows, positions, and layers put together."""
+"""What configurations of decoders have in common: sizes, heads, positions, kinds of layers, and layers put together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 from twin.models.assembly import stacked
 from twin.models.config.shape import Shape
 from twin.models.fields import Fields
-from twin.models.mixers import Attention
-from twin.models.spec import Layer
+from twin.models.mixers import Attention, Mixer
+from twin.models.spec import FeedForward, Layer
 
 LAYERS = 4096
 HEADS = 4096
@@ -20,7 +20,7 @@ ROPE_KINDS = frozenset(
 )
 """Ways to scale rotary positions that change angles and nothing else."""
 
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 
 
 def hidden_of(fields: Fields, *keys: str) -> int:
@@ -48,8 +48,8 @@ def check_rope(fields: Fields) -> None:
         for inner in [table, *(each for name in table.raw if (each := _inner(table, name)) is not None)]:
             kind = inner.text("rope_type", "type", default="default")
             if kind not in ROPE_KINDS:
-                raise inner.wrong("rope_type" if "rope_type" in inner else "type", f"is {kind!r}, which is not known")
-            inner.without_effect(*inner.raw)
+                raise inner.unknown("rope_type" if "rope_type" in inner else "type", kind)
+            inner.checked(*inner.raw)
 
 
 def _inner(table: Fields, name: str) -> Fields | None:
@@ -69,20 +69,20 @@ def heads_of(
     query = fields.integer(*heads, high=HEADS)
     kv = fields.integer(*kv_heads, default=query, high=HEADS) if kv_heads else query
     if query % kv:
-        raise fields.contradiction("query heads are no multiple of KV heads", *_present(fields, heads, kv_heads))
+        raise fields.contradiction("query heads are no multiple of KV heads", *present(fields, heads, kv_heads))
     if any(key in fields for key in head_dim):
         width = fields.integer(*head_dim, high=WIDTH)
     elif head_dim_default is not None:
         width = head_dim_default
     elif hidden % query:
-        keys = _present(fields, ("hidden_size", "n_embd", "d_model"), heads)
+        keys = present(fields, ("hidden_size", "n_embd", "d_model"), heads)
         raise fields.contradiction("the width is no multiple of the heads, and head_dim is missing", *keys)
     else:
         width = hidden // query
     return Attention(query_heads=query, kv_heads=kv, head_dim=width)
 
 
-def _present(fields: Fields, *alternatives: tuple[str, ...]) -> list[str]:
+def present(fields: Fields, *alternatives: tuple[str, ...]) -> list[str]:
     """Of each list of alternative keys the one that is there."""
     return [next((key for key in keys if key in fields), keys[0]) for keys in alternatives]
 
@@ -93,18 +93,36 @@ def qkv_bias(attention: Attention) -> int:
 
 
 def layer_types(
-    fields: Fields, layers: int, default: Iterable[str], *, known: Iterable[str] = (FULL, SLIDING)
+    fields: Fields,
+    layers: int,
+    default: Iterable[str] | None,
+    *,
+    known: Iterable[str] = (FULL, SLIDING),
+    keys: tuple[str, ...] = ("layer_types",),
 ) -> list[str]:
-    """Kind of each layer's mixer, as the file names them or by default. Raises BadFile of a number that disagrees."""
-    types = fields.texts("layer_types", default=[])
-    if not types:
+    """Kind of each layer's mixer, as the file names them or by default; None: it has to. Raises BadFile."""
+    types = fields.texts(*keys, default=None if default is None else [])
+    if not types and default is not None:
         return list(default)[:layers]
-    if len(types) != layers:
-        raise fields.wrong("layer_types", f"names {len(types):,} layers, but num_hidden_layers is {layers:,}")
-    unknown = next((each for each in types if each not in set(known)), None)
-    if unknown is not None:
-        raise fields.wrong("layer_types", f"has {unknown!r}, which is not known here")
+    (key,) = present(fields, keys)
+    check_number(fields, key, types, layers)
+    check_known(fields, key, types, known)
     return types
+
+
+def check_number(
+    fields: Fields, key: str, listed: Sized, layers: int, *, layers_key: str = "num_hidden_layers"
+) -> None:
+    """Raises BadFile where a list has not one entry for each layer."""
+    if len(listed) != layers:
+        raise fields.contradiction(f"a list of {len(listed):,} for {layers:,} layers", key, layers_key)
+
+
+def check_known(fields: Fields, key: str, listed: Iterable[str], known: Iterable[str]) -> None:
+    """Raises BadFile where a list, or a text of letters, has an entry that is not known."""
+    unknown = next((each for each in listed if each not in set(known)), None)
+    if unknown is not None:
+        raise fields.unknown(key, unknown, verb="has")
 
 
 def expert_count(fields: Fields, *keys: str, default: int | None = None) -> int:
@@ -118,7 +136,7 @@ def active_of(fields: Fields, experts: int, expert_key: str, *keys: str, default
     active = fields.integer(*names, default=default, high=EXPERTS)
     if active > experts:
         raise fields.contradiction(
-            "a token is sent to more experts than there are", *_present(fields, names), expert_key
+            "a token is sent to more experts than there are", *present(fields, names), expert_key
         )
     return active
 
@@ -126,6 +144,33 @@ def active_of(fields: Fields, experts: int, expert_key: str, *keys: str, default
 def vocabulary_of(fields: Fields, *keys: str) -> int:
     """Rows of the token embedding."""
     return fields.integer(*(keys or ("vocab_size",)), high=VOCABULARY)
+
+
+def layered(mixers: Iterable[Mixer], feeds: Iterable[FeedForward | None], hidden: int) -> list[Layer]:
+    """Layers of one mixer and one feed-forward each, with an RMS norm before both."""
+    return [
+        Layer(mixers=(mixer,), feed_forward=feed, vectors=2 * hidden) for mixer, feed in zip(mixers, feeds, strict=True)
+    ]
+
+
+def predicting(fields: Fields, layers: Iterable[Layer], hidden: int, *keys: str) -> dict[str, int]:
+    """Parameters of heads for further tokens: these layers, what joins two states, and three norms, in each head.
+
+    So far as they are none of the model's: an embedding and a head that the checkpoint holds once more are left out.
+    Published totals of GLM-4.7, MiMo-7B and DeepSeek V3 come out to the unit.
+    """
+    number = fields.integer(*(keys or ("num_nextn_predict_layers",)), default=0, low=0, high=64)
+    return {"mtp": number * (parameters_of(layers, hidden) + joining(hidden))} if number else {}
+
+
+def parameters_of(layers: Iterable[Layer], hidden: int) -> int:
+    """Parameters of layers, all experts included."""
+    return int(sum(sum(layer.parameters(hidden).values()) for layer in layers))
+
+
+def joining(hidden: int) -> int:
+    """Parameters of the matrix by which a head for a further token joins two states, and of three norms."""
+    return 2 * hidden**2 + 3 * hidden
 
 
 CTX = (

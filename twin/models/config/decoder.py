@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from twin.models.config.blocks import CTX, heads_of, hidden_of, layers_of, qkv_bias, shape_of, width_of
+from twin.models.config.blocks import CTX, heads_of, hidden_of, layers_of, predicting, qkv_bias, shape_of, width_of
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.windows import Windows, unlimited
 from twin.models.fields import Fields
@@ -41,11 +41,17 @@ def dense_feeds(*, gated: bool = True, bias: Said = False, key: str = "intermedi
     """The same MLP in every layer; scalars: learned numbers of its activation."""
 
     def feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward | None]:
-        intermediate = width_of(fields, key)
-        vectors = mlp_bias(hidden, intermediate, gated=gated) if said(fields, bias) else 0
-        return [FeedForward(intermediate=intermediate, gated=gated, vectors=vectors + scalars)] * layers
+        mlp = mlp_of(fields, hidden, key, gated=gated, bias=bias)
+        return [replace(mlp, vectors=mlp.vectors + scalars)] * layers
 
     return feeds
+
+
+def mlp_of(fields: Fields, hidden: int, *keys: str, gated: bool = True, bias: Said = False) -> FeedForward:
+    """An MLP as wide as the first of the keys that is there says, else `intermediate_size`."""
+    intermediate = width_of(fields, *keys)
+    vectors = mlp_bias(hidden, intermediate, gated=gated) if said(fields, bias) else 0
+    return FeedForward(intermediate=intermediate, gated=gated, vectors=vectors)
 
 
 def mlp_bias(hidden: int, intermediate: int, *, gated: bool = True) -> int:
@@ -72,14 +78,17 @@ class Style(Struct, frozen=True, kw_only=True):
     windows: Windows = unlimited
     feeds: Feeds = dense_feeds()
     predicts: bool = False  # layers more than the model has, for tokens further on
-    layer_keys: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
+
+
+BIASED = Style(qkv_bias=ATTENTION_BIAS, out_bias=ATTENTION_BIAS)
+"""Biases on all four matrices of attention where attention_bias says so."""
 
 
 def decoder(style: Style) -> Reader:
     """The reader of decoders of that style."""
 
     def read(fields: Fields) -> Shape:
-        hidden, layers = hidden_of(fields), layers_of(fields, *style.layer_keys)
+        hidden, layers = hidden_of(fields), layers_of(fields)
         attention = attention_of(fields, hidden, style)
         fields.without_effect(*CTX)  # one of several spellings is read below
         ctx = fields.integer(*CTX)
@@ -90,24 +99,13 @@ def decoder(style: Style) -> Reader:
             Layer(mixers=(replace(attention, window=window),), feed_forward=feed, vectors=norms)
             for window, feed in zip(windows, style.feeds(fields, hidden, layers), strict=True)
         ]
-        towers = predicting(fields, stack[-1], hidden) if style.predicts else {}
+        towers = predicting(fields, stack[-1:], hidden) if style.predicts else {}
         last = style.last_norms * hidden
         shape = shape_of(fields, stack, hidden=hidden, vectors=last, tied=style.tied, ctx=ctx, towers=towers)
         bias = shape.vocab if said(fields, style.head_bias) else 0
         return replace(shape, vectors=shape.vectors + bias)
 
     return read
-
-
-def predicting(fields: Fields, layer: Layer, hidden: int) -> dict[str, int]:
-    """Parameters of layers that predict tokens further on: one more layer, what joins two states, three norms.
-
-    So far as they are none of the model's: an embedding and a head that the checkpoint holds once more are left out.
-    Published totals of GLM-4.7 and MiMo-7B come out to the unit.
-    """
-    number = fields.integer("num_nextn_predict_layers", default=0, low=0, high=64)
-    each = int(sum(layer.parameters(hidden).values())) + 2 * hidden * hidden + 3 * hidden
-    return {"mtp": number * each} if number else {}
 
 
 def attention_of(fields: Fields, hidden: int, style: Style) -> Attention:

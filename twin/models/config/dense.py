@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from twin.models.config import windows
 from twin.models.config.decoder import (
     ATTENTION_BIAS,
+    BIASED,
     MLP_BIAS,
     Style,
     decoder,
@@ -17,14 +18,13 @@ from twin.models.config.decoder import (
 )
 from twin.models.config.shape import Reader
 
-_BIASED = Style(qkv_bias=ATTENTION_BIAS, out_bias=ATTENTION_BIAS)
 _BIASED_MLP = dense_feeds(bias=MLP_BIAS)
 _TWO_MATRICES = dense_feeds(gated=False)
 _TWO_BIASED = dense_feeds(gated=False, bias=MLP_BIAS)
 
-LLAMA = replace(_BIASED, feeds=_BIASED_MLP)
+LLAMA = replace(BIASED, feeds=_BIASED_MLP)
 QWEN2 = Style(qkv_bias=True, windows=windows.qwen)
-QWEN3 = replace(_BIASED, qk_norms=head_norms, head_dim=128, windows=windows.qwen)
+QWEN3 = replace(BIASED, qk_norms=head_norms, head_dim=128, windows=windows.qwen)
 
 
 STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
@@ -75,7 +75,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     # MiMo-7B is Qwen2 with a bias by its key and a layer that predicts
     (Style(qkv_bias=("attention_bias", True), windows=windows.qwen, predicts=True), ("MiMoForCausalLM", "mimo")),
     (QWEN3, ("Qwen3ForCausalLM", "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", "qwen3_vl")),
-    (replace(_BIASED, feeds=_BIASED_MLP, tied=True, windows=windows.smollm), ("SmolLM3ForCausalLM", "smollm3")),
+    (replace(BIASED, feeds=_BIASED_MLP, tied=True, windows=windows.smollm), ("SmolLM3ForCausalLM", "smollm3")),
     (
         Style(
             qkv_bias=("attention_bias", True),
@@ -86,19 +86,19 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ("SeedOssForCausalLM", "seed_oss"),
     ),
     # norms without weights
-    (replace(_BIASED, norms=0, last_norms=0), ("OlmoForCausalLM", "olmo")),
-    (replace(_BIASED, qk_norms=wide_norms), ("Olmo2ForCausalLM", "olmo2")),
+    (replace(BIASED, norms=0, last_norms=0), ("OlmoForCausalLM", "olmo")),
+    (replace(BIASED, qk_norms=wide_norms), ("Olmo2ForCausalLM", "olmo2")),
     (
-        replace(_BIASED, qk_norms=wide_norms, windows=windows.typed(4, default=4096)),
+        replace(BIASED, qk_norms=wide_norms, windows=windows.typed(4, default=4096)),
         ("Olmo3ForCausalLM", "olmo3"),
     ),
     # attention and MLP side by side behind one norm
     (
-        replace(_BIASED, norms=1, qk_norms=wide_norms, qk_norms_if=("use_qk_norm", False), tied=True),
+        replace(BIASED, norms=1, qk_norms=wide_norms, qk_norms_if=("use_qk_norm", False), tied=True),
         ("CohereForCausalLM", "cohere"),
     ),
     (
-        replace(_BIASED, norms=1, tied=True, windows=windows.typed(4, default=4096)),
+        replace(BIASED, norms=1, tied=True, windows=windows.typed(4, default=4096)),
         ("Cohere2ForCausalLM", "cohere2"),
     ),
     (
@@ -126,7 +126,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ),
         ("StableLmForCausalLM", "stablelm"),
     ),
-    (replace(_BIASED, norms=4, last_norms=2, feeds=_TWO_BIASED), ("NemotronForCausalLM", "nemotron")),
+    (replace(BIASED, norms=4, last_norms=2, feeds=_TWO_BIASED), ("NemotronForCausalLM", "nemotron")),
     (
         Style(
             qkv_bias=("attention_bias", True),
@@ -148,9 +148,9 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ),
         ("Ernie4_5ForCausalLM", "ernie4_5"),
     ),
-    (replace(_BIASED, feeds=_TWO_BIASED), ("ArceeForCausalLM", "arcee")),
+    (replace(BIASED, feeds=_TWO_BIASED), ("ArceeForCausalLM", "arcee")),
     (
-        replace(_BIASED, qk_norms=head_norms, feeds=dense_feeds(gated=False, scalars=2)),
+        replace(BIASED, qk_norms=head_norms, feeds=dense_feeds(gated=False, scalars=2)),
         ("ApertusForCausalLM", "apertus"),
     ),
     (Style(qkv_bias=ATTENTION_BIAS, feeds=_BIASED_MLP, head_dim=128), ("HeliumForCausalLM", "helium")),
@@ -173,7 +173,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (Style(qkv_bias=True, norms=4), ("Glm4vForConditionalGeneration", "glm4v_text", "glm4v")),
     (
         # norms after attention and after the MLP as well
-        replace(_BIASED, feeds=_BIASED_MLP, more_norms=2, more_norms_if=("use_post_norm", True)),
+        replace(BIASED, feeds=_BIASED_MLP, more_norms=2, more_norms_if=("use_post_norm", True)),
         ("HyperCLOVAXForCausalLM", "hyperclovax"),
     ),
     (
@@ -181,9 +181,9 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ("CwmForCausalLM", "cwm"),
     ),
     # norms without weights, of heads, too
-    (replace(_BIASED, norms=0, last_norms=0, feeds=_TWO_MATRICES), ("NanoChatForCausalLM", "nanochat")),
+    (replace(BIASED, norms=0, last_norms=0, feeds=_TWO_MATRICES), ("NanoChatForCausalLM", "nanochat")),
     (
-        replace(_BIASED, feeds=_BIASED_MLP, tied=True, sinks=True, windows=windows.typed(4, full=0, default=128)),
+        replace(BIASED, feeds=_BIASED_MLP, tied=True, sinks=True, windows=windows.typed(4, full=0, default=128)),
         ("GraniteSWAForCausalLM", "granite_swa"),
     ),
 )

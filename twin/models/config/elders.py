@@ -5,7 +5,17 @@ Sources: the modeling files of transformers 5.24 by the names of the classes, an
 
 from msgspec.structs import replace
 
-from twin.models.config.blocks import heads_of, hidden_of, layers_of, qkv_bias, shape_of, vocabulary_of, width_of
+from twin.models.config.blocks import (
+    HEADS,
+    check_number,
+    heads_of,
+    hidden_of,
+    layers_of,
+    qkv_bias,
+    shape_of,
+    vocabulary_of,
+    width_of,
+)
 from twin.models.config.decoder import Style, decoder, dense_feeds, head_norms, mlp_bias
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
@@ -34,9 +44,10 @@ def _uniform(
     return shape_of(fields, stack, hidden=hidden, vectors=last, tied=tied, ctx=ctx, tables=tables, vocab=vocab)
 
 
-def _two_matrices(hidden: int, intermediate: int) -> FeedForward:
-    """With biases."""
-    return FeedForward(intermediate=intermediate, gated=False, vectors=mlp_bias(hidden, intermediate, gated=False))
+def _two_matrices(hidden: int, intermediate: int, *, biased: bool = True) -> FeedForward:
+    """An MLP without a gate."""
+    biases = mlp_bias(hidden, intermediate, gated=False) if biased else 0
+    return FeedForward(intermediate=intermediate, gated=False, vectors=biases)
 
 
 def gpt2(fields: Fields) -> Shape:
@@ -45,7 +56,7 @@ def gpt2(fields: Fields) -> Shape:
     attention = heads_of(fields, hidden, heads=("n_head", "num_attention_heads"), kv_heads=(), head_dim=())
     if fields.raw.get("model_type") == "gpt_bigcode":
         default = 1 if fields.flag("multi_query", default=True) else attention.query_heads
-        attention = replace(attention, kv_heads=fields.integer("num_key_value_heads", default=default, high=4096))
+        attention = replace(attention, kv_heads=fields.integer("num_key_value_heads", default=default, high=HEADS))
     attention = replace(attention, vectors=qkv_bias(attention) + hidden)
     feed = _two_matrices(hidden, width_of(fields, "n_inner", default=4 * hidden))
     ctx = fields.integer(*_GPT_CTX)
@@ -79,9 +90,7 @@ def opt(fields: Fields) -> Shape:
         "_remove_final_layer_norm", default=False
     )
     attention = replace(attention, vectors=qkv_bias(attention) + hidden if biased else 0)
-    feed = FeedForward(
-        intermediate=intermediate, gated=False, vectors=mlp_bias(hidden, intermediate, gated=False) if biased else 0
-    )
+    feed = _two_matrices(hidden, intermediate, biased=biased)
     ctx = fields.integer("max_position_embeddings")
     tables = (ctx + 2) * hidden
     last = norms if final else 0
@@ -116,9 +125,7 @@ def falcon(fields: Fields) -> Shape:
     intermediate = width_of(fields, "ffn_hidden_size", default=4 * hidden)
     biased = fields.flag("bias", default=False)
     attention = replace(attention, vectors=qkv_bias(attention) + hidden if biased else 0)
-    feed = FeedForward(
-        intermediate=intermediate, gated=False, vectors=mlp_bias(hidden, intermediate, gated=False) if biased else 0
-    )
+    feed = _two_matrices(hidden, intermediate, biased=biased)
     ctx = fields.integer("max_position_embeddings", default=2048)
     return _uniform(fields, attention, feed, 2 * norms * hidden, hidden=hidden, last=2 * hidden, tied=True, ctx=ctx)
 
@@ -129,12 +136,10 @@ def mpt(fields: Fields) -> Shape:
     attention = heads_of(fields, hidden, heads=("n_heads",), kv_heads=(), head_dim=())
     inner = fields.table("attn_config")
     if inner is not None:
-        attention = replace(attention, kv_heads=inner.integer("kv_n_heads", default=attention.kv_heads, high=4096))
-        if inner.flag("qk_ln", default=False):
-            raise inner.wrong("qk_ln", "norms of queries and keys are not known of this architecture")
-        inner.without_effect(*(key for key in inner.raw if key not in inner.used))
-    if not fields.flag("no_bias", default=True):
-        raise fields.wrong("no_bias", "is false; only models without biases are known")
+        attention = replace(attention, kv_heads=inner.integer("kv_n_heads", default=attention.kv_heads, high=HEADS))
+        inner.only("qk_ln", expected=False)
+        inner.rest_without_effect()
+    fields.only("no_bias", expected=True)
     fields.without_effect("learned_pos_emb", "embedding_fraction", "norm_type", "verbose")
     feed = FeedForward(intermediate=hidden * fields.integer("expansion_ratio", default=4, high=64), gated=False)
     ctx = fields.integer("max_seq_len")
@@ -146,8 +151,7 @@ def gpt_neo(fields: Fields) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields, "num_layers", "num_hidden_layers")
     attention = heads_of(fields, hidden, heads=("num_heads", "num_attention_heads"), kv_heads=(), head_dim=())
     kinds = fields.texts("attention_layers", default=[])
-    if len(kinds) != layers:
-        raise fields.contradiction(f"{len(kinds):,} kinds for {layers:,} layers", "attention_layers", "num_layers")
+    check_number(fields, "attention_layers", kinds, layers, layers_key="num_layers")
     fields.without_effect("attention_types")
     window = fields.integer("window_size", default=256)
     feed = _two_matrices(hidden, width_of(fields, "intermediate_size", default=4 * hidden))
@@ -165,10 +169,7 @@ def qwen(fields: Fields) -> Shape:
     hidden = hidden_of(fields)
     attention = heads_of(fields, hidden, kv_heads=(), head_dim=("kv_channels",))
     attention = replace(attention, vectors=qkv_bias(attention))
-    if not fields.flag("no_bias", default=True):
-        raise fields.wrong(
-            "no_bias", "is false; only models without biases but those of queries, keys, values are known"
-        )
+    fields.only("no_bias", expected=True)
     intermediate = width_of(fields)
     if intermediate % 2:
         raise fields.wrong("intermediate_size", f"is {intermediate}, of which each of two matrices has half")

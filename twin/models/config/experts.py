@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from twin.models.config.blocks import active_of, expert_count, width_of
-from twin.models.config.decoder import Feeds, Said, mlp_bias, said
+from twin.models.config.blocks import active_of, check_known, check_number, expert_count, present, width_of
+from twin.models.config.decoder import Feeds, Said, mlp_bias, mlp_of, said
 from twin.models.fields import Fields
 from twin.models.spec import FeedForward
 
@@ -35,20 +35,12 @@ def routed(routing: Routing) -> Feeds:
     def feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward | None]:
         dense = routing.dense(fields, layers) if routing.dense else [False] * layers
         mixture = None if all(dense) else mixture_of(fields, hidden, routing)
-        mlp = mlp_of(fields, hidden, routing) if any(dense) else None
+        mlp = mlp_of(fields, hidden, *routing.dense_width, bias=routing.bias) if any(dense) else None
         if mlp is None:
             fields.without_effect(*routing.dense_width)
         return [mlp if each else mixture for each in dense]
 
     return feeds
-
-
-def mlp_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
-    """The MLP of layers without experts."""
-    intermediate = width_of(fields, *routing.dense_width)
-    return FeedForward(
-        intermediate=intermediate, vectors=mlp_bias(hidden, intermediate) if said(fields, routing.bias) else 0
-    )
 
 
 def mixture_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
@@ -64,7 +56,7 @@ def mixture_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
     return FeedForward(
         intermediate=width,
         experts=experts,
-        active=active_of(fields, experts, next(key for key in routing.experts if key in fields), *routing.active),
+        active=active_of(fields, experts, *present(fields, routing.experts), *routing.active),
         shared_intermediate=shared,
         vectors=(experts if routing.router_bias else 0)
         + (mlp_bias(hidden, shared) if shared and said(fields, routing.bias) else 0),
@@ -73,13 +65,13 @@ def mixture_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
     )
 
 
-def first(*keys: str, default: int = 0) -> Dense:
+def first(key: str, *, default: int | None = None) -> Dense:
     """The first so many layers have an MLP."""
 
     def dense(fields: Fields, layers: int) -> list[bool]:
-        number = fields.integer(*keys, default=default, low=0)
+        number = fields.integer(key, default=default, low=0)
         if number > layers:
-            raise fields.contradiction("more layers without experts than layers", keys[0], "num_hidden_layers")
+            raise fields.contradiction("more layers without experts than layers", key, "num_hidden_layers")
         return [layer < number for layer in range(layers)]
 
     return dense
@@ -92,11 +84,8 @@ def by_type(otherwise: Dense) -> Dense:
         types = fields.texts("mlp_layer_types", default=[])
         if not types:
             return otherwise(fields, layers)
-        if len(types) != layers:
-            raise fields.wrong("mlp_layer_types", f"names {len(types):,} layers, but num_hidden_layers is {layers:,}")
-        strange = next((each for each in types if each not in {"dense", "sparse"}), None)
-        if strange is not None:
-            raise fields.wrong("mlp_layer_types", f"has {strange!r}, neither dense nor sparse")
+        check_number(fields, "mlp_layer_types", types, layers)
+        check_known(fields, "mlp_layer_types", types, ("dense", "sparse"))
         return [each == "dense" for each in types]
 
     return dense

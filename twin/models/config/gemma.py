@@ -10,17 +10,17 @@ from twin.models.config.blocks import (
     SLIDING,
     WIDTH,
     active_of,
+    check_number,
     expert_count,
-    heads_of,
     hidden_of,
     layer_types,
+    layered,
     layers_of,
-    qkv_bias,
     shape_of,
     vocabulary_of,
     width_of,
 )
-from twin.models.config.decoder import head_norms
+from twin.models.config.decoder import BIASED, attention_of, head_norms
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.windows import of_types
 from twin.models.fields import Fields
@@ -40,8 +40,8 @@ _GEMMA3_UNSAID = {
 def gemma(fields: Fields) -> Shape:
     """Gemma 1: full attention."""
     hidden, layers = hidden_of(fields), layers_of(fields)
-    layer = Layer(mixers=(_biased(fields, hidden),), feed_forward=_feed(fields), vectors=2 * hidden)
-    return shape_of(fields, [layer] * layers, hidden=hidden, vectors=hidden, tied=True)
+    stack = layered([_biased(fields, hidden)], [_feed(fields)], hidden) * layers
+    return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=True)
 
 
 def gemma2(fields: Fields) -> Shape:
@@ -53,17 +53,17 @@ def gemma2(fields: Fields) -> Shape:
 
 def gemma3(fields: Fields) -> Shape:
     """Gemma 3: five layers with a window to one without, norms of queries and keys."""
-    fields.raw = _GEMMA3_UNSAID | {key: value for key, value in fields.raw.items() if key in fields or value is None}
+    fields.raw = _GEMMA3_UNSAID | fields.raw
     fields.without_effect("_sliding_window_pattern")
     period = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _windowed(fields, period=period, normed=True)
+    return _windowed(fields, period=period, head_normed=True)
 
 
-def _windowed(fields: Fields, *, period: int, normed: bool = False) -> Shape:
+def _windowed(fields: Fields, *, period: int, head_normed: bool = False) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     plain = _biased(fields, hidden)
-    if normed:
-        plain = replace(plain, vectors=plain.vectors + head_norms(plain))
+    if head_normed:
+        plain = _head_normed(plain)
     spaced = every(layers, period)
     types = layer_types(fields, layers, spaced)
     if "sliding_window_pattern" in fields and types != spaced:
@@ -89,9 +89,7 @@ def _biased(fields: Fields, hidden: int) -> Attention:
     if fields.raw.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise fields.wrong("use_bidirectional_attention", "is set: a model that attends to both sides decodes nothing")
     fields.without_effect("use_bidirectional_attention")
-    attention = heads_of(fields, hidden)
-    biases = qkv_bias(attention) + hidden if fields.flag("attention_bias", default=False) else 0
-    return replace(attention, vectors=biases)
+    return attention_of(fields, hidden, BIASED)
 
 
 def _feed(fields: Fields) -> FeedForward:
@@ -112,7 +110,7 @@ def gemma3n(fields: Fields) -> Shape:
     matrices = streams * hidden + streams**3 + streams**2 + 2 * hidden * laurel + _own_matrices(hidden, own)
     types = layer_types(fields, layers, every(layers, 5))
     plain = _biased(fields, hidden)
-    mixers = _sharing(fields, types, [_normed(each) for each in _with_windows(fields, plain, types)])
+    mixers = _sharing(fields, types, [_head_normed(each) for each in _with_windows(fields, plain, types)])
     ends = (streams - 1) * hidden**2
     stack = [
         Layer(
@@ -145,12 +143,11 @@ def _widths(fields: Fields, layers: int) -> list[int]:
     if not isinstance(fields.raw.get("intermediate_size"), list):
         return [width_of(fields)] * layers
     widths = fields.integers("intermediate_size", low=1, high=WIDTH)
-    if len(widths) != layers:
-        raise fields.contradiction(f"it has {len(widths)} widths", "intermediate_size", "num_hidden_layers")
+    check_number(fields, "intermediate_size", widths, layers)
     return widths
 
 
-def _normed(attention: Attention) -> Attention:
+def _head_normed(attention: Attention) -> Attention:
     return replace(attention, vectors=attention.vectors + head_norms(attention))
 
 
@@ -203,7 +200,7 @@ def _gemma4_mixers(fields: Fields, hidden: int, types: list[str]) -> list[Attent
             "query heads are no multiple of KV heads", "num_attention_heads", "num_global_key_value_heads"
         )
     far = replace(near, head_dim=width, kv_heads=heads, values_from_keys=alike)
-    return [_normed(replace(near, window=window) if window else far) for window in of_types(fields, types)]
+    return [_head_normed(replace(near, window=window) if window else far) for window in of_types(fields, types)]
 
 
 def _gemma4_feed(fields: Fields, hidden: int, own: int, *, wider: bool) -> FeedForward:

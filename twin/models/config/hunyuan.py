@@ -6,12 +6,22 @@ Sources: HunYuanDenseV1ForCausalLM and HunYuanMoEV1ForCausalLM of transformers 5
 
 from msgspec.structs import replace
 
-from twin.models.config.blocks import EXPERTS, WIDTH, check_rope, heads_of, hidden_of, layers_of, shape_of
+from twin.models.config.blocks import (
+    EXPERTS,
+    WIDTH,
+    check_number,
+    heads_of,
+    hidden_of,
+    layered,
+    layers_of,
+    shape_of,
+    width_of,
+)
 from twin.models.config.decoder import ATTENTION_BIAS, head_norms, said
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
 from twin.models.mixers import Attention
-from twin.models.spec import FeedForward, Layer
+from twin.models.spec import FeedForward
 
 
 def hunyuan(fields: Fields) -> Shape:
@@ -19,11 +29,8 @@ def hunyuan(fields: Fields) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     own, shared = _attention(fields, hidden)
     period = fields.integer("cla_share_factor", default=1) if fields.flag("use_cla", default=False) else 1
-    check_rope(fields)
-    stack = [
-        Layer(mixers=(shared if layer % period else own,), feed_forward=feed, vectors=2 * hidden)
-        for layer, feed in enumerate(_feeds(fields, hidden, layers))
-    ]
+    mixers = [shared if layer % period else own for layer in range(layers)]
+    stack = layered(mixers, _feeds(fields, layers), hidden)
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False)
 
 
@@ -39,9 +46,8 @@ def _attention(fields: Fields, hidden: int) -> tuple[Attention, Attention]:
     return own, replace(attention, vectors=vectors + query, shares_kv=True)
 
 
-def _feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
-    del hidden
-    width = fields.integer("intermediate_size", high=WIDTH)
+def _feeds(fields: Fields, layers: int) -> list[FeedForward]:
+    width = width_of(fields)
     experts = _each(fields, "num_experts", layers, default=1, high=EXPERTS)
     if max(experts) == 1:
         fields.without_effect("moe_topk", "num_shared_expert", "moe_intermediate_size", "use_mixed_mlp_moe")
@@ -69,8 +75,7 @@ def _each(fields: Fields, key: str, layers: int, *, default: int, high: int) -> 
     if not isinstance(fields.raw.get(key), list):
         return [fields.integer(key, default=default, high=high)] * layers
     numbers = fields.integers(key, low=1, high=high)
-    if len(numbers) != layers:
-        raise fields.wrong(key, f"has {len(numbers):,} entries, but num_hidden_layers is {layers:,}")
+    check_number(fields, key, numbers, layers)
     return numbers
 
 

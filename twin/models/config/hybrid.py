@@ -7,21 +7,28 @@ token is that of their checkpoints.
 from msgspec.structs import replace
 
 from twin.models.config.blocks import (
+    EXPERTS,
     FULL,
     HEADS,
+    LINEAR,
     WIDTH,
     active_of,
+    check_number,
     expert_count,
     heads_of,
     hidden_of,
+    joining,
+    layer_types,
+    layered,
     layers_of,
+    parameters_of,
     qkv_bias,
     shape_of,
     vocabulary_of,
     width_of,
 )
 from twin.models.config.decoder import head_norms
-from twin.models.config.latent import LINEAR, latent_attention, layer_kinds, mixed_feeds
+from twin.models.config.latent import latent_attention, mixed_feeds
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
 from twin.models.mixers import (
@@ -35,44 +42,36 @@ from twin.models.mixers import (
 from twin.models.spec import FeedForward, Layer
 
 CONVOLUTION = "conv"
-_KINDS = {FULL: FULL, LINEAR: LINEAR}
 
 
 def qwen3_next(fields: Fields) -> Shape:
     """Qwen3-Next and Qwen3.5: Gated DeltaNet, and gated attention in every fourth layer; dense or with experts."""
     hidden, layers = hidden_of(fields), layers_of(fields)
-    if fields.flag("use_sliding_window", default=False):
-        raise fields.wrong("use_sliding_window", "is true, which no known model of this kind has")
+    fields.only("use_sliding_window", expected=False)
     fields.without_effect("output_gate_type")
     mixers: dict[str, Mixer] = {FULL: gated_attention(fields, hidden), LINEAR: gated_delta_net(fields)}
     kinds = qwen_kinds(fields, layers)
     feeds = qwen_feeds(fields, hidden, layers)
-    stack = [
-        Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden)
-        for kind, feed in zip(kinds, feeds, strict=True)
-    ]
-    full = Layer(mixers=(mixers[FULL],), feed_forward=feeds[-1], vectors=2 * hidden)
-    towers = _qwen_mtp(fields, hidden, full)
+    stack = layered([mixers[kind] for kind in kinds], feeds, hidden)
+    towers = _qwen_mtp(fields, hidden, layered([mixers[FULL]], feeds[-1:], hidden))
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False, towers=towers)
 
 
-def _qwen_mtp(fields: Fields, hidden: int, layer: Layer) -> dict[str, int]:
-    """Layers with full attention for a further token, what joins them to the embedding, and three norms."""
+def _qwen_mtp(fields: Fields, hidden: int, layer: list[Layer]) -> dict[str, int]:
+    """Layers with full attention for a further token, joined to the embedding once."""
     count = fields.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, low=0, high=64)
     own = fields.flag("mtp_use_dedicated_embeddings", default=False)
     if not count:
         return {}
     embedding = vocabulary_of(fields) * hidden if own else 0
-    return {"mtp": count * int(sum(layer.parameters(hidden).values())) + 2 * hidden**2 + 3 * hidden + embedding}
+    return {"mtp": count * parameters_of(layer, hidden) + joining(hidden) + embedding}
 
 
 def qwen_kinds(fields: Fields, layers: int) -> list[str]:
     """By a list, or full attention in every so many layers; both have to agree."""
     period = fields.integer("full_attention_interval", default=4, high=4096)
     spaced = [LINEAR if (layer + 1) % period else FULL for layer in range(layers)]
-    if "layer_types" not in fields:
-        return spaced
-    kinds = layer_kinds(fields, layers, _KINDS, "layer_types")
+    kinds = layer_types(fields, layers, spaced, known=(FULL, LINEAR))
     if "full_attention_interval" in fields and kinds != spaced:
         raise fields.contradiction("they place full attention differently", "layer_types", "full_attention_interval")
     return kinds
@@ -80,8 +79,7 @@ def qwen_kinds(fields: Fields, layers: int) -> list[str]:
 
 def gated_attention(fields: Fields, hidden: int) -> Attention:
     """Attention with an output gate, norms of queries and keys, and biases where attention_bias says so."""
-    if not fields.flag("attn_output_gate", default=True):
-        raise fields.wrong("attn_output_gate", "is false, which no known model of this kind has")
+    fields.only("attn_output_gate", expected=True)
     plain = replace(heads_of(fields, hidden), output_gate=True)
     gates = plain.query_heads * plain.head_dim
     biases = qkv_bias(plain) + gates + hidden if fields.flag("attention_bias", default=False) else 0
@@ -110,7 +108,7 @@ def gated_delta_net(fields: Fields) -> GatedDeltaNet:
 
 def qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
     """Experts beside a gated one that always runs, in every so many layers; or dense."""
-    experts = fields.integer("num_experts", default=0, low=0, high=65536)
+    experts = fields.integer("num_experts", default=0, low=0, high=EXPERTS)
     if not experts:
         fields.without_effect("mlp_only_layers", "decoder_sparse_step")
         return [FeedForward(intermediate=width_of(fields))] * layers
@@ -152,21 +150,16 @@ def minimax_01(fields: Fields) -> Shape:
     experts = expert_count(fields, "num_local_experts")
     active = active_of(fields, experts, "num_local_experts")
     feed = FeedForward(intermediate=width_of(fields), experts=experts, active=active)
-    kinds = _minimax_kinds(fields, layers)
-    stack = [Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden) for kind in kinds]
+    stack = layered([mixers[kind] for kind in _minimax_kinds(fields, layers)], [feed] * layers, hidden)
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False)
 
 
 def _minimax_kinds(fields: Fields, layers: int) -> list[str]:
     if "attn_type_list" not in fields:
-        return layer_kinds(fields, layers, _KINDS, "layer_types")
+        return layer_types(fields, layers, None, known=(FULL, LINEAR))
     listed = fields.integers("attn_type_list", high=1)
-    if len(listed) != layers:
-        raise fields.contradiction(f"it names {len(listed)} layers", "attn_type_list", "num_hidden_layers")
+    check_number(fields, "attn_type_list", listed, layers)
     return [FULL if each else LINEAR for each in listed]
-
-
-_LFM2_KINDS = {FULL: FULL, CONVOLUTION: CONVOLUTION}
 
 
 def lfm2(fields: Fields) -> Shape:
@@ -205,10 +198,7 @@ def _lfm2(fields: Fields, feeds: list[FeedForward]) -> Shape:
             vectors=5 * hidden if bias else 0,
         ),
     }
-    stack = [
-        Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden)
-        for kind, feed in zip(kinds, feeds, strict=True)
-    ]
+    stack = layered([mixers[kind] for kind in kinds], feeds, hidden)
     tied = fields.flag("tie_embedding", default=True)
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=tied)
 
@@ -219,7 +209,7 @@ def _lfm2_kinds(fields: Fields, layers: int) -> list[str]:
     if "layer_types" not in fields:
         fields.integers("full_attn_idxs")
         return indexed
-    kinds = layer_kinds(fields, layers, _LFM2_KINDS, "layer_types")
+    kinds = layer_types(fields, layers, None, known=(FULL, CONVOLUTION))
     if listed and kinds != indexed:
         raise fields.contradiction("they place attention differently", "layer_types", "full_attn_idxs")
     return kinds
@@ -230,8 +220,7 @@ def _lfm2_width(fields: Fields) -> int:
     fields.without_effect("block_dim", "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init")
     fields.without_effect("block_norm_eps", "conv_use_xavier_init", "use_pos_enc", "num_heads", "intermediate_size")
     said = width_of(fields, "block_ff_dim", "intermediate_size")
-    if not fields.flag("block_use_swiglu", default=True):
-        raise fields.wrong("block_use_swiglu", "is false, which no known model of this kind has")
+    fields.only("block_use_swiglu", expected=True)
     if not fields.flag("block_auto_adjust_ff_dim", default=True):
         return said
     multiple = fields.integer("block_multiple_of", default=256, high=WIDTH)
@@ -256,16 +245,13 @@ def bailing_hybrid(fields: Fields) -> Shape:
     }
     feeds = mixed_feeds(fields, layers)
     kinds = _bailing_kinds(fields, layers)
-    stack = [
-        Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden)
-        for kind, feed in zip(kinds, feeds, strict=True)
-    ]
+    stack = layered([mixers[kind] for kind in kinds], feeds, hidden)
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False)
 
 
 def _bailing_kinds(fields: Fields, layers: int) -> list[str]:
     if "layer_types" in fields:
-        return layer_kinds(fields, layers, _KINDS, "layer_types")
+        return layer_types(fields, layers, None, known=(FULL, LINEAR))
     period = fields.integer("layer_group_size", high=4096)
     return [LINEAR if (layer + 1) % period else FULL for layer in range(layers)]
 

@@ -9,21 +9,28 @@ from msgspec.structs import replace
 from twin.models.config.blocks import (
     FULL,
     HEADS,
+    LINEAR,
     WIDTH,
     active_of,
+    check_known,
+    check_number,
     expert_count,
     hidden_of,
+    layer_types,
+    layered,
     layers_of,
+    predicting,
+    present,
     shape_of,
     width_of,
 )
+from twin.models.config.experts import by_type
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
 from twin.models.mixers import Indexer, KimiDelta, LatentAttention, Mixer
-from twin.models.spec import FeedForward, Layer
+from twin.models.spec import FeedForward
 
-_MLP_KINDS = ("dense", "sparse")
-_INDEXER_KINDS = ("full", "shared")
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 
 def deepseek(fields: Fields) -> Shape:
@@ -45,8 +52,8 @@ def minicpm3(fields: Fields) -> Shape:
     """MiniCPM3 and Youtu: latent attention and dense feed-forwards; the head is the embedding."""
     hidden, layers = hidden_of(fields), layers_of(fields)
     feed = FeedForward(intermediate=width_of(fields))
-    layer = Layer(mixers=(latent_attention(fields, hidden),), feed_forward=feed, vectors=2 * hidden)
-    return shape_of(fields, [layer] * layers, hidden=hidden, vectors=hidden, tied=True)
+    stack = layered([latent_attention(fields, hidden)], [feed], hidden) * layers
+    return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=True)
 
 
 def kimi_linear(fields: Fields) -> Shape:
@@ -55,24 +62,19 @@ def kimi_linear(fields: Fields) -> Shape:
     linear = fields.table("linear_attn_config")
     if linear is None:
         delta = _kimi_delta(fields, "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-        kinds = layer_kinds(fields, layers, _KIMI_KINDS, "layer_types")
+        kinds = layer_types(fields, layers, None, known=(FULL, LINEAR))
     else:
         delta = _kimi_delta(linear, "num_heads", "head_dim", "short_conv_kernel_size")
         kinds = _kimi_kinds(linear, layers)
-        if "layer_types" in fields and layer_kinds(fields, layers, _KIMI_KINDS, "layer_types") != kinds:
+        if "layer_types" in fields and layer_types(fields, layers, None, known=(FULL, LINEAR)) != kinds:
             raise fields.contradiction("they place attention differently", "layer_types", "linear_attn_config")
     mixers: dict[str, Mixer] = {FULL: latent_attention(fields, hidden), LINEAR: delta}
-    feeds = mixed_feeds(fields, layers)
-    stack = [_layer(mixers[kind], feed, hidden) for kind, feed in zip(kinds, feeds, strict=True)]
+    stack = layered([mixers[kind] for kind in kinds], mixed_feeds(fields, layers), hidden)
     ctx = fields.integer("model_max_length", "max_position_embeddings")
     fields.without_effect("mla_use_nope")
     if fields.raw.get("num_nextn_predict_layers") == 0:
         fields.without_effect("num_nextn_predict_layers")
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False, ctx=ctx)
-
-
-LINEAR = "linear_attention"
-_KIMI_KINDS = {FULL: FULL, LINEAR: LINEAR}
 
 
 def _kimi_delta(fields: Fields, heads_key: str, width_key: str, kernel_key: str) -> KimiDelta:
@@ -90,18 +92,6 @@ def _kimi_kinds(linear: Fields, layers: int) -> list[str]:
     if sorted(full + delta) != list(range(1, layers + 1)):
         raise linear.contradiction(f"they do not name each of {layers} layers once", "full_attn_layers", "kda_layers")
     return [FULL if layer + 1 in full else LINEAR for layer in range(layers)]
-
-
-def layer_kinds(fields: Fields, layers: int, known: dict[str, str], *keys: str) -> list[str]:
-    """Kinds of layers as listed under the first of the keys that is there, in our words."""
-    key = next((key for key in keys if key in fields), keys[0])
-    listed = fields.texts(key)
-    if len(listed) != layers:
-        raise fields.contradiction(f"it names {len(listed)} layers", key, "num_hidden_layers")
-    unknown = next((kind for kind in listed if kind not in known), None)
-    if unknown is not None:
-        raise fields.wrong(key, f"has {unknown!r}, which is not known here")
-    return [known[kind] for kind in listed]
 
 
 def latent_attention(fields: Fields, hidden: int, indexer: Indexer | None = None) -> LatentAttention:
@@ -133,20 +123,10 @@ def _latent_model(fields: Fields, *, indexed: bool = False, normed: bool = False
     if normed:
         feeds = [replace(feed, vectors=feed.vectors + hidden) if feed.experts > 1 else feed for feed in feeds]
     mixers = [latent_attention(fields, hidden, each) for each in _indexers(fields, layers, indexed=indexed)]
-    stack = [_layer(mixer, feed, hidden) for mixer, feed in zip(mixers, feeds, strict=True)]
-    towers = _next_tokens(fields, hidden, _layer(mixers[0], feeds[-1], hidden))
+    stack = layered(mixers, feeds, hidden)
+    head = layered(mixers[:1], feeds[-1:], hidden)
+    towers = predicting(fields, head, hidden, "num_nextn_predict_layers", "num_mtp_layers")
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False, towers=towers)
-
-
-def _layer(mixer: Mixer, feed: FeedForward, hidden: int) -> Layer:
-    return Layer(mixers=(mixer,), feed_forward=feed, vectors=2 * hidden)
-
-
-def _next_tokens(fields: Fields, hidden: int, layer: Layer) -> dict[str, int]:
-    """Heads for further tokens: a layer, what joins it to the embedding, and three norms; embeddings are shared."""
-    count = fields.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, low=0, high=64)
-    one = int(sum(layer.parameters(hidden).values())) + 2 * hidden**2 + 3 * hidden
-    return {"mtp": count * one} if count else {}
 
 
 def _indexers(fields: Fields, layers: int, *, indexed: bool) -> list[Indexer | None]:
@@ -173,10 +153,10 @@ def _indexer_kinds(fields: Fields, layers: int) -> list[str]:
             continue
         listed = fields.texts(key) if isinstance(fields.raw[key], list) else list(fields.text(key))
         kinds = [{"F": "full", "S": "shared"}.get(each, each) for each in listed]
-        if len(kinds) != layers:
-            raise fields.contradiction(f"it names {len(kinds)} layers", key, "num_hidden_layers")
-        if kinds[0] != "full" or not set(kinds) <= set(_INDEXER_KINDS):
-            raise fields.wrong(key, "may hold full and shared alone, and begins with full")
+        check_number(fields, key, kinds, layers)
+        check_known(fields, key, kinds, ("full", "shared"))
+        if kinds[0] != "full":
+            raise fields.wrong(key, "begins with a layer that shares, and there is none before it")
         return kinds
     period = fields.integer("index_topk_freq", default=1, high=layers)
     offset = fields.integer("index_skip_topk_offset", default=2, low=1)
@@ -191,31 +171,25 @@ def mixed_feeds(fields: Fields, layers: int) -> list[FeedForward]:
     dense = FeedForward(intermediate=width_of(fields))
     if not any(key in fields for key in _EXPERTS):
         return [dense] * layers
-    kinds = fields.texts("mlp_layer_types", default=[])
-    if not kinds:
-        first = fields.integer("first_k_dense_replace", low=0)
-        period = fields.integer("moe_layer_freq", default=1)
-        kinds = [_MLP_KINDS[layer >= first and layer % period == 0] for layer in range(layers)]
-        if "sparse" not in kinds:
-            key = "first_k_dense_replace" if first >= layers else "moe_layer_freq"
-            raise fields.contradiction("no layer is left for its experts", key, "num_hidden_layers")
-    if len(kinds) != layers:
-        raise fields.contradiction(f"it names {len(kinds)} layers", "mlp_layer_types", "num_hidden_layers")
-    unknown = next((kind for kind in kinds if kind not in _MLP_KINDS), None)
-    if unknown is not None:
-        raise fields.wrong("mlp_layer_types", f"has {unknown!r}, which is not known")
-    sparse = routed(fields)
-    return [sparse if kind == "sparse" else dense for kind in kinds]
+    each = by_type(_by_frequency)(fields, layers)
+    sparse = _experts(fields)
+    return [dense if alone else sparse for alone in each]
 
 
-_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+def _by_frequency(fields: Fields, layers: int) -> list[bool]:
+    first = fields.integer("first_k_dense_replace", low=0)
+    period = fields.integer("moe_layer_freq", default=1)
+    dense = [layer < first or layer % period != 0 for layer in range(layers)]
+    if all(dense):
+        key = "first_k_dense_replace" if first >= layers else "moe_layer_freq"
+        raise fields.contradiction("no layer is left for its experts", key, "num_hidden_layers")
+    return dense
 
 
-def routed(fields: Fields) -> FeedForward:
+def _experts(fields: Fields) -> FeedForward:
     """Experts of `moe_intermediate_size`, and shared ones of the same size that always run."""
     count = expert_count(fields, *_EXPERTS)
-    key = next(key for key in _EXPERTS if key in fields)
-    active = active_of(fields, count, key, "num_experts_per_tok", "num_experts_per_token")
+    active = active_of(fields, count, *present(fields, _EXPERTS), "num_experts_per_tok", "num_experts_per_token")
     intermediate = width_of(fields, "moe_intermediate_size")
     shared = _shared(fields)
     fields.without_effect("ep_size", "moe_router_activation_func", "moe_renormalize", "use_grouped_topk")

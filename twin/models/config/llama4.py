@@ -10,18 +10,18 @@ from twin.models.config.blocks import (
     FULL,
     active_of,
     expert_count,
-    heads_of,
     hidden_of,
     layer_types,
+    layered,
     layers_of,
-    qkv_bias,
     shape_of,
     width_of,
 )
+from twin.models.config.decoder import BIASED, attention_of
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
 from twin.models.mixers import Attention
-from twin.models.spec import FeedForward, Layer
+from twin.models.spec import FeedForward
 
 
 def llama4(fields: Fields) -> Shape:
@@ -29,18 +29,10 @@ def llama4(fields: Fields) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     fields.without_effect("use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
     routes = _routing(fields, layers)
-    routed, dense = (
-        _routed(fields) if routes else None,
-        FeedForward(intermediate=width_of(fields, "intermediate_size_mlp")),
-    )
-    stack = [
-        Layer(
-            mixers=(mixer,),
-            feed_forward=routed if number in routes else dense,
-            vectors=2 * hidden,
-        )
-        for number, mixer in enumerate(_mixers(fields, hidden, layers))
-    ]
+    routed = _routed(fields) if routes else None
+    dense = FeedForward(intermediate=width_of(fields, "intermediate_size_mlp"))
+    feeds = [routed if layer in routes else dense for layer in range(layers)]
+    stack = layered(_mixers(fields, hidden, layers), feeds, hidden)
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False)
 
 
@@ -67,15 +59,13 @@ def _routing(fields: Fields, layers: int) -> set[int]:
 
 def _mixers(fields: Fields, hidden: int, layers: int) -> list[Attention]:
     """Chunks where positions are rotary, all tokens where there are none."""
-    plain = heads_of(fields, hidden)
-    biases = qkv_bias(plain) + hidden if fields.flag("attention_bias", default=False) else 0
-    plain = replace(plain, vectors=biases)
+    plain = attention_of(fields, hidden, BIASED)
     chunk = fields.integer("attention_chunk_size", default=0, low=0)
     rotary = _rotary(fields, layers)
     by_default = [CHUNKED if rotated and chunk else FULL for rotated in rotary]
     types = layer_types(fields, layers, by_default, known=(FULL, CHUNKED))
     if CHUNKED in types and not chunk:
-        raise fields.wrong("attention_chunk_size", "is missing, and layers attend in chunks")
+        raise fields.contradiction("layers attend in chunks of no size", "layer_types", "attention_chunk_size")
     return [replace(plain, local_chunk=chunk) if kind == CHUNKED else plain for kind in types]
 
 
@@ -86,7 +76,9 @@ def _rotary(fields: Fields, layers: int) -> list[bool]:
         period = fields.integer("no_rope_layer_interval", default=4, high=4096)
         return [bool((layer + 1) % period) for layer in range(layers)]
     if len(listed) < layers:
-        raise fields.contradiction(f"it names {len(listed)} layers", "no_rope_layers", "num_hidden_layers")
+        raise fields.contradiction(
+            f"a list of {len(listed):,} for {layers:,} layers", "no_rope_layers", "num_hidden_layers"
+        )
     return [bool(each) for each in listed[:layers]]
 
 

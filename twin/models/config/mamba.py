@@ -8,22 +8,27 @@ from msgspec.structs import replace
 
 from twin.models.config.blocks import (
     CTX,
+    EXPERTS,
     HEADS,
     LAYERS,
     WIDTH,
     active_of,
+    check_known,
+    check_number,
     expert_count,
     heads_of,
     hidden_of,
+    layer_types,
+    layered,
     layers_of,
-    qkv_bias,
+    predicting,
     shape_of,
     width_of,
 )
-from twin.models.config.latent import layer_kinds
+from twin.models.config.decoder import BIASED, MLP_BIAS, attention_of, mlp_of
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
-from twin.models.mixers import Attention, Mamba, Mamba2, Mixer
+from twin.models.mixers import Mamba, Mamba2, Mixer
 from twin.models.spec import FeedForward, Layer
 
 NO_POSITIONS_CTX = 2**20
@@ -45,7 +50,7 @@ _KINDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "fu
 def mamba(fields: Fields) -> Shape:
     """Mamba and FalconMamba: layers of the mixer alone."""
     hidden, layers = _sizes(fields)
-    inner = _inner(fields, hidden)
+    inner = _channels(fields, hidden, key="intermediate_size", factor="expand")
     ctx = fields.integer(*CTX, default=NO_POSITIONS_CTX)
     mixer = mamba1_of(fields, hidden, inner, prefix="", state="state_size", kernel="conv_kernel")
     layer = Layer(mixers=(mixer,), vectors=hidden)
@@ -61,7 +66,7 @@ def mamba2(fields: Fields) -> Shape:
     mixer = mamba2_of(
         fields,
         hidden,
-        inner=fields.integer("expand", high=64) * hidden,
+        inner=_channels(fields, hidden, factor="expand"),
         names=("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"),
         conv_bias=fields.flag("use_conv_bias", default=True),
         in_bias=bias,
@@ -75,7 +80,7 @@ def jamba(fields: Fields) -> Shape:
     """Jamba: attention in every so many layers, experts in every so many, Mamba with norms of what is selective."""
     hidden, layers = _sizes(fields)
     attention = heads_of(fields, hidden)
-    recurrent = mamba1_of(fields, hidden, fields.integer("mamba_expand", high=64) * hidden, normed=True)
+    recurrent = mamba1_of(fields, hidden, _channels(fields, hidden), normed=True)
     dense = FeedForward(intermediate=width_of(fields))
     experts = expert_count(fields, "num_experts")
     sparse = dense
@@ -84,14 +89,8 @@ def jamba(fields: Fields) -> Shape:
         active = active_of(fields, experts, "num_experts")
         sparse = FeedForward(intermediate=dense.intermediate, experts=experts, active=active)
     attends, routes = _periodic(fields, "attn_layer", layers), _periodic(fields, "expert_layer", layers)
-    stack = [
-        Layer(
-            mixers=(attention if layer in attends else recurrent,),
-            feed_forward=sparse if layer in routes else dense,
-            vectors=2 * hidden,
-        )
-        for layer in range(layers)
-    ]
+    mixers = [attention if layer in attends else recurrent for layer in range(layers)]
+    stack = layered(mixers, [sparse if layer in routes else dense for layer in range(layers)], hidden)
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False)
 
 
@@ -100,22 +99,23 @@ def bamba(fields: Fields) -> Shape:
     hidden, layers = _sizes(fields)
     listed = set(fields.integers("attn_layer_indices", default=[], high=layers - 1))
     kinds = [ATTENTION if layer in listed else MAMBA for layer in range(layers)]
-    return _alternating(fields, hidden, kinds, gated_feed(fields, hidden), tied=False)
+    return _alternating(fields, hidden, kinds, mlp_of(fields, hidden, bias=MLP_BIAS))
 
 
 def granite_hybrid(fields: Fields) -> Shape:
     """Granite 4: Mamba-2 and attention by a list, experts beside a feed-forward that always runs, or that alone."""
     hidden, layers = _sizes(fields)
-    kinds = layer_kinds(fields, layers, _KINDS, "layer_types", "layers_block_type")
+    keys = ("layer_types", "layers_block_type")
+    kinds = [_KINDS[kind] for kind in layer_types(fields, layers, None, known=_KINDS, keys=keys)]
     shared = width_of(fields, "shared_intermediate_size")
     feed = FeedForward(intermediate=shared)
-    experts = fields.integer("num_local_experts", default=0, low=0, high=65536)
+    experts = fields.integer("num_local_experts", default=0, low=0, high=EXPERTS)
     if not experts:
         fields.without_effect("intermediate_size", "num_experts_per_tok")
     else:
         active = active_of(fields, experts, "num_local_experts")
         feed = FeedForward(intermediate=width_of(fields), experts=experts, active=active, shared_intermediate=shared)
-    return _alternating(fields, hidden, kinds, feed, tied=False)
+    return _alternating(fields, hidden, kinds, feed)
 
 
 def falcon_h1(fields: Fields) -> Shape:
@@ -124,14 +124,14 @@ def falcon_h1(fields: Fields) -> Shape:
     recurrent = mamba2_of(
         fields,
         hidden,
-        inner=_expanded(fields, hidden, "mamba_d_ssm"),
+        inner=_channels(fields, hidden, key="mamba_d_ssm"),
         conv_bias=fields.flag("mamba_conv_bias", default=True),
         in_bias=fields.flag("mamba_proj_bias", default=False),
         out_bias=fields.flag("projectors_bias", default=False),
         normed=fields.flag("mamba_rms_norm", default=False),
     )
-    attention = attention_of(fields, hidden)
-    layer = Layer(mixers=(attention, recurrent), feed_forward=gated_feed(fields, hidden), vectors=2 * hidden)
+    attention = attention_of(fields, hidden, BIASED)
+    layer = Layer(mixers=(attention, recurrent), feed_forward=mlp_of(fields, hidden, bias=MLP_BIAS), vectors=2 * hidden)
     return shape_of(fields, [layer] * layers, hidden=hidden, vectors=hidden, tied=False)
 
 
@@ -158,22 +158,19 @@ def nemotron_h(fields: Fields) -> Shape:
 
 
 def _nemotron_mtp(fields: Fields, hidden: int) -> dict[str, int]:
-    """Heads for further tokens: layers by their own pattern, what joins them to the embedding, and three norms."""
-    count = fields.integer("num_nextn_predict_layers", default=0, low=0, high=64)
-    if not count:
+    """Heads for further tokens, of layers by their own pattern."""
+    if not fields.integer("num_nextn_predict_layers", default=0, low=0, high=64):
         fields.without_effect("mtp_hybrid_override_pattern", "mtp_layers_block_type")
         return {}
     kinds = _listed(fields, "mtp_layers_block_type") or _spelled(fields, "mtp_hybrid_override_pattern", "*E")
-    layers = sum(sum(_nemotron_layer(fields, hidden, kind).parameters(hidden).values()) for kind in kinds)
-    return {"mtp": count * (int(layers) + 2 * hidden**2 + 3 * hidden)}
+    return predicting(fields, [_nemotron_layer(fields, hidden, kind) for kind in kinds], hidden)
 
 
 def _nemotron_kinds(fields: Fields) -> list[str]:
     key = "layers_block_type" if "layers_block_type" in fields else "layer_types"
     kinds = _listed(fields, key) or _spelled(fields, "hybrid_override_pattern", None)
     told = key if key in fields else "hybrid_override_pattern"
-    if len(kinds) != fields.integer("num_hidden_layers", default=len(kinds), high=LAYERS):
-        raise fields.contradiction(f"it names {len(kinds)} layers", told, "num_hidden_layers")
+    check_number(fields, told, kinds, fields.integer("num_hidden_layers", default=len(kinds), high=LAYERS))
     return kinds
 
 
@@ -181,31 +178,28 @@ def _listed(fields: Fields, key: str) -> list[str]:
     if key not in fields:
         return []
     kinds = [_KINDS.get(kind, kind) for kind in fields.texts(key)]
-    unknown = next((kind for kind in kinds if kind not in _PATTERN.values()), None)
-    if unknown is not None:
-        raise fields.wrong(key, f"has {unknown!r}, which is not known")
+    check_known(fields, key, kinds, _PATTERN.values())
     return kinds
 
 
 def _spelled(fields: Fields, key: str, default: str | None) -> list[str]:
     letters = fields.text(key, default=default)
-    unknown = next((letter for letter in letters if letter not in _PATTERN), None)
-    if unknown is not None:
-        raise fields.wrong(key, f"has {unknown!r}, which is not known")
+    check_known(fields, key, letters, _PATTERN)
     return [_PATTERN[letter] for letter in letters]
 
 
 def _nemotron_layer(fields: Fields, hidden: int, kind: str) -> Layer:
     if kind in ("mlp", "moe"):
-        feed = _nemotron_experts(fields, hidden) if kind == "moe" else _ungated(fields, hidden, "intermediate_size")
+        feed = (
+            _nemotron_experts(fields, hidden) if kind == "moe" else mlp_of(fields, hidden, gated=False, bias=MLP_BIAS)
+        )
         return Layer(feed_forward=feed, vectors=hidden)
     return Layer(mixers=(_nemotron_mixer(fields, hidden, kind),), vectors=hidden)
 
 
 def _nemotron_mixer(fields: Fields, hidden: int, kind: str) -> Mixer:
     if kind == ATTENTION:
-        if fields.flag("attention_bias", default=False):
-            raise fields.wrong("attention_bias", "is true, and it is not known of which matrices")
+        fields.only("attention_bias", expected=False)
         return heads_of(fields, hidden, head_dim=("head_dim", "attention_head_dim"))
     heads, head_dim = fields.integer("mamba_num_heads", high=HEADS), fields.integer("mamba_head_dim", high=WIDTH)
     fields.without_effect("expand", "mamba_expand", "mamba_proj_bias", "time_step_rank")
@@ -221,17 +215,11 @@ def _nemotron_mixer(fields: Fields, hidden: int, kind: str) -> Mixer:
     )
 
 
-def _ungated(fields: Fields, hidden: int, key: str) -> FeedForward:
-    intermediate = width_of(fields, key)
-    biases = intermediate + hidden if fields.flag("mlp_bias", default=False) else 0
-    return FeedForward(intermediate=intermediate, gated=False, vectors=biases)
-
-
 def _nemotron_experts(fields: Fields, hidden: int) -> FeedForward:
     """Experts of two matrices, in a narrower space where `moe_latent_size` says so, and one that always runs."""
     experts = expert_count(fields, "n_routed_experts")
     active = active_of(fields, experts, "n_routed_experts")
-    always = _ungated(fields, hidden, "moe_shared_expert_intermediate_size")
+    always = mlp_of(fields, hidden, "moe_shared_expert_intermediate_size", gated=False, bias=MLP_BIAS)
     latent = fields.integer("moe_latent_size", default=0, low=0, high=WIDTH)
     fields.without_effect("n_shared_experts", "moe_shared_expert_overlap")
     biases = latent + hidden if latent and always.vectors else 0
@@ -247,34 +235,20 @@ def _nemotron_experts(fields: Fields, hidden: int) -> FeedForward:
     )
 
 
-def _alternating(fields: Fields, hidden: int, kinds: list[str], feed: FeedForward, *, tied: bool) -> Shape:
+def _alternating(fields: Fields, hidden: int, kinds: list[str], feed: FeedForward) -> Shape:
     """Layers of Mamba-2 or attention, all with the same feed-forward."""
     bias = fields.flag("mamba_proj_bias", default=False)
     recurrent = mamba2_of(
         fields,
         hidden,
-        inner=fields.integer("mamba_expand", high=64) * hidden,
+        inner=_channels(fields, hidden),
         conv_bias=fields.flag("mamba_conv_bias", default=True),
         in_bias=bias,
         out_bias=bias,
     )
-    mixers: dict[str, Mixer] = {MAMBA: recurrent, ATTENTION: attention_of(fields, hidden)}
-    stack = [Layer(mixers=(mixers[kind],), feed_forward=feed, vectors=2 * hidden) for kind in kinds]
-    return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=tied)
-
-
-def attention_of(fields: Fields, hidden: int) -> Attention:
-    """Attention whose four matrices have biases where attention_bias says so."""
-    attention = heads_of(fields, hidden)
-    biased = fields.flag("attention_bias", default=False)
-    return replace(attention, vectors=qkv_bias(attention) + hidden if biased else 0)
-
-
-def gated_feed(fields: Fields, hidden: int) -> FeedForward:
-    """A gated feed-forward whose three matrices have biases where mlp_bias says so."""
-    intermediate = width_of(fields)
-    biases = 2 * intermediate + hidden if fields.flag("mlp_bias", default=False) else 0
-    return FeedForward(intermediate=intermediate, vectors=biases)
+    mixers: dict[str, Mixer] = {MAMBA: recurrent, ATTENTION: attention_of(fields, hidden, BIASED)}
+    stack = layered([mixers[kind] for kind in kinds], [feed] * len(kinds), hidden)
+    return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False)
 
 
 def mamba1_of(
@@ -341,12 +315,8 @@ def mamba2_of(
     if heads % mixer.groups:
         raise fields.contradiction("heads are no multiple of groups", names[0], names[2])
     projected = inner + mixer.conv_channels + heads
-    return Mamba2(
-        heads=heads,
-        head_dim=head_dim,
-        groups=mixer.groups,
-        state=mixer.state,
-        conv_kernel=mixer.conv_kernel,
+    return replace(
+        mixer,
         vectors=3 * heads
         + (mixer.conv_channels if conv_bias else 0)
         + (inner if normed else 0)
@@ -369,20 +339,12 @@ def _automatic(fields: Fields, key: str) -> bool:
     return True
 
 
-def _inner(fields: Fields, hidden: int) -> int:
-    """Mamba's channels: `intermediate_size` goes before what `expand` says."""
-    fields.without_effect("expand")
-    return fields.integer("intermediate_size", high=WIDTH) if "intermediate_size" in fields else _times(fields, hidden)
-
-
-def _times(fields: Fields, hidden: int) -> int:
-    return fields.integer("expand", high=64) * hidden
-
-
-def _expanded(fields: Fields, hidden: int, key: str) -> int:
-    """Channels under the key, or so many times the width."""
-    fields.without_effect("mamba_expand")
-    return fields.integer(key, high=WIDTH) if key in fields else fields.integer("mamba_expand", high=64) * hidden
+def _channels(fields: Fields, hidden: int, *, key: str | None = None, factor: str = "mamba_expand") -> int:
+    """Mamba's channels: as the key says, else so many times the width."""
+    if key is None or key not in fields:
+        return fields.integer(factor, high=64) * hidden
+    fields.without_effect(factor)
+    return fields.integer(key, high=WIDTH)
 
 
 def _periodic(fields: Fields, name: str, layers: int) -> set[int]:

@@ -58,22 +58,22 @@ def group_of(table: Fields, *, default: int = 128) -> int:
     return table.integer("group_size", default=default, low=-1, high=2**20)
 
 
-def _integers(bits: int) -> str:
-    """The format of whole numbers that are multiplied as 16 bits."""
-    return f"w{bits}a16"
+def integers(bits: int, group: int, zero_bits: int) -> Storing:
+    """Whole numbers that are multiplied in 16 bits, with a scale and a zero for every group of a row."""
+    return grouped(f"w{bits}a16", bits, group, SCALE + zero_bits)
 
 
 def awq(table: Fields) -> Plan:
     """Scales and zeros for every group of a row; zeros are there even where they are all the same."""
     bits, group = bits_of(table, "bits", "w_bit", default=4), group_of(table)
     ignored = patterns_of(table, "modules_to_not_convert")
-    return Plan(stored=without(grouped(_integers(bits), bits, group, SCALE + bits), ignored))
+    return Plan(stored=without(integers(bits, group, bits), ignored))
 
 
 def gptq(table: Fields) -> Plan:
     """As AWQ; `dynamic` takes modules out ("-:") or gives them other bits."""
     bits, group = bits_of(table, "bits"), group_of(table)
-    plain = grouped(_integers(bits), bits, group, SCALE + bits)
+    plain = integers(bits, group, bits)
     out: list[str] = []
     other: list[tuple[Patterns, Storing]] = []
     dynamic = table.table("dynamic")
@@ -83,7 +83,7 @@ def gptq(table: Fields) -> Plan:
         elif dynamic and (inner := dynamic.table(key)):
             own, own_group = bits_of(inner, "bits", default=bits), group_of(inner, default=group)
             named = Patterns([f"re:{key.removeprefix('+:')}"], dynamic, key)
-            other.append((named, grouped(_integers(own), own, own_group, SCALE + own)))
+            other.append((named, integers(own, own_group, own)))
     ignored = Patterns([*out, *table.texts("modules_to_not_convert", default=[])], table, "dynamic")
     return Plan(stored=without(first(other, plain), ignored, head=table.flag("lm_head", default=False)))
 
@@ -102,10 +102,10 @@ def auto_round(table: Fields) -> Plan:
         inner = extra.table(key) if extra else None
         if extra and inner:
             own, own_group = bits_of(inner, "bits", default=bits), group_of(inner, default=group)
-            storing = grouped(_integers(own), own, own_group, SCALE + own) if own < SCALE else nothing
+            storing = integers(own, own_group, own) if own < 16 else nothing
             other.append((Patterns([key], extra, key), storing))
-    stored = first(other, grouped(_integers(bits), bits, group, SCALE + bits))
-    return Plan(stored=without(stored, Patterns((), table, "")))
+    stored = first(other, integers(bits, group, bits))
+    return Plan(stored=without(stored, Patterns((), table, "extra_config")))
 
 
 def nothing(_: Module) -> None:
@@ -185,7 +185,7 @@ def hqq(table: Fields) -> Plan:
     config = table.table("quant_config")
     weights = (config.table("weight_quant_params") if config else None) or config or table
     bits, group = bits_of(weights, "nbits", "bits"), group_of(weights, default=64)
-    return Plan(stored=without(grouped(_integers(bits), bits, group, 2 * SCALE), patterns_of(table, "skip_modules")))
+    return Plan(stored=without(integers(bits, group, SCALE), patterns_of(table, "skip_modules")))
 
 
 _TORCHAO: dict[str, tuple[str, int, int, int]] = {  # format, bits, default group (0: a row), bits of scales
@@ -214,7 +214,7 @@ def torchao(table: Fields) -> Plan:
         arguments = table.table("quant_type_kwargs")
         group = group_of(arguments, default=0) if arguments else 0
     if name not in _TORCHAO:
-        raise table.wrong("quant_type", f"{name!r} is not known; known are {', '.join(_TORCHAO)}")
+        raise table.unknown("quant_type", name, _TORCHAO)
     form, bits, by_default, scales = _TORCHAO[name]
     ignored = patterns_of(table, "modules_to_not_convert")
     return Plan(stored=without(grouped(form, bits, group or by_default, scales), ignored))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from twin.models.config.shape import Shape
 from twin.models.fields import Fields
 from twin.models.mixers import Attention, LatentAttention, Mixer
-from twin.models.spec import FeedForward, Part
+from twin.models.spec import FeedForward, Part, in_order
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 _OWN_PREFIX = re.compile(r"^(?:(?:model|language_model|transformer|backbone|decoder)\.)+")
@@ -30,8 +30,7 @@ class Module(Struct, frozen=True):
 
 def modules_of(shape: Shape) -> Iterator[Module]:
     """All matrices that a quantiser may take, from the first layer to the head."""
-    layers = [kind for _ in range(shape.layers) for kind, count in shape.order for _ in range(count)][: shape.layers]
-    for number, kind in enumerate(layers):
+    for number, kind in enumerate(in_order(shape.order, shape.layers)):
         layer = shape.kinds[kind]
         matrices = [each for mixer in layer.mixers for each in _mixer(mixer, shape.hidden)]
         if layer.feed_forward is not None:

@@ -7,14 +7,23 @@ A bias of the router counts where the class has it as a parameter; most keep it 
 from msgspec.structs import replace
 
 from twin.models.config import windows
-from twin.models.config.blocks import HEADS, heads_of, hidden_of, layers_of, shape_of, width_of
-from twin.models.config.decoder import ATTENTION_BIAS, Style, decoder, head_norms, wide_norms
+from twin.models.config.blocks import (
+    HEADS,
+    active_of,
+    expert_count,
+    heads_of,
+    hidden_of,
+    layered,
+    layers_of,
+    shape_of,
+    width_of,
+)
+from twin.models.config.decoder import ATTENTION_BIAS, BIASED, Style, decoder, head_norms, wide_norms
 from twin.models.config.experts import Routing, by_type, first, qwen_dense, routed
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
-from twin.models.spec import FeedForward, Layer
+from twin.models.spec import FeedForward
 
-_BIASED = Style(qkv_bias=ATTENTION_BIAS, out_bias=ATTENTION_BIAS)
 _MIXTRAL = Routing(width=("intermediate_size",))
 _GLM = Routing(
     experts=("n_routed_experts", "num_experts"),
@@ -38,21 +47,18 @@ def dbrx(fields: Fields) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields, "n_layers")
     attn, ffn = fields.table("attn_config"), fields.table("ffn_config")
     if attn is None or ffn is None:
-        raise fields.wrong("ffn_config" if attn else "attn_config", "is missing")
+        raise fields.missing("ffn_config" if attn else "attn_config")
     heads = heads_of(fields, hidden, heads=("n_heads",), kv_heads=())
     kv = attn.integer("kv_n_heads", default=1, high=HEADS)
     if heads.query_heads % kv:
         raise attn.wrong("kv_n_heads", f"is {kv}, of which n_heads {heads.query_heads} is no multiple")
-    attention = type(heads)(query_heads=heads.query_heads, kv_heads=kv, head_dim=heads.head_dim)
-    experts = ffn.integer("moe_num_experts", high=65536)
-    active = ffn.integer("moe_top_k")
-    if active > experts:
-        raise ffn.contradiction("a token is sent to more experts than there are", "moe_top_k", "moe_num_experts")
+    attention = replace(heads, kv_heads=kv)
+    experts = expert_count(ffn, "moe_num_experts")
+    active = active_of(ffn, experts, "moe_num_experts", "moe_top_k")
     feed = FeedForward(intermediate=width_of(ffn, "ffn_hidden_size"), experts=experts, active=active)
-    attn.without_effect(*attn.raw)
-    ffn.without_effect(*ffn.raw)
-    layer = Layer(mixers=(attention,), feed_forward=feed, vectors=2 * hidden)
-    return shape_of(fields, [layer] * layers, hidden=hidden, vectors=hidden, tied=False)
+    attn.rest_without_effect()
+    ffn.rest_without_effect()
+    return shape_of(fields, layered([attention], [feed], hidden) * layers, hidden=hidden, vectors=hidden, tied=False)
 
 
 _MINIMAX_M2 = decoder(
@@ -69,8 +75,9 @@ def minimax_m2(fields: Fields) -> Shape:
     """MiniMax M2: full attention alone, though its file can name linear layers, too."""
     if set(fields.integers("attn_type_list", default=[])) - {1}:
         raise fields.wrong("attn_type_list", "names linear attention, which is not known of this architecture")
-    if fields.text("qk_norm_type", default="per_layer") != "per_layer":
-        raise fields.wrong("qk_norm_type", f"is {fields.raw['qk_norm_type']!r}; only 'per_layer' is known")
+    kind = fields.text("qk_norm_type", default="per_layer")
+    if kind != "per_layer":
+        raise fields.unknown("qk_norm_type", kind, ("per_layer",))
     fields.without_effect("sliding_window")
     return _MINIMAX_M2(fields)
 
@@ -88,7 +95,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ("Qwen2MoeForCausalLM", "qwen2_moe"),
     ),
     (
-        replace(_BIASED, qk_norms=head_norms, windows=windows.qwen, feeds=routed(Routing(dense=qwen_dense))),
+        replace(BIASED, qk_norms=head_norms, windows=windows.qwen, feeds=routed(Routing(dense=qwen_dense))),
         (
             "Qwen3MoeForCausalLM",
             "qwen3_moe",
@@ -100,7 +107,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     ),
     (
         replace(
-            _BIASED,
+            BIASED,
             norms=4,
             last_norms=2,
             head_bias=("lm_head_bias", False),
@@ -127,16 +134,16 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
         ),
         ("GptOssForCausalLM", "gpt_oss"),
     ),
-    (replace(_BIASED, feeds=routed(_MIXTRAL)), ("GraniteMoeForCausalLM", "granitemoe")),
+    (replace(BIASED, feeds=routed(_MIXTRAL)), ("GraniteMoeForCausalLM", "granitemoe")),
     (
         replace(
-            _BIASED,
+            BIASED,
             feeds=routed(Routing(width=("intermediate_size",), shared_width=("shared_intermediate_size",))),
         ),
         ("GraniteMoeSharedForCausalLM", "granitemoeshared"),
     ),
     (
-        replace(_BIASED, qk_norms=wide_norms, feeds=routed(_MIXTRAL)),
+        replace(BIASED, qk_norms=wide_norms, feeds=routed(_MIXTRAL)),
         ("OlmoeForCausalLM", "olmoe", "FlexOlmoForCausalLM", "flex_olmo"),
     ),
     (
@@ -174,7 +181,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     ),
     (
         replace(
-            _BIASED,
+            BIASED,
             qk_norms=head_norms,
             feeds=routed(
                 Routing(
@@ -211,7 +218,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     ),
     (
         replace(
-            _BIASED,
+            BIASED,
             qk_norms=head_norms,
             head_dim=128,
             feeds=routed(
@@ -242,7 +249,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     ),
     (
         replace(
-            _BIASED,
+            BIASED,
             qk_norms=head_norms,
             norms=4,
             head_dim=128,
@@ -261,7 +268,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (
         # one norm before attention and experts side by side; an MLP has a width of its own
         replace(
-            _BIASED,
+            BIASED,
             norms=1,
             tied=True,
             head_dim=128,
@@ -279,7 +286,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     ),
     (
         replace(
-            _BIASED,
+            BIASED,
             qk_norms=head_norms,
             head_dim=128,
             windows=windows.typed(1, default=1024),
@@ -289,7 +296,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
     ),
     (
         replace(
-            _BIASED,
+            BIASED,
             sinks=True,
             windows=windows.typed(4, full=0, default=128),
             feeds=routed(Routing(width=("intermediate_size",), shared_width=("shared_intermediate_size",))),

@@ -61,15 +61,8 @@ def read_weights(tables: list[Fields], shape: Shape, beside: Fields | None = Non
         parts: dict[Part, Stored] = {} if plain.format == "bf16" else {"vectors": plain}
         return Weights(format=plain.format, bits=plain.bits, parts=parts)
     plan = _plan(found)
-    _heard(found)
+    found.rest_without_effect()  # says how activations are quantised, or how the checkpoint was made
     return _by_part(shape, plan, plain if plain.bits >= _BF16.bits else _BF16)
-
-
-def _heard(table: Fields) -> None:
-    """What a method did not ask for says how activations are quantised, or how the checkpoint was made."""
-    table.without_effect(*(key for key in table.raw if key not in table.used))
-    for inner in table.nested:
-        _heard(inner)
 
 
 def _dtype(tables: list[Fields]) -> Stored:
@@ -83,13 +76,13 @@ def _dtype(tables: list[Fields]) -> Stored:
         if names:
             if names[0] not in _PLAIN:
                 key = "dtype" if "dtype" in table else "torch_dtype"
-                raise table.wrong(key, f"is {names[0]!r}, which is not known; known are {', '.join(_PLAIN)}")
+                raise table.unknown(key, names[0], _PLAIN)
             return _PLAIN[names[0]]
     return _BF16
 
 
 def _plan(table: Fields) -> "Plan":
-    """What the method makes of the table. Raises BadFile of a method that is not known, by its name."""
+    """What the method makes of the table. Raises BadFile for one that is not known."""
     from twin.models.config.methods import METHODS  # noqa: PLC0415 - most checkpoints are not quantised
     from twin.models.config.schemes import SCHEMES  # noqa: PLC0415
 
@@ -105,11 +98,12 @@ def _plan(table: Fields) -> "Plan":
         elif "load_in_4bit" in table or "load_in_8bit" in table:
             method = "bitsandbytes"
         else:
-            raise table.wrong("quant_method", "is missing")
+            raise table.missing("quant_method")
     reader: Callable[[Fields], Plan] | None = methods.get(method)
     if reader is None:
-        hint = "; a GGUF file is read itself" if method == "gguf" else ""
-        raise table.wrong("quant_method", f"{method!r} is not known; known are {', '.join(sorted(methods))}{hint}")
+        if method == "gguf":
+            raise table.wrong("quant_method", "is 'gguf': name the GGUF file, which is read itself")
+        raise table.unknown("quant_method", method, sorted(methods))
     return reader(table)
 
 

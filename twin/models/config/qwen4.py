@@ -7,9 +7,8 @@ from itertools import count, islice
 
 from msgspec.structs import replace
 
-from twin.models.config.blocks import FULL, HEADS, WIDTH, hidden_of, layers_of, shape_of
+from twin.models.config.blocks import FULL, HEADS, LINEAR, WIDTH, hidden_of, layers_of, shape_of
 from twin.models.config.hybrid import gated_attention, gated_delta_net, qwen_feeds, qwen_kinds
-from twin.models.config.latent import LINEAR
 from twin.models.config.shape import Ngram, Reader, Shape
 from twin.models.fields import Fields
 from twin.models.mixers import Attention, Indexer, Mixer

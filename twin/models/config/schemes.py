@@ -17,9 +17,7 @@ from twin.models.config.methods import (
 from twin.models.config.modules import Patterns
 from twin.models.fields import Fields
 
-_ALGORITHMS: dict[
-    str, tuple[str, float, int, float]
-] = {  # format, bits, group (0: a row, -1: the matrix), scale's bits
+_ALGORITHMS: dict[str, tuple[str, float, int, float]] = {
     "FP8": ("fp8", 8, -1, 0),
     "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", 8, 0, 32),
     "FP8_PB_WO": ("fp8", 8, 128 * 128, 32),
@@ -36,6 +34,7 @@ _ALGORITHMS: dict[
     "W8A8_SQ_PER_CHANNEL": ("int8", 8, 0, SCALE),
     "INT8_SQ": ("int8", 8, 0, SCALE),
 }
+"""ModelOpt's names: format, bits of an element, elements that share a scale (0: a row, -1: the matrix), its bits."""
 
 
 def modelopt(table: Fields) -> Plan:
@@ -63,7 +62,7 @@ def modelopt(table: Fields) -> Plan:
 
 def _algorithm(table: Fields, name: str, group: int = 0) -> Storing:
     if name not in _ALGORITHMS:
-        raise table.wrong("quant_algo", f"{name!r} is not known; known are {', '.join(_ALGORITHMS)}")
+        raise table.unknown("quant_algo", name, _ALGORITHMS)
     form, bits, by_default, scale = _ALGORITHMS[name]
     if by_default < 0:
         return uniform(form, bits)
@@ -78,7 +77,7 @@ def compressed_tensors(table: Fields) -> Plan:
 def _plan_of(table: Fields, groups: list[tuple[Patterns | None, Storing]]) -> Plan:
     """Names before classes; the head is a matrix like others where it is not ignored."""
     if not groups:
-        raise table.wrong("config_groups", "is missing")
+        raise table.missing("config_groups")
     named = [(patterns, storing) for patterns, storing in groups if patterns is not None]
     rest = next((storing for patterns, storing in groups if patterns is None), nothing)
     return Plan(stored=without(first(named, rest), patterns_of(table, "ignore"), head=True))
@@ -109,15 +108,13 @@ def _weights(group: Fields, weights: Fields, form: str) -> Storing:
     if kind == "float":
         return _floats(weights, bits, size, strategy, form)
     if kind != "int":
-        raise weights.wrong("type", f"{kind!r} is not known; known are int and float")
+        raise weights.unknown("type", kind, ("int", "float"))
     operands = activations.integer("num_bits", default=16, low=1, high=16) if activations else 16
     name = "int8" if (bits, operands) == (8, 8) else f"w{bits}a{operands}"
     if strategy == "tensor":
         return uniform(name, bits)
     if strategy not in {"", "channel", "group"}:
-        raise weights.wrong(
-            "strategy", f"{strategy!r} is not known of whole numbers; known are tensor, channel and group"
-        )
+        raise weights.unknown("strategy", strategy, ("tensor", "channel", "group"))
     return grouped(name, bits, size, SCALE + zeros)
 
 

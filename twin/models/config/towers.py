@@ -23,7 +23,7 @@ def towers_of(outer: Fields, hidden: int) -> dict[str, int]:
         if read is None or table is None or not table.raw:
             continue
         counts[tower] = read(table, outer, hidden)
-        table.without_effect(*(key for key in table.raw if key not in table.used))
+        table.rest_without_effect()
     return counts
 
 
@@ -64,8 +64,7 @@ def _patch(fields: Fields) -> int:
 def _siglip(fields: Fields, outer: Fields, hidden: int) -> int:
     """SigLIP as in Gemma 3: joined by one matrix behind an RMS norm."""
     width, intermediate = _size(fields, "hidden_size"), _size(fields, "intermediate_size")
-    if fields.flag("vision_use_head", default=False):
-        raise fields.wrong("vision_use_head", "is true, which no known model of this kind has")
+    fields.only("vision_use_head", expected=False)
     positions = (_size(fields, "image_size") // _size(fields, "patch_size")) ** 2
     outer.without_effect("mm_tokens_per_image")
     embedding = _linear(_patch(fields), width) + positions * width
@@ -183,7 +182,7 @@ def _gemma3n(fields: Fields, outer: Fields, hidden: int) -> int:
     outer.without_effect("vision_soft_tokens_per_image")
     name = fields.text("architecture", default="mobilenetv5_300m_enc")
     if name not in MOBILENET_V5:
-        raise fields.wrong("architecture", f"is {name!r}, which is not known; known are {', '.join(MOBILENET_V5)}")
+        raise fields.unknown("architecture", name, MOBILENET_V5)
     return MOBILENET_V5[name] + _gemma3n_joined(fields, hidden, default=2048)
 
 

@@ -6,9 +6,21 @@ the code of its checkpoints and its published number of parameters.
 
 from msgspec.structs import replace
 
-from twin.models.config.blocks import HEADS, SLIDING, WIDTH, heads_of, hidden_of, layer_types, layers_of, shape_of
+from twin.models.config.blocks import (
+    FULL,
+    HEADS,
+    SLIDING,
+    WIDTH,
+    check_number,
+    heads_of,
+    hidden_of,
+    layer_types,
+    layered,
+    layers_of,
+    shape_of,
+)
 from twin.models.config.decoder import head_norms
-from twin.models.config.experts import Dense, Routing, by_type, first, routed
+from twin.models.config.experts import Routing, by_type, first, routed
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.windows import of_types
 from twin.models.fields import Fields
@@ -22,12 +34,10 @@ def mimo_v2(fields: Fields) -> Shape:
     attention = heads_of(fields, hidden)
     full = replace(attention, value_dim=fields.integer("v_head_dim", default=attention.head_dim, high=WIDTH))
     pattern = fields.integers("hybrid_layer_pattern", default=[], high=1)
-    if pattern and len(pattern) != layers:
-        raise fields.contradiction(
-            f"{len(pattern):,} entries for {layers:,} layers", "hybrid_layer_pattern", "num_hidden_layers"
-        )
+    if pattern:
+        check_number(fields, "hybrid_layer_pattern", pattern, layers)
     by_default = [not (layer == 0 or (layer + 1) % 6 == 0) for layer in range(layers)]
-    kinds = [SLIDING if each else "full_attention" for each in pattern or by_default]
+    kinds = [SLIDING if each else FULL for each in pattern or by_default]
     types = layer_types(fields, layers, kinds)
     window = fields.integer("sliding_window", default=129)
     if "sliding_window_size" in fields:
@@ -43,12 +53,9 @@ def mimo_v2(fields: Fields) -> Shape:
                 key, f"is another than the {own} of full attention, which is not known of this architecture"
             )
     sliding = replace(full, kv_heads=kv_heads, window=window, vectors=full.query_heads)
-    if fields.flag("add_full_attention_sink_bias", default=False) or not fields.flag(
-        "add_swa_attention_sink_bias", default=True
-    ):
-        raise fields.wrong("add_full_attention_sink_bias", "sinks are known of windows alone")
-    if fields.flag("attention_bias", default=False):
-        raise fields.wrong("attention_bias", "is true, which is not known of this architecture")
+    fields.only("add_full_attention_sink_bias", expected=False)
+    fields.only("add_swa_attention_sink_bias", expected=True)
+    fields.only("attention_bias", expected=False)
     fields.without_effect("attention_value_scale", "swa_rope_theta", "attention_chunk_size", "sliding_window")
     routing = Routing(
         experts=("n_routed_experts",),
@@ -63,18 +70,12 @@ def mimo_v2(fields: Fields) -> Shape:
 def _by_frequency(fields: Fields, layers: int) -> list[bool]:
     """A list with 0 where a layer has an MLP; without, the first has."""
     each = fields.integers("moe_layer_freq", default=[0, *[1] * (layers - 1)], high=1)
-    if len(each) != layers:
-        raise fields.contradiction(
-            f"{len(each):,} entries for {layers:,} layers", "moe_layer_freq", "num_hidden_layers"
-        )
+    check_number(fields, "moe_layer_freq", each, layers)
     return [not sparse for sparse in each]
 
 
 def _stacked(fields: Fields, hidden: int, mixers: list[Attention], feeds: list[FeedForward | None]) -> Shape:
-    layers = [
-        Layer(mixers=(mixer,), feed_forward=feed, vectors=2 * hidden) for mixer, feed in zip(mixers, feeds, strict=True)
-    ]
-    return shape_of(fields, layers, hidden=hidden, vectors=hidden, tied=False)
+    return shape_of(fields, layered(mixers, feeds, hidden), hidden=hidden, vectors=hidden, tied=False)
 
 
 def step3p7(fields: Fields) -> Shape:
@@ -85,12 +86,12 @@ def step3p7(fields: Fields) -> Shape:
     padded = fields.texts("layer_types", default=[])
     if more and len(padded) == layers + more:
         fields.raw = fields.raw | {"layer_types": padded[:layers]}
-    types = layer_types(fields, layers, ["full_attention"] * layers)
+    types = layer_types(fields, layers, [FULL] * layers)
     other = fields.table("attention_other_setting")
     wide = fields.integer("num_sliding_attention_heads", default=0, low=0, high=HEADS)
     if other is not None:
         wide = wide or other.integer("num_attention_heads", default=attention.query_heads, high=HEADS)
-        other.without_effect(*(key for key in other.raw if key not in other.used))
+        other.rest_without_effect()
     full = _gated_by_head(attention, hidden)
     sliding = _gated_by_head(_with_heads(fields, attention, wide or attention.query_heads), hidden)
     windows = of_types(fields, types)
@@ -102,7 +103,6 @@ def step3p7(fields: Fields) -> Shape:
         dense=_step_dense,
     )
     fields.without_effect("n_shared_experts", "swiglu_limits", "swiglu_limits_shared", "moe_router_scaling_factor")
-    fields.without_effect("num_nextn_predict_layers")
     return _stacked(fields, hidden, mixers, routed(routing)(fields, hidden, layers))
 
 
@@ -118,8 +118,7 @@ def _step_dense(fields: Fields, layers: int) -> list[bool]:
     if listed is not None:
         sparse = set(fields.integers("moe_layers_enum", high=layers + 64))
         return [layer not in sparse for layer in range(layers)]
-    otherwise: Dense = first("first_k_dense_replace", default=3)
-    return by_type(otherwise)(fields, layers)
+    return by_type(first("first_k_dense_replace", default=3))(fields, layers)
 
 
 def _with_heads(fields: Fields, attention: Attention, heads: int) -> Attention:
@@ -143,14 +142,11 @@ def laguna(fields: Fields) -> Shape:
     numbers = fields.integers(
         "num_attention_heads_per_layer", default=[attention.query_heads] * layers, low=1, high=HEADS
     )
-    if len(numbers) != layers:
-        why = f"{len(numbers):,} entries for {layers:,} layers"
-        raise fields.contradiction(why, "num_attention_heads_per_layer", "num_hidden_layers")
+    check_number(fields, "num_attention_heads_per_layer", numbers, layers)
     by_head = fields.raw.get("gating", True) in (True, "per-head")
     fields.without_effect("gating", "moe_routed_scaling_factor", "moe_router_logit_softcapping")
-    if fields.flag("attention_bias", default=False):
-        raise fields.wrong("attention_bias", "is true, which is not known of this architecture")
-    windows = of_types(fields, layer_types(fields, layers, ["full_attention"] * layers), 512)
+    fields.only("attention_bias", expected=False)
+    windows = of_types(fields, layer_types(fields, layers, [FULL] * layers), 512)
     mixers = []
     for heads, window in zip(numbers, windows, strict=True):
         own = replace(_with_heads(fields, attention, heads), window=window)
@@ -179,9 +175,8 @@ def deci(fields: Fields) -> Shape:
         inner = Fields(block, fields.where, f"{fields.prefix}block_configs[{number}].")
         stack.append(_deci_layer(inner, hidden, query, fields))
     fields.without_effect("block_configs", "num_key_value_heads", "intermediate_size")
-    for key in ("attention_bias", "mlp_bias"):
-        if fields.flag(key, default=False):
-            raise fields.wrong(key, "is true, which is not known of this architecture")
+    fields.only("attention_bias", expected=False)
+    fields.only("mlp_bias", expected=False)
     return shape_of(fields, stack, hidden=hidden, vectors=hidden, tied=False)
 
 
@@ -189,7 +184,7 @@ def _deci_layer(block: Fields, hidden: int, query: int, fields: Fields) -> Layer
     """A half that is missing has no norm either."""
     attn, ffn = block.table("attention"), block.table("ffn")
     if attn is None or ffn is None:
-        raise block.wrong("ffn" if attn else "attention", "is missing")
+        raise block.missing("ffn" if attn else "attention")
     for half, key in (
         (attn, "replace_with_linear"),
         (ffn, "replace_with_linear"),

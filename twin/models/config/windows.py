@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from twin.models.config.blocks import FULL, SLIDING, layer_types
+from twin.models.config.blocks import FULL, SLIDING, check_number, layer_types
 from twin.models.fields import Fields
 
 Windows = Callable[[Fields, int], list[int]]
@@ -55,10 +55,8 @@ def smollm(fields: Fields, layers: int) -> list[int]:
     """SmolLM 3: none unless `use_sliding_window`; then in layers without rotary positions."""
     slides = fields.flag("use_sliding_window", default=False)
     roped = fields.integers("no_rope_layers", default=[])  # 1 where positions are rotary
-    if roped and len(roped) != layers:
-        raise fields.contradiction(
-            f"{len(roped):,} entries for {layers:,} layers", "no_rope_layers", "num_hidden_layers"
-        )
+    if roped:
+        check_number(fields, "no_rope_layers", roped, layers)
     period = fields.integer("no_rope_layer_interval", default=4)
     roped = roped or [(layer + 1) % period for layer in range(layers)]
     return of_types(fields, layer_types(fields, layers, [FULL if not slides or each else SLIDING for each in roped]))

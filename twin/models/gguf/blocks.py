@@ -9,10 +9,8 @@ import re
 from collections.abc import Iterable
 
 from twin.errors import BadFile
-from twin.models.fields import Fields
+from twin.models.fields import BY_HAND, Fields
 from twin.models.gguf.header import Tensor
-
-HINT = "any model can be described by hand (schema twin.model/2): `twin models NAME --save` writes one to start from"
 
 _IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
 _SUFFIX = re.compile(r"(.+?)(?:\.(weight|bias|scale|input_scale))?")
@@ -66,7 +64,7 @@ class Block:
 
     def wrong(self, why: str) -> BadFile:
         """What to raise about the layer."""
-        return BadFile(f"{self.where}: blk.{self.index}.{why}", hint=HINT)
+        return BadFile(f"{self.where}: blk.{self.index}.{why}", hint=BY_HAND)
 
     def rest(self, taken: dict[str, Tensor], implied: int) -> int:
         """Elements of the matrices beyond those that the shape implies. Raises BadFile where they are fewer."""

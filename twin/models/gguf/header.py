@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from twin.errors import BadFile
+from twin.models.fields import shown
 from twin.models.ggml import TYPES, Type
 
 LONGEST_HEADER = 2**26  # bytes
@@ -32,7 +33,6 @@ MOST_DIMENSIONS = 4
 MOST_ELEMENTS = 2**50  # of a tensor
 LARGEST_ALIGNMENT = 2**20  # bytes
 
-_LONGEST_SHOWN = 100  # letters
 _BLOCK = 2**20  # bytes that are read at once
 _TEXT, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
@@ -77,12 +77,6 @@ class Header(NamedTuple):
 
 class Wrong(Exception):
     """What is wrong with a file, without its name."""
-
-
-def shown(value: object) -> str:
-    """A name or a value of a file on one line: a long one cut."""
-    said = ascii(value) if not isinstance(value, str) or not value.isprintable() else repr(value)
-    return said if len(said) <= _LONGEST_SHOWN else f"{said[: _LONGEST_SHOWN - 3]}..."
 
 
 def read_header(path: Path) -> Header:

@@ -138,24 +138,20 @@ class Reading:
         self.indexer_seen |= own
         if not self.indexer_seen:
             return None
-        return Indexer(
-            query_heads=self.fields.integer("attention.indexer.head_count"),
-            head_dim=self.fields.integer("attention.indexer.key_length"),
-            budget=self.fields.integer("attention.indexer.top_k"),
-            ratio=1,
-            weighted=True,
-            shared=not own,
-        )
+        return replace(self._indexer_of_ratio(1), weighted=True, shared=not own)
 
     def _pooled_indexer(self, block: Block) -> Indexer | None:
         """Of Qwen Sparse Attention, which scores one key for each block of tokens."""
         if "indexer.q_proj" not in block:
             return None
+        return self._indexer_of_ratio(block.per_layer(self.fields, "attention.compress_ratios"))
+
+    def _indexer_of_ratio(self, ratio: int) -> Indexer:
         return Indexer(
             query_heads=self.fields.integer("attention.indexer.head_count"),
             head_dim=self.fields.integer("attention.indexer.key_length"),
             budget=self.fields.integer("attention.indexer.top_k"),
-            ratio=block.per_layer(self.fields, "attention.compress_ratios"),
+            ratio=ratio,
         )
 
     def _lightning_attention(self, block: Block) -> LightningAttention:

@@ -3,14 +3,12 @@
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from twin.errors import BadFile
 from twin.models.assembly import completed, stacked
-from twin.models.fields import Fields, Understood
-from twin.models.gguf.blocks import CORRECTIONS, HINT, Block, blocks_of, in_layer, is_vector, kind_of
+from twin.models.fields import BY_HAND, Fields, Understood, shown
+from twin.models.gguf.blocks import CORRECTIONS, Block, blocks_of, in_layer, is_vector, kind_of
 from twin.models.gguf.feeding import feed_forward_of
-from twin.models.gguf.header import Header, Tensor, shown
+from twin.models.gguf.header import Header, Tensor
 from twin.models.gguf.mixing import Reading
 from twin.models.gguf.weights import Tally, part_in_layer
 from twin.models.gguf.windows import windows_of
@@ -58,12 +56,10 @@ def model_of(header: Header, where: str, *, name: str) -> Understood:
     fields = Fields({key[len(own) :]: told for key, told in about.raw.items() if key.startswith(own)}, where, own)
     try:
         spec = _spec(header.tensors, architecture, fields, name)
-    except msgspec.ValidationError as wrong:
-        raise BadFile(f"{where}: {architecture}: {wrong}", hint=HINT) from None
     except BadFile as wrong:
-        raise BadFile(str(wrong), hint=wrong.hint or HINT) from None
-    except ValueError as wrong:
-        raise BadFile(f"{where}: {architecture}: {wrong}", hint=HINT) from None
+        raise BadFile(str(wrong), hint=wrong.hint or BY_HAND) from None
+    except ValueError as wrong:  # ValidationError is one
+        raise BadFile(f"{where}: {architecture}: {wrong}", hint=BY_HAND) from None
     others = {key: told for key, told in header.metadata.items() if not key.startswith(own)}
     ignored = (*fields.ignored(), *_summed_up(key for key in others if key not in about.used))
     ignored = tuple(sorted(key if key.isprintable() else shown(key) for key in ignored))

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 from twin.errors import BadFile
-from twin.models.gguf.header import Header, read_header, shown
+from twin.models.fields import shown
+from twin.models.gguf.header import Header, read_header
 
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 

@@ -2,13 +2,12 @@
 
 from collections import Counter
 
-from twin.models.ggml import TYPES
+from twin.models.ggml import BITS
 from twin.models.gguf.blocks import is_vector, kind_of
 from twin.models.gguf.feeding import BESIDE, EXPERTS, ROUTER
 from twin.models.gguf.header import Tensor
 from twin.models.spec import ModelSpec, Part, Stored, Weights
 
-_BITS = {type_.name: type_.bits for type_ in TYPES.values()}
 _LAYERS: tuple[Part, ...] = ("attention", "feed_forward", "experts")
 
 
@@ -61,4 +60,4 @@ class Tally:
 
 def _most(types: Counter[str]) -> Stored:
     name = max(types, key=lambda name: types[name])
-    return Stored(format=name, bits=_BITS[name])
+    return Stored(format=name, bits=BITS[name])

@@ -122,11 +122,42 @@ def test_what_is_wrong_is_refused_by_its_key(changes: dict[str, Any], message: s
         read_config(config, "config.json", name="toy")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("MixtralForCausalLM", "intermediate_size"),
+        ("GptOssForCausalLM", "intermediate_size"),
+        ("DbrxForCausalLM", "ffn_config.moe_num_experts"),
+        ("MiMoV2FlashForCausalLM", "sliding_window"),
+    ],
+)
+def test_what_a_shape_follows_from_is_named_though_other_shapes_do_without(architecture: str, key: str) -> None:
+    understood = read_config(row(architecture), "config.json", name="toy")
+    assert key in understood.origins
+    assert key not in understood.ignored
+
+
 def test_layer_types_that_disagree_with_the_number_of_layers_are_refused() -> None:
     error = refused(row("Cohere2ForCausalLM") | {"layer_types": ["full_attention"] * 100_000})
-    assert error.message == "config.json: layer_types: names 100,000 layers, but num_hidden_layers is 5"
+    assert error.message.startswith("config.json: layer_types ['full_attention', ")
+    assert error.message.endswith(" and num_hidden_layers 5 contradict each other: a list of 100,000 for 5 layers")
     error = refused(row("Cohere2ForCausalLM") | {"layer_types": ["spiral"] * 5})
-    assert error.message == "config.json: layer_types: has 'spiral', which is not known here"
+    assert error.message == "config.json: layer_types: has 'spiral', which is not known"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["x" * 10_000]},
+        {"layer_types": ["x" * 10_000] * 5},
+        {"torch_dtype": "x" * 10_000},
+        {"rope_scaling": {"type": "x" * 10_000}},
+        {"quantization_config": {"quant_method": "x" * 10_000}},
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "x" * 10_000}},
+    ],
+)
+def test_a_refusal_cuts_what_a_file_says_at_length(changes: dict[str, Any]) -> None:
+    assert len(refused(row("Cohere2ForCausalLM") | changes).message) < 600
 
 
 def test_every_family_reads_and_no_name_is_read_twice() -> None:

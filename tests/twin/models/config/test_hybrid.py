@@ -63,7 +63,7 @@ def test_a_head_for_one_more_token_attends_fully() -> None:
             "layer_types .* and full_attention_interval 4 contradict",
         ),
         ("qwen3next", {"layer_types": ["full_attention"] * 7}, "layer_types .* and num_hidden_layers 8 contradict"),
-        ("qwen3next", {"layer_types": ["odd"] * 8}, "layer_types: has 'odd', which is not known here"),
+        ("qwen3next", {"layer_types": ["odd"] * 8}, "layer_types: has 'odd', which is not known"),
         ("qwen3next", {"linear_value_head_dim": 6}, "linear_value_head_dim: differs from linear_key_head_dim 12"),
         ("qwen3next", {"linear_num_value_heads": 5}, "linear_num_value_heads 5 and linear_num_key_heads 2 contradict"),
         ("qwen3next", {"attn_output_gate": False}, "attn_output_gate: is false"),

@@ -94,9 +94,9 @@ def test_checkpoints_have_their_published_number_of_elements() -> None:
         (
             "ExaoneMoeForCausalLM",
             {"mlp_layer_types": ["dense"]},
-            "mlp_layer_types: names 1 layers, but num_hidden_layers is 5",
+            "mlp_layer_types .* and num_hidden_layers 5 contradict each other: a list of 1 for 5 layers",
         ),
-        ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["thin"] * 5}, "has 'thin', neither dense nor sparse"),
+        ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["thin"] * 5}, "mlp_layer_types: has 'thin', which is not known"),
         ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, "names linear attention"),
         ("MixtralForCausalLM", {"num_local_experts": 10**6}, "num_local_experts: is 1000000, outside the range"),
         (
