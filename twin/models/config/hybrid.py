@@ -28,6 +28,7 @@ from twin.models.config.blocks import (
     width_of,
 )
 from twin.models.config.decoder import head_norms
+from twin.models.config.experts import qwen_dense
 from twin.models.config.latent import latent_attention, mixed_feeds
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
@@ -121,14 +122,12 @@ def qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
         shared_intermediate=width_of(fields, "shared_expert_intermediate_size"),
         vectors=hidden,  # the shared expert's gate
     )
-    dense = set(fields.integers("mlp_only_layers", default=[], high=layers - 1))
-    period = fields.integer("decoder_sparse_step", default=1, high=4096)
-    dense |= {layer for layer in range(layers) if (layer + 1) % period}
-    if not dense:
+    dense = qwen_dense(fields, layers)
+    if not any(dense):
         fields.without_effect("intermediate_size")
         return [routed] * layers
     plain = FeedForward(intermediate=width_of(fields))
-    return [plain if layer in dense else routed for layer in range(layers)]
+    return [plain if alone else routed for alone in dense]
 
 
 _SCALED = ("full_attention", "linear_attention", "mlp")
