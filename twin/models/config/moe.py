@@ -48,7 +48,7 @@ def dbrx(fields: Fields) -> Shape:
     attn, ffn = fields.table("attn_config"), fields.table("ffn_config")
     if attn is None or ffn is None:
         raise fields.missing("ffn_config" if attn else "attn_config")
-    heads = heads_of(fields, hidden, heads=("n_heads",), kv_heads=())
+    heads = heads_of(fields, hidden, kv_heads=())
     kv = attn.integer("kv_n_heads", default=1, high=HEADS)
     if heads.query_heads % kv:
         raise attn.wrong("kv_n_heads", f"is {kv}, of which n_heads {heads.query_heads} is no multiple")
