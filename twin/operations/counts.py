@@ -21,7 +21,9 @@ def expected_experts(feed_forward: FeedForward, tokens: int) -> float:
 def elementwise_elements(layer: Layer, hidden: int) -> int:
     """Elements that one token reads and writes between a layer's products: residual adds with norms, rotation, gating.
 
-    Experts gate their own intermediates; a recurrent layer's convolution and gates are inside its state's kernel.
+    A residual add with its norm reads two vectors and writes two, a rotation reads and writes its own, gating reads two
+    and writes one. Experts gate their own intermediates; a recurrent layer's convolution and gates are inside its
+    state's kernel.
     """
     rotated = sum(2 * mixer.rotated_elements for mixer in layer.attending)
     feed_forward, gated = layer.feed_forward, 0

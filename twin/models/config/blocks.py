@@ -56,26 +56,28 @@ def _inner(table: Fields, name: str) -> Fields | None:
     return table.table(name) if isinstance(table.raw[name], dict) else None
 
 
+QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+
+
 def heads_of(
     fields: Fields,
     hidden: int,
     *,
-    heads: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     kv_heads: tuple[str, ...] = ("num_key_value_heads",),
     head_dim: tuple[str, ...] = ("head_dim",),
     head_dim_default: int | None = None,
 ) -> Attention:
     """Full attention of so many heads without biases. Raises BadFile where heads, KV heads and widths disagree."""
-    query = fields.integer(*heads, high=HEADS)
+    query = fields.integer(*QUERY_HEADS, high=HEADS)
     kv = fields.integer(*kv_heads, default=query, high=HEADS) if kv_heads else query
     if query % kv:
-        raise fields.contradiction("query heads are no multiple of KV heads", *present(fields, heads, kv_heads))
+        raise fields.contradiction("query heads are no multiple of KV heads", *present(fields, QUERY_HEADS, kv_heads))
     if any(key in fields for key in head_dim):
         width = fields.integer(*head_dim, high=WIDTH)
     elif head_dim_default is not None:
         width = head_dim_default
     elif hidden % query:
-        keys = present(fields, ("hidden_size", "n_embd", "d_model"), heads)
+        keys = present(fields, ("hidden_size", "n_embd", "d_model"), QUERY_HEADS)
         raise fields.contradiction("the width is no multiple of the heads, and head_dim is missing", *keys)
     else:
         width = hidden // query

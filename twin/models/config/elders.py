@@ -53,7 +53,7 @@ def _two_matrices(hidden: int, intermediate: int, *, biased: bool = True) -> Fee
 def gpt2(fields: Fields) -> Shape:
     """GPT-2 and GPT-BigCode: learned positions, biases everywhere, one KV head where multi_query says so."""
     hidden = hidden_of(fields, "n_embd", "hidden_size")
-    attention = heads_of(fields, hidden, heads=("n_head", "num_attention_heads"), kv_heads=(), head_dim=())
+    attention = heads_of(fields, hidden, kv_heads=(), head_dim=())
     if fields.raw.get("model_type") == "gpt_bigcode":
         default = 1 if fields.flag("multi_query", default=True) else attention.query_heads
         attention = replace(attention, kv_heads=fields.integer("num_key_value_heads", default=default, high=HEADS))
@@ -68,7 +68,7 @@ def gpt2(fields: Fields) -> Shape:
 def gptj(fields: Fields) -> Shape:
     """GPT-J and CodeGen: attention without biases beside the MLP, behind one norm; the head has a bias."""
     hidden = hidden_of(fields, "n_embd", "hidden_size")
-    attention = heads_of(fields, hidden, heads=("n_head", "num_attention_heads"), kv_heads=(), head_dim=())
+    attention = heads_of(fields, hidden, kv_heads=(), head_dim=())
     feed = _two_matrices(hidden, width_of(fields, "n_inner", default=4 * hidden))
     ctx = fields.integer(*_GPT_CTX)
     shape = _uniform(fields, attention, feed, 2 * hidden, hidden=hidden, last=2 * hidden, tied=False, ctx=ctx)
@@ -100,7 +100,7 @@ def opt(fields: Fields) -> Shape:
 def bloom(fields: Fields) -> Shape:
     """BLOOM: biases everywhere, a norm behind the embedding; positions are a slope, so that no length is written."""
     hidden = hidden_of(fields, "hidden_size", "n_embed")
-    attention = heads_of(fields, hidden, heads=("n_head", "num_attention_heads"), kv_heads=(), head_dim=())
+    attention = heads_of(fields, hidden, kv_heads=(), head_dim=())
     attention = replace(attention, vectors=qkv_bias(attention) + hidden)
     fields.without_effect("apply_residual_connection_post_layernorm", "skip_bias_add", "skip_bias_add_qkv")
     fields.without_effect("attn_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion", "unk_token_id")
@@ -112,11 +112,8 @@ def bloom(fields: Fields) -> Shape:
 def falcon(fields: Fields) -> Shape:
     """Falcon: one KV head, or groups in the new architecture; attention beside the MLP behind one norm or two."""
     hidden = hidden_of(fields)
-    heads = ("num_attention_heads", "n_head")
     new = fields.flag("new_decoder_architecture", default=False)
-    attention = heads_of(
-        fields, hidden, heads=heads, kv_heads=("num_kv_heads", "n_head_kv") if new else (), head_dim=()
-    )
+    attention = heads_of(fields, hidden, kv_heads=("num_kv_heads", "n_head_kv") if new else (), head_dim=())
     if not new and fields.flag("multi_query", default=True):
         attention = replace(attention, kv_heads=1)
     fields.without_effect("num_kv_heads", "n_head_kv", "multi_query", "alibi")
@@ -133,7 +130,7 @@ def falcon(fields: Fields) -> Shape:
 def mpt(fields: Fields) -> Shape:
     """MPT: no biases at all, not in norms either; positions are a slope."""
     hidden = hidden_of(fields, "d_model")
-    attention = heads_of(fields, hidden, heads=("n_heads",), kv_heads=(), head_dim=())
+    attention = heads_of(fields, hidden, kv_heads=(), head_dim=())
     inner = fields.table("attn_config")
     if inner is not None:
         attention = replace(attention, kv_heads=inner.integer("kv_n_heads", default=attention.kv_heads, high=HEADS))
@@ -149,7 +146,7 @@ def mpt(fields: Fields) -> Shape:
 def gpt_neo(fields: Fields) -> Shape:
     """GPT-Neo: learned positions, a bias on the output alone, and local attention in the layers that are named so."""
     hidden, layers = hidden_of(fields), layers_of(fields, "num_layers", "num_hidden_layers")
-    attention = heads_of(fields, hidden, heads=("num_heads", "num_attention_heads"), kv_heads=(), head_dim=())
+    attention = heads_of(fields, hidden, kv_heads=(), head_dim=())
     kinds = fields.texts("attention_layers", default=[])
     check_number(fields, "attention_layers", kinds, layers, layers_key="num_layers")
     fields.without_effect("attention_types")

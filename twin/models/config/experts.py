@@ -65,7 +65,7 @@ def mixture_of(fields: Fields, hidden: int, routing: Routing) -> FeedForward:
     )
 
 
-def first(key: str, *, default: int | None = None) -> Dense:
+def dense_first(key: str, *, default: int | None = None) -> Dense:
     """The first so many layers have an MLP."""
 
     def dense(fields: Fields, layers: int) -> list[bool]:

@@ -160,7 +160,9 @@ def _sharing(fields: Fields, types: list[str], mixers: list[Attention]) -> list[
             "a layer that shares has none of its kind to share with", "num_kv_shared_layers", "num_hidden_layers"
         )
     if shared and any(mixer.vectors != head_norms(mixer) for mixer in mixers):
-        raise fields.wrong("attention_bias", "is true where layers share keys and values, which no known model has")
+        raise fields.wrong(
+            "attention_bias", "is true where layers share keys and values, which is not known of this architecture"
+        )
     return mixers[:own] + [
         replace(mixer, shares_kv=True, values_from_keys=False, vectors=mixer.head_dim) for mixer in mixers[own:]
     ]
@@ -171,7 +173,7 @@ def gemma4(fields: Fields) -> Shape:
     hidden, layers = hidden_of(fields), layers_of(fields)
     types = layer_types(fields, layers, every(layers, 6))
     if types[-1] != FULL:
-        raise fields.wrong("layer_types", "does not end with full_attention, which Gemma 4 does")
+        raise fields.wrong("layer_types", "ends without full_attention, which is not known of this architecture")
     own = fields.integer("hidden_size_per_layer_input", default=256, low=0, high=WIDTH)
     mixers = _sharing(fields, types, _gemma4_mixers(fields, hidden, types))
     double = fields.flag("use_double_wide_mlp", default=False)

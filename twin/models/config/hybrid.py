@@ -28,6 +28,7 @@ from twin.models.config.blocks import (
     width_of,
 )
 from twin.models.config.decoder import head_norms
+from twin.models.config.experts import qwen_dense
 from twin.models.config.latent import latent_attention, mixed_feeds
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
@@ -90,7 +91,9 @@ def gated_delta_net(fields: Fields) -> GatedDeltaNet:
     """Gated DeltaNet with a decay and a bias of the time step a head, and a norm of a head's output."""
     head_dim = fields.integer("linear_key_head_dim", high=WIDTH)
     if fields.integer("linear_value_head_dim", high=WIDTH) != head_dim:
-        raise fields.wrong("linear_value_head_dim", f"differs from linear_key_head_dim {head_dim}: not predicted")
+        raise fields.wrong(
+            "linear_value_head_dim", f"is not linear_key_head_dim {head_dim}, which is not known of this architecture"
+        )
     keys = fields.integer("linear_num_key_heads", high=HEADS)
     values = fields.integer("linear_num_value_heads", high=HEADS)
     if values % keys:
@@ -119,16 +122,12 @@ def qwen_feeds(fields: Fields, hidden: int, layers: int) -> list[FeedForward]:
         shared_intermediate=width_of(fields, "shared_expert_intermediate_size"),
         vectors=hidden,  # the shared expert's gate
     )
-    dense = set(fields.integers("mlp_only_layers", default=[], high=layers - 1))
-    period = fields.integer("decoder_sparse_step", default=1)
-    if period > layers:
-        raise fields.contradiction("no layer is left for its experts", "decoder_sparse_step", "num_hidden_layers")
-    dense |= {layer for layer in range(layers) if (layer + 1) % period}
-    if not dense:
+    dense = qwen_dense(fields, layers)
+    if not any(dense):
         fields.without_effect("intermediate_size")
         return [routed] * layers
     plain = FeedForward(intermediate=width_of(fields))
-    return [plain if layer in dense else routed for layer in range(layers)]
+    return [plain if alone else routed for alone in dense]
 
 
 _SCALED = ("full_attention", "linear_attention", "mlp")
@@ -138,7 +137,7 @@ def minimax_01(fields: Fields) -> Shape:
     """MiniMax-Text-01 and M1: lightning attention with a norm of its output, and full attention in some layers."""
     hidden, layers = hidden_of(fields), layers_of(fields)
     if fields.integer("shared_intermediate_size", default=0, low=0):
-        raise fields.wrong("shared_intermediate_size", "is not 0, and how it is mixed in is not known")
+        raise fields.wrong("shared_intermediate_size", "is not 0, which is not known of this architecture")
     fields.without_effect(*(f"layernorm_{part}_{factor}" for part in _SCALED for factor in ("alpha", "beta")))
     fields.without_effect("postnorm", "shared_moe_mode", "block_size")
     full = heads_of(fields, hidden)
@@ -189,7 +188,7 @@ def _lfm2(fields: Fields, feeds: list[FeedForward]) -> Shape:
     bias = fields.flag("conv_bias", default=False)
     for key in ("conv_dim", "conv_dim_out"):
         if fields.integer(key, default=hidden) != hidden:
-            raise fields.wrong(key, f"differs from hidden_size {hidden}: not predicted")
+            raise fields.wrong(key, f"is not hidden_size {hidden}, which is not known of this architecture")
     mixers: dict[str, Mixer] = {
         FULL: replace(attention, vectors=head_norms(attention)),
         CONVOLUTION: ShortConvolution(

@@ -85,10 +85,10 @@ def gptq(table: Fields) -> Plan:
             named = Patterns([f"re:{key.removeprefix('+:')}"], dynamic, key)
             other.append((named, integers(own, own_group, own)))
     ignored = Patterns([*out, *table.texts("modules_to_not_convert", default=[])], table, "dynamic")
-    return Plan(stored=without(first(other, plain), ignored, head=table.flag("lm_head", default=False)))
+    return Plan(stored=without(by_rule(other, plain), ignored, head=table.flag("lm_head", default=False)))
 
 
-def first(rules: list[tuple[Patterns, Storing]], otherwise: Storing) -> Storing:
+def by_rule(rules: list[tuple[Patterns, Storing]], otherwise: Storing) -> Storing:
     """By the first of the rules that means the matrix."""
     return lambda module: next((storing for named, storing in rules if module in named), otherwise)(module)
 
@@ -104,7 +104,7 @@ def auto_round(table: Fields) -> Plan:
             own, own_group = bits_of(inner, "bits", default=bits), group_of(inner, default=group)
             storing = integers(own, own_group, own) if own < 16 else nothing
             other.append((Patterns([key], extra, key), storing))
-    stored = first(other, integers(bits, group, bits))
+    stored = by_rule(other, integers(bits, group, bits))
     return Plan(stored=without(stored, Patterns((), table, "extra_config")))
 
 
@@ -177,7 +177,7 @@ def mlx(table: Fields) -> Plan:
             embedding = own
         elif inner or value is False:
             other.append((Patterns([key], table, key), own))
-    return Plan(stored=first(other, plain), embedding=embedding)
+    return Plan(stored=by_rule(other, plain), embedding=embedding)
 
 
 def hqq(table: Fields) -> Plan:

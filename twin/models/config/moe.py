@@ -19,7 +19,7 @@ from twin.models.config.blocks import (
     width_of,
 )
 from twin.models.config.decoder import ATTENTION_BIAS, BIASED, Style, decoder, head_norms, wide_norms
-from twin.models.config.experts import Routing, by_type, first, qwen_dense, routed
+from twin.models.config.experts import Routing, by_type, dense_first, qwen_dense, routed
 from twin.models.config.shape import Reader, Shape
 from twin.models.fields import Fields
 from twin.models.spec import FeedForward
@@ -28,7 +28,7 @@ _MIXTRAL = Routing(width=("intermediate_size",))
 _GLM = Routing(
     experts=("n_routed_experts", "num_experts"),
     shared_number=("n_shared_experts", "num_shared_experts"),
-    dense=first("first_k_dense_replace", default=1),
+    dense=dense_first("first_k_dense_replace", default=1),
 )
 _ERNIE_BIAS = ("use_bias", False)
 
@@ -48,7 +48,7 @@ def dbrx(fields: Fields) -> Shape:
     attn, ffn = fields.table("attn_config"), fields.table("ffn_config")
     if attn is None or ffn is None:
         raise fields.missing("ffn_config" if attn else "attn_config")
-    heads = heads_of(fields, hidden, heads=("n_heads",), kv_heads=())
+    heads = heads_of(fields, hidden, kv_heads=())
     kv = attn.integer("kv_n_heads", default=1, high=HEADS)
     if heads.query_heads % kv:
         raise attn.wrong("kv_n_heads", f"is {kv}, of which n_heads {heads.query_heads} is no multiple")
@@ -187,7 +187,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
                 Routing(
                     experts=("n_routed_experts",),
                     shared_number=("n_shared_experts",),
-                    dense=first("first_k_dense_replace", default=0),
+                    dense=dense_first("first_k_dense_replace", default=0),
                 )
             ),
             # sliding only from layer max_window_layers on, which is their number
@@ -202,7 +202,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
-                    dense=by_type(first("first_k_dense_replace", default=1)),
+                    dense=by_type(dense_first("first_k_dense_replace", default=1)),
                 )
             ),
         ),
@@ -224,7 +224,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
-                    dense=by_type(first("first_k_dense_replace", default=1)),
+                    dense=by_type(dense_first("first_k_dense_replace", default=1)),
                     bias=("mlp_bias", False),
                 )
             ),
@@ -241,7 +241,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             feeds=routed(
                 Routing(
                     shared_number=("num_shared_experts",),
-                    dense=first("first_k_dense_replace", default=0),
+                    dense=dense_first("first_k_dense_replace", default=0),
                 )
             ),
         ),
@@ -259,7 +259,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
                 Routing(
                     shared_number=("num_shared_experts",),
                     router_bias=True,
-                    dense=first("num_dense_layers", default=1),
+                    dense=dense_first("num_dense_layers", default=1),
                 )
             ),
         ),
@@ -278,7 +278,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
                     width=("intermediate_size",),
                     dense_width=("prefix_dense_intermediate_size",),
                     shared_number=("num_shared_experts",),
-                    dense=by_type(first("first_k_dense_replace", default=0)),
+                    dense=by_type(dense_first("first_k_dense_replace", default=0)),
                 )
             ),
         ),
@@ -290,7 +290,7 @@ STYLES: tuple[tuple[Style, tuple[str, ...]], ...] = (
             qk_norms=head_norms,
             head_dim=128,
             windows=windows.typed(1, default=1024),
-            feeds=routed(Routing(dense=by_type(first("first_k_dense_replace", default=0)))),
+            feeds=routed(Routing(dense=by_type(dense_first("first_k_dense_replace", default=0)))),
         ),
         ("MellumForCausalLM", "mellum"),
     ),

@@ -132,10 +132,8 @@ def _by_part(shape: Shape, plan: "Plan", plain: Stored) -> Weights:
     if plain.format != "bf16":
         parts["vectors"] = plain
     # what engines are asked for is how most of the layers are stored
-    main = max(
-        (part for part in ("experts", "feed_forward", "attention") if part in parts), key=lambda part: sizes[part]
-    )
-    whole = parts[main]
+    mains: list[Part] = [part for part in ("experts", "feed_forward", "attention") if part in parts]
+    whole = parts[max(mains, key=lambda part: sizes[part])] if mains else plain
     kept = {part: stored for part, stored in parts.items() if stored != whole}
     if not any(feed and feed.experts > 1 for feed in (layer.feed_forward for layer in shape.kinds.values())):
         kept.pop("router", None)

@@ -52,7 +52,7 @@ def _with_matrices(feed: FeedForward, matrices: int) -> FeedForward:
 def _sparse_attention(fields: Fields, hidden: int) -> Attention:
     """Gated attention with an indexer, whose queries and keys are normed."""
     if fields.integer("indexer_kv_heads", default=1) != 1:
-        raise fields.wrong("indexer_kv_heads", "is not 1, which no known model has")
+        raise fields.wrong("indexer_kv_heads", "is not 1, which is not known of this architecture")
     budget, ratio = fields.integer("indexer_budget"), fields.integer("indexer_compress_ratio", high=65536)
     if budget % ratio:
         raise fields.contradiction("the budget is no multiple of the ratio", "indexer_budget", "indexer_compress_ratio")
@@ -72,7 +72,7 @@ def _ngram(fields: Fields, layers: int) -> Ngram | None:
     if not named:
         return None
     if len(named) > 1:
-        raise fields.wrong("ple_layer_ids", "names several layers: one table is predicted")
+        raise fields.wrong("ple_layer_ids", "names several layers, which is not known of this architecture")
     heads = (fields.integer("ngram_size", low=2, high=16) - 1) * fields.integer("heads_per_ngram", high=HEADS)
     width = fields.integer("ple_embed_dim", high=WIDTH)
     if width % heads:

@@ -6,7 +6,7 @@ from twin.models.config.methods import (
     Plan,
     Storing,
     bits_of,
-    first,
+    by_rule,
     group_of,
     grouped,
     nothing,
@@ -51,7 +51,7 @@ def modelopt(table: Fields) -> Plan:
         by_algorithm = [
             (Patterns(names, inner, "quantized_layers"), _algorithm(inner, name)) for name, names in rules.items()
         ]
-        return Plan(stored=first(by_algorithm, nothing))
+        return Plan(stored=by_rule(by_algorithm, nothing))
     groups = _groups(inner)
     # several groups, or one with names: each has its own modules
     if groups and (len(groups) > 1 or groups[0][0] is not None):
@@ -80,7 +80,7 @@ def _plan_of(table: Fields, groups: list[tuple[Patterns | None, Storing]]) -> Pl
         raise table.missing("config_groups")
     named = [(patterns, storing) for patterns, storing in groups if patterns is not None]
     rest = next((storing for patterns, storing in groups if patterns is None), nothing)
-    return Plan(stored=without(first(named, rest), patterns_of(table, "ignore"), head=True))
+    return Plan(stored=without(by_rule(named, rest), patterns_of(table, "ignore"), head=True))
 
 
 def _groups(table: Fields) -> list[tuple[Patterns | None, Storing]]:

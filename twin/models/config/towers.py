@@ -108,7 +108,7 @@ def _pixtral(fields: Fields, outer: Fields, hidden: int) -> int:
     """Pixtral as in Mistral 3: no biases, joined by a merger of patches and two matrices."""
     width, intermediate = _size(fields, "hidden_size"), _size(fields, "intermediate_size")
     if not isinstance(outer.raw.get("vision_feature_layer", -1), int):
-        raise outer.wrong("vision_feature_layer", "names several layers, which no known model of this kind does")
+        raise outer.wrong("vision_feature_layer", "names several layers, which is not known of this architecture")
     outer.without_effect("vision_feature_layer", "projector_hidden_act")
     heads = fields.integer("num_attention_heads", high=HEADS) * _size(fields, "head_dim", default=0) or width
     block = 2 * width + 4 * width * heads + 3 * width * intermediate

@@ -20,7 +20,7 @@ from twin.models.config.blocks import (
     shape_of,
 )
 from twin.models.config.decoder import head_norms
-from twin.models.config.experts import Routing, by_type, first, routed
+from twin.models.config.experts import Routing, by_type, dense_first, routed
 from twin.models.config.shape import Reader, Shape
 from twin.models.config.windows import of_types
 from twin.models.fields import Fields
@@ -49,9 +49,7 @@ def mimo_v2(fields: Fields) -> Shape:
         ("swa_v_head_dim", full.value_width),
     ):
         if fields.integer(key, default=own) != own:
-            raise fields.wrong(
-                key, f"is another than the {own} of full attention, which is not known of this architecture"
-            )
+            raise fields.wrong(key, f"is not the {own} of full attention, which is not known of this architecture")
     sliding = replace(full, kv_heads=kv_heads, window=window, vectors=full.query_heads)
     fields.only("add_full_attention_sink_bias", expected=False)
     fields.only("add_swa_attention_sink_bias", expected=True)
@@ -118,7 +116,7 @@ def _step_dense(fields: Fields, layers: int) -> list[bool]:
     if listed is not None:
         sparse = set(fields.integers("moe_layers_enum", high=layers + 64))
         return [layer not in sparse for layer in range(layers)]
-    return by_type(first("first_k_dense_replace", default=3))(fields, layers)
+    return by_type(dense_first("first_k_dense_replace", default=3))(fields, layers)
 
 
 def _with_heads(fields: Fields, attention: Attention, heads: int) -> Attention:

@@ -130,7 +130,7 @@ def _ngram(tensors: dict[str, Tensor], fields: Fields, layers: int) -> NgramTabl
     if not named or table is None:
         return None
     if len(named) > 1:
-        raise fields.wrong("ple.layers", "names several layers: one table is predicted")
+        raise fields.wrong("ple.layers", "names several layers, which is not known of this architecture")
     heads = (fields.integer("ple.ngram_size", low=2, high=16) - 1) * fields.integer("ple.heads_per_ngram", high=4096)
     row = table._replace(dims=table.dims[:1])
     return NgramTable(

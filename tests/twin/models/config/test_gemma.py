@@ -87,7 +87,7 @@ def test_what_published_files_of_gemma_3_leave_out() -> None:
         ),
         (
             text("gemma4", layer_types=["full_attention"] + ["sliding_attention"] * 11),
-            "does not end with full_attention",
+            "ends without full_attention",
         ),
         (text("gemma4moe", top_k_experts=9), "top_k_experts 9 and num_experts 8 contradict"),
         (text("gemma4moe", num_global_key_value_heads=3), "num_attention_heads 4 and num_global_key_value_heads 3"),

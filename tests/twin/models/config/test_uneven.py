@@ -70,6 +70,12 @@ def test_blocks_of_a_searched_model_lack_a_half_and_its_norm() -> None:
     assert spec.attention_layers == 2
 
 
+def test_blocks_without_halves_leave_a_quantiser_nothing_but_the_ends() -> None:
+    empty = DECI | {"block_configs": [block(None, None)] * 3}
+    spec = spec_of(empty, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128})
+    assert (spec.weights.format, spec.weights.bits) == ("bf16", 16)
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
@@ -87,7 +93,7 @@ def test_blocks_of_a_searched_model_lack_a_half_and_its_norm() -> None:
             "of which 5 query heads are no multiple",
         ),
         (row("MiMoV2FlashForCausalLM"), {"hybrid_layer_pattern": [0]}, "hybrid_layer_pattern .* contradict"),
-        (row("MiMoV2FlashForCausalLM"), {"swa_head_dim": 8}, "swa_head_dim: is another than the 24"),
+        (row("MiMoV2FlashForCausalLM"), {"swa_head_dim": 8}, "swa_head_dim: is not the 24"),
     ],
 )
 def test_what_is_not_known_of_them_is_refused(config: dict[str, Any], changes: dict[str, Any], message: str) -> None:
