@@ -78,7 +78,7 @@ def test_lengths_off_pages_and_tiles_and_an_empty_sequence(name: str, arrangemen
 def test_new_tokens_see_what_is_before_them(name: str, plan: TilePlan) -> None:
     """Rows that see nothing, sets of rows of which some lie beyond, a thread block for all rows or one of several."""
     lengths = (3, 258) if name.startswith("kvarn") else (3, 0, 37)
-    world = of(name, lengths=lengths, q_tokens=7, query_heads=8)
+    world = of(name, lengths=lengths, q_tokens=7, query_heads=4, kv_heads=1)
     out, truth = Coded(world, name).attend(plan)
     assert relative_error(out, truth) < tolerance(name)
     assert not out[0, :4].any()
