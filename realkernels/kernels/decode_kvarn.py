@@ -278,12 +278,12 @@ def attend_kvarn(
         raise ValueError(f"pages of {page_tokens} tokens and values {tuple(values.shape)} are not of tiles of {tile}")
     side = views["side_keys"]
     call = checked_call(query, side, views["side_values"], page_table, lengths, out, workspace, width=query.shape[3])
+    outer = 1 if kv_heads == 1 else 2  # A single head has no next one, and any stride.
     for name in ("key_scale", "key_zero", "key_token_scale", "value_channel_scale", "value_scale", "value_zero"):
-        if views[name].stride()[:2] != keys.stride()[:2] or views[name].stride(2) != 1:
+        if views[name].stride()[:outer] != keys.stride()[:outer] or views[name].stride(2) != 1:
             raise ValueError(f"{name} has strides {views[name].stride()}, key_data {keys.stride()} in 16-bit words")
-    if (values.stride()[:2], side.stride()) != (keys.stride()[:2], views["side_values"].stride()) or side.stride(
-        3
-    ) != 1:
+    strides = (values.stride()[:outer], side.stride())
+    if strides != (keys.stride()[:outer], views["side_values"].stride()) or side.stride(3) != 1:
         raise ValueError("planes of keys and of values must have the same strides")
     if plan.rows != 8 or workspace.splits < 2:
         raise ValueError(f"sets of {plan.rows} rows, {workspace.splits} splits: KVarN takes sets of 8, and at least 2")
