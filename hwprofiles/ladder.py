@@ -1,11 +1,11 @@
 """Rates that nobody measured on a machine: carried from other machines, or typical of the operation over all engines.
 
-A kernel's share of the roofs above it is what is carried; the roofs are the asked machine's own. How far such a share
-is off is learned by leaving machines and engines out (`calibrate/rungs.py`), never chosen, and kept in `ladder.json`.
+A kernel's share of the roofs above it and its latency are what is carried; the roofs are the asked machine's own. How
+far such rates are off is learned by leaving machines and engines out (`calibrate/rungs.py`), never chosen, and kept in
+`ladder.json` with the rates themselves.
 """
 
 import math
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from hwprofiles.profile import KERNEL_AXES, HardwareProfile, Kernel
-from hwprofiles.rates import Curve, Provenance, Rate
+from hwprofiles.profile import CPU_CAPABILITY, KERNEL_AXES, Gpu, HardwareProfile, Kernel
+from hwprofiles.rates import Provenance
 
 LADDER = Path(__file__).parent / "ladder.json"
 SCHEMA = "twin.ladder/1"
@@ -38,8 +38,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "collectives": ("all_reduce", "all_gather"),
 }  # fmt: skip
 """Operations whose shares are off together, by what a spread is called."""
-MANY = " of many tokens"  # of a group, where the tensor cores hold it
 GROUP_OF = {operation: group for group, operations in GROUPS.items() for operation in operations}
+MANY = " of many tokens"  # of a group, where the tensor cores hold it
+LATENCIES = "latencies"  # of all groups: what launches and dependent reads take on a device
 
 STAND_INS = {
     "experts": "linear",
@@ -52,13 +53,24 @@ STAND_INS = {
 }
 """What stands for an operation of which no kernel was measured anywhere; a state of any kind is `recurrent`."""
 
+Kind = Literal["cuda", "unified", "other", "cpu"]
+"""Devices between which rates are carried first: CUDA's, those of a system's one memory, other makers' cards, CPUs."""
+
 
 class Learned(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How far shares of one group are off on one rung: `spread`, from `n` values left out."""
+    """How far rates of one group are off on one rung: `spread`, from `n` values left out."""
 
     machines: Annotated[int, Meta(ge=1)]
     engines: Annotated[int, Meta(ge=1)]
     coverage: Annotated[float, Meta(ge=0, le=1)]  # share of those left out that the 90 % interval holds
+    half_width: Annotated[float, Meta(ge=0)]  # median of that interval's
+
+
+class Carried(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kernel over the machines that it was measured on."""
+
+    kernel: Kernel
+    machines: tuple[str, ...]
 
 
 class Typical(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -69,10 +81,11 @@ class Typical(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Ladder(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Typical kernels by operation, and the spread of each group on each rung below measured."""
+    """Rates below measured, and the spread of each group on each rung."""
 
     schema: str
-    typical: dict[str, Typical]
+    carried: dict[str, dict[Kind, Carried]]  # by kernel, and by kind of device
+    typical: dict[str, Typical]  # by operation
     carried_spreads: dict[str, Learned]
     typical_spreads: dict[str, Learned]
 
@@ -83,13 +96,12 @@ class Borrowed(NamedTuple):
     kernel: Kernel
     rung: Rung
     group: str
-    spread: Learned
-    products_spread: Learned  # where products of many tokens hold it
+    spreads: dict[str, Learned]
 
 
 @cache
 def shipped_ladder() -> Ladder:
-    """What is shipped of typical kernels and spreads."""
+    """What is shipped of borrowed rates and their spreads."""
     return msgspec.json.decode(LADDER.read_bytes(), type=Ladder)
 
 
@@ -98,38 +110,27 @@ def is_plain(fmt: str) -> bool:
     return fmt in PLAIN
 
 
-def borrowed(
-    profile: HardwareProfile,
-    key: str,
-    *,
-    ladder: Ladder | None = None,
-    shelf: dict[str, dict[str, Kernel]] | None = None,
-) -> Borrowed | None:
-    """The kernel `key` as other machines or engines have it; None where no machine runs anything of the kind.
+def kind_of(gpu: Gpu) -> Kind:
+    """Among which devices its rates are carried first."""
+    if gpu.runs_cuda:
+        return "cuda"
+    if gpu.compute_capability == CPU_CAPABILITY:
+        return "cpu"
+    return "unified" if gpu.unified_memory else "other"
 
-    shelf: kernels by machine, those that are shipped unless given.
-    """
+
+def borrowed(profile: HardwareProfile, key: str, ladder: Ladder | None = None) -> Borrowed | None:
+    """The kernel `key` as other machines or engines have it; None where no machine runs anything of the kind."""
     operation, _, fmt = key.split("/")
-    group = GROUP_OF.get(operation)
+    group, ladder = GROUP_OF.get(operation), ladder or shipped_ladder()
     if group is None:
         return None
-    ladder = ladder or shipped_ladder()
-    here = profile.name.partition("x-")[2] if profile.name[:1].isdigit() else profile.name
-    elsewhere = {machine: kernels[key] for machine, kernels in (shelf or _shelf()).items()
-                 if machine != here and key in kernels}  # fmt: skip
-    if elsewhere and group in ladder.carried_spreads:
-        note = f"carried from {', '.join(sorted(elsewhere))}, as shares of this machine's roofs"
-        kernel = averaged(elsewhere.values(), note)
-        return _borrowed(kernel, "carried", group, ladder.carried_spreads)
+    elsewhere, kind = ladder.carried.get(key), kind_of(profile.gpu)
+    if elsewhere:
+        found = elsewhere.get(kind) or next(iter(elsewhere.values()))
+        return Borrowed(found.kernel, "carried", group, ladder.carried_spreads)
     kernel = _typical(ladder, operation, fmt)
-    if kernel is None or group not in ladder.typical_spreads:
-        return None
-    return _borrowed(kernel, "typical", group, ladder.typical_spreads)
-
-
-def _borrowed(kernel: Kernel, rung: Rung, group: str, spreads: dict[str, Learned]) -> Borrowed:
-    own = spreads[group]
-    return Borrowed(kernel, rung, group, own, spreads.get(f"{group}{MANY}", own))
+    return Borrowed(kernel, "typical", group, ladder.typical_spreads) if kernel is not None else None
 
 
 def _typical(ladder: Ladder, operation: str, fmt: str) -> Kernel | None:
@@ -150,46 +151,3 @@ def _on_axis(kernel: Kernel, operation: str) -> Kernel:
         return kernel
     middle = math.exp(sum(map(math.log, curve.efficiency)) / len(curve.efficiency))
     return replace(kernel, efficiency=replace(curve, over=axis, at=(1.0,), efficiency=(middle,)))
-
-
-def _shelf() -> dict[str, dict[str, Kernel]]:
-    """Shipped kernels by the machine that they were measured on."""
-    from hwprofiles.store import shipped_kernels  # noqa: PLC0415 - it reads machines by this module's kind
-
-    return shipped_kernels()
-
-
-def averaged(kernels: Iterable[Kernel], note: str) -> Kernel:
-    """The geometric mean of several machines' kernels: each rate over those that have it."""
-    several = list(kernels)
-    efficiency = _mean_curve([each.efficiency for each in several if each.efficiency is not None], note)
-    latency = _mean_rate([each.latency for each in several if each.latency is not None], note)
-    combine = _mean_rate([each.combine for each in several if each.combine is not None], note)
-    counts = next((each.operations for each in several if each.operations is not None), None)
-    return Kernel(efficiency=efficiency, latency=latency, combine=combine, operations=counts)
-
-
-def _mean_rate(rates: list[Rate], note: str) -> Rate | None:
-    if not rates:
-        return None
-    mean = math.exp(sum(math.log(rate.value) for rate in rates) / len(rates))
-    return replace(rates[0], value=mean, spread=_most(rates), source=_source(rates), fitted_on=(), note=note)
-
-
-def _mean_curve(curves: list[Curve], note: str) -> Curve | None:
-    """Over the places of all: outside its own places each holds its outermost value."""
-    if not curves:
-        return None
-    alike = [curve for curve in curves if curve.over == curves[0].over]
-    at = sorted({place for curve in alike for place in curve.at})
-    means = tuple(math.exp(sum(math.log(curve(place)) for curve in alike) / len(alike)) for place in at)
-    told = {"spread": _most(alike), "source": _source(alike), "fitted_on": (), "note": note}
-    return replace(alike[0], at=tuple(at), efficiency=means, **told)
-
-
-def _most(rates: Iterable[Provenance]) -> float:
-    return max(rate.spread for rate in rates)
-
-
-def _source(rates: Iterable[Provenance]) -> str:
-    return "measured" if all(rate.source == "measured" for rate in rates) else "published"

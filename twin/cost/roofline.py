@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hwprofiles.ladder import MANY, Borrowed, Rung, borrowed
+from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Ladder, Rung, borrowed
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
@@ -41,6 +41,17 @@ class Cost(NamedTuple):
     latency_rates: tuple[str, ...]
 
 
+class _Rungs(NamedTuple):
+    """Names of what more a borrowed kernel hangs on: spreads of its rung, off with all that stands on it."""
+
+    bound: tuple[str, ...] = ()
+    products: tuple[str, ...] = ()  # where products hold it
+    latency: tuple[str, ...] = ()
+
+
+NO_RUNGS = _Rungs()
+
+
 class _KernelRates(NamedTuple):
     """A kernel's rates with their names, ready to be charged."""
 
@@ -52,8 +63,7 @@ class _KernelRates(NamedTuple):
     operations: Counts | None = None  # operations that an element costs; None: free, or inside the efficiency
     operations_rates: tuple[str, ...] = ()
     combine: float = 0.0  # share of the memory's rate for partial results; 0: combining is inside the latency
-    bound_rung: tuple[str, ...] = ()  # what more a borrowed kernel's share hangs on, off with all of its group
-    products_rung: tuple[str, ...] = ()  # the same where products hold it
+    rungs: _Rungs = NO_RUNGS
 
 
 NO_KERNEL = _KernelRates(efficiency=None, efficiency_rates=(), latency_s=0.0, latency_rates=(), of_attention=False)
@@ -72,9 +82,12 @@ class _Bound(NamedTuple):
 class Roofs:
     """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
 
-    def __init__(self, profile: HardwareProfile, *, strict: bool = True) -> None:
-        """strict: whether a kernel that was not measured on this machine is refused, not borrowed."""
-        self.profile, self.strict = profile, strict
+    def __init__(self, profile: HardwareProfile, *, strict: bool = True, ladder: Ladder | None = None) -> None:
+        """strict: whether a kernel that was not measured on this machine is refused, not borrowed from `ladder`.
+
+        ladder: where rates are borrowed from, the shipped one unless given.
+        """
+        self.profile, self.strict, self.ladder = profile, strict, ladder
         self.rates: dict[str, Provenance] = {}
         self.rungs: dict[str, Rung] = {}  # of the rates of borrowed kernels, by name; all others are measured
         self.extrapolated: set[str] = set()
@@ -114,12 +127,12 @@ class Roofs:
         return self._kernels[key]
 
     def _looked_up(self, key: str) -> _KernelRates:
-        kernel, rung, rung_of_products = self.profile.kernels.get(key), (), ()
+        kernel, rungs = self.profile.kernels.get(key), NO_RUNGS
         if kernel is None:
-            found = None if self.strict else borrowed(self.profile, key)
+            found = None if self.strict else borrowed(self.profile, key, self.ladder)
             if found is None:
                 raise MissingRate(f"machine {self.profile.name} has no rate for {key}", hint=self._alike(key))
-            kernel, rung, rung_of_products = self._taken(key, found)
+            kernel, rungs = self._taken(key, found)
         efficiency, latency, combine, operations = (
             (f"{key}#{name}",) if getattr(kernel, name) is not None else () for name in KERNEL_RATES
         )
@@ -127,17 +140,16 @@ class Roofs:
             efficiency=kernel.efficiency,
             efficiency_rates=efficiency,
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
-            latency_rates=(*latency, *combine, *rung),
+            latency_rates=(*latency, *combine, *rungs.latency),
             of_attention=key.startswith(ATTENTION_OPS),
             operations=kernel.operations,
             operations_rates=("instructions", *operations),
             combine=kernel.combine.value if kernel.combine is not None else 0.0,
-            bound_rung=rung,
-            products_rung=rung_of_products,
+            rungs=rungs,
         )
 
-    def _taken(self, key: str, found: Borrowed) -> tuple[Kernel, tuple[str, ...], tuple[str, ...]]:
-        """A borrowed kernel with its rates entered, and what its share hangs on where bytes and where products hold it.
+    def _taken(self, key: str, found: Borrowed) -> tuple[Kernel, "_Rungs"]:
+        """A borrowed kernel with its rates entered, and the spreads of its rung that they hang on beside their own.
 
         A device whose instructions nobody counted is taken to issue as many as its kernels need.
         """
@@ -150,15 +162,15 @@ class Roofs:
                 self.rates[f"{key}#{name}"] = rate
                 self.rungs[f"{key}#{name}"] = found.rung
         names = []
-        for spread, what in ((found.spread, found.group), (found.products_spread, f"{found.group}{MANY}")):
-            name = f"{found.rung} {what}"
-            self.rates[name], self.rungs[name] = spread, found.rung
+        for group in (found.group, f"{found.group}{MANY}", LATENCIES):
+            name = f"{found.rung} {group}"
+            self.rates[name], self.rungs[name] = found.spreads.get(group, found.spreads[found.group]), found.rung
             names.append((name,))
-        return kernel, names[0], names[1]
+        return kernel, _Rungs(*names)
 
     def has(self, key: str) -> bool:
         """Whether the kernel `key` has rates here, its own or borrowed ones."""
-        return key in self.profile.kernels or not (self.strict or borrowed(self.profile, key) is None)
+        return key in self.profile.kernels or not (self.strict or borrowed(self.profile, key, self.ladder) is None)
 
     def _alike(self, key: str) -> str:
         """What the profile has of the same operation."""
@@ -187,7 +199,7 @@ class Roofs:
         elif not kernel.of_attention:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
-            rates += kernel.efficiency_rates + (kernel.products_rung if wall == "tensor" else kernel.bound_rung)
+            rates += kernel.efficiency_rates + (kernel.rungs.products if wall == "tensor" else kernel.rungs.bound)
         latency_s = kernel.latency_s
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
