@@ -8,10 +8,16 @@ from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
 from twin.operations.occupancy import RESIDENT, FlashGrid
-from twin.operations.ops import Engine, Op
+from twin.operations.ops import PEER, Engine, Op
 
 WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (H2D)", "d2h": "host link (D2H)"}
-WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
+WALLS |= {
+    "peer": "link between devices",
+    "decode": "dequantisation",
+    "dram": "host DRAM",
+    "disk": "disk",
+    "latency": "launch and link latency",
+}
 """What can hold an op, by key."""
 
 ATTENTION_OPS = ("attend_sparse/", "attend_dense/", "score/")
@@ -76,6 +82,7 @@ class Roofs:
             Engine.D2H: ("d2h", gpu.d2h),
             Engine.HOST: ("dram", host.dram),
             Engine.DISK: ("disk", host.disk),
+            Engine.PEER: ("peer", gpu.between),
         }
         self._vram = (gpu.vram_read.rate.value, gpu.vram_read.datasheet.value)
         self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
@@ -139,8 +146,7 @@ class Roofs:
         The efficiency of ATTENTION_OPS is a share of the tensor roof alone: their bytes stream beside the products. Any
         other efficiency lowers every roof.
         """
-        if op.or_plain:
-            op = replace(op, run_bytes=0) if op.kernel in self.profile.kernels else replace(op, kernel="")
+        op = self._as_run_here(op)
         kernel = self.kernel(op.kernel) if op.kernel else self._plain_of.get(op.engine, NO_KERNEL)
         efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
         bound = self._slowest_roof(op, efficiency if kernel.of_attention else 1.0)
@@ -151,7 +157,7 @@ class Roofs:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
             rates += kernel.efficiency_rates
-        latency_s = kernel.latency_s
+        latency_s = kernel.latency_s * op.latencies
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
         if op.split_kv is not None and (kernel.operations is not None or kernel.combine):
@@ -168,6 +174,14 @@ class Roofs:
         calls = op.calls
         times = ((latency_s + bound_s) * calls, latency_s * calls, bound_s * calls)
         return Cost(*times, bound.sol_s * calls, bound.floor_s * calls, wall, rates, kernel.latency_rates)
+
+    def _as_run_here(self, op: Op) -> Op:
+        """The op with its kernel's whole name; as a plain copy where it may be one and this machine lacks the rates."""
+        if op.engine is Engine.PEER:
+            op = replace(op, kernel=op.kernel.replace(f"/{PEER}", f"/{self.profile.gpu.peer_kind}"))
+        if op.or_plain:
+            return replace(op, run_bytes=0) if op.kernel in self.profile.kernels else replace(op, kernel="")
+        return op
 
     def products_floor_s(self, op: Op) -> float:
         """Seconds of the products of all calls at the tensor cores' datasheet peak."""
