@@ -56,10 +56,13 @@ class Grid:
 
 GPU_GRID = Grid(
     reduced={
-        "fit": tuple(8 * KIB * 4**power for power in range(7)),
-        "held_out": (*(16 * KIB * 4**power for power in range(6)), 64 * MIB),
+        "fit": tuple(8 * KIB * 2**power for power in range(14)),
+        "held_out": tuple(12 * KIB * 4**power for power in range(7)),
     },
-    gathered={"fit": (64 * KIB, MIB, 16 * MIB), "held_out": (256 * KIB, 4 * MIB, 64 * MIB)},
+    gathered={
+        "fit": tuple(64 * KIB * 4**power for power in range(6)),
+        "held_out": (384 * KIB, 6 * MIB, 24 * MIB),
+    },
     copied={"fit": (64 * KIB, MIB, 16 * MIB, 256 * MIB), "held_out": (256 * KIB, 4 * MIB, 64 * MIB)},
     steps={
         "fit": ((1, 1, 8191), (64, 1, 1023), (8, 1, 16383)),
