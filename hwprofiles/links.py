@@ -20,8 +20,8 @@ PEER_KINDS = {"NVLink": "nvlink", "Infinity Fabric": "xgmi", "PCIe": PCIE}
 """Kinds of links between devices, by how their names begin."""
 
 
-class Latency(NamedTuple):
-    """Seconds that the shortest sum over two devices takes, launch and all."""
+class Assumed(NamedTuple):
+    """A number of a kind of link, where nobody measured one, and what it comes from."""
 
     value: float
     spread: float
@@ -30,12 +30,22 @@ class Latency(NamedTuple):
 
 _RING = "6.6 us and 2 steps of a ring, as NCCL 2.28.7 reckons in src/graph/tuning.cc"
 PEER_LATENCIES = {
-    "nvlink": Latency(7.8e-6, 0.3, f"{_RING}: 0.6 us a step over NVLink"),
-    "xgmi": Latency(1.4e-5, 0.4, "RCCL's src/graph/tuning.cc: 12 us and two steps, taken for 1 us each"),
-    PCIE: Latency(1.1e-5, 0.4, f"{_RING}: 1 us over PCIe; more is taken where a bridge is crossed"),
-    THROUGH_HOST: Latency(1.6e-5, 0.4, "a decode step at 1k on two RTX 3090 without NVLink: what bytes leave, a sum"),
+    "nvlink": Assumed(7.8e-6, 0.3, f"{_RING}: 0.6 us a step over NVLink"),
+    "xgmi": Assumed(1.4e-5, 0.4, "RCCL's src/graph/tuning.cc: 12 us and two steps, taken for 1 us each"),
+    PCIE: Assumed(1.1e-5, 0.4, f"{_RING}: 1 us over PCIe; more is taken where a bridge is crossed"),
+    THROUGH_HOST: Assumed(1.6e-5, 0.4, "a decode step at 1k on two RTX 3090 without NVLink: what bytes leave, a sum"),
 }
-"""Where nobody measured a sum, by the kind of link."""
+"""Seconds that the shortest sum over two devices takes, launch and all."""
+
+_OF_NVLINK = "NCCL reckons with 235 of 300 GB/s at most for sums on A100: src/graph/tuning.cc"
+PEER_SHARES = {
+    "nvlink": Assumed(0.78, 0.1, _OF_NVLINK),
+    "xgmi": Assumed(0.78, 0.2, f"as of NVLink: {_OF_NVLINK}"),
+    PCIE: Assumed(0.4, 0.3, "12.7 of 31.5 GB/s in sums over RTX 4090: tinygrad/open-gpu-kernel-modules#22"),
+    THROUGH_HOST: Assumed(0.18, 0.4, "4.8 of 26.5 GB/s: what a prefill on two RTX 3090 takes longer with peer to peer "
+                                     "off than over NVLink, noonghunna/club-3090#698"),
+}  # fmt: skip
+"""Of a link's peak, or through the host of the rate to it, that sums reach."""
 
 _PCIE = re.compile(r"PCIe ([1-6])\.0 x(16|8|4|2|1)")
 

@@ -2,12 +2,12 @@
 
 import re
 from copy import copy
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr, replace
 
-from hwprofiles.links import FULL_LANES, PCIE, PEER_LATENCIES, THROUGH_HOST, peer_kind, share_of
+from hwprofiles.links import FULL_LANES, PCIE, PEER_LATENCIES, PEER_SHARES, THROUGH_HOST, peer_kind, share_of
 from hwprofiles.rates import Counts, Curve, Rate, Unit
 
 SCHEMA = "twin.hardware/1"
@@ -79,12 +79,13 @@ WHOLE_RUNS = Curve(
 )  # fmt: skip
 
 
-def _assumed_latency() -> Rate:
-    latency = PEER_LATENCIES[THROUGH_HOST]
-    return Rate(
-        value=latency.value, unit="s", spread=latency.spread, n=1, source="published", date="2026-12-01",
-        note=latency.because,
-    )  # fmt: skip
+def _through_host(slower: Link) -> Link:
+    """What a sum over devices reaches whose messages go to the host's memory and back."""
+    share, latency = PEER_SHARES[THROUGH_HOST], PEER_LATENCIES[THROUGH_HOST]
+    known: dict[str, Any] = {"n": 1, "source": "published", "date": WHOLE_RUNS.date, "fitted_on": ()}
+    rate = replace(slower.rate, value=slower.rate.value * share.value, spread=share.spread, note=share.because, **known)
+    wait = replace(slower.latency, value=latency.value, spread=latency.spread, note=latency.because, **known)
+    return replace(slower, rate=rate, latency=wait, run_length=WHOLE_RUNS)
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,8 +115,7 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """That link; without one of its own messages go to the host's memory and back, at the slower one's rate."""
         if self.peer is not None:
             return self.peer
-        slower = min(self.h2d, self.d2h, key=lambda link: link.rate.value)
-        return replace(slower, latency=_assumed_latency(), run_length=WHOLE_RUNS)
+        return _through_host(min(self.h2d, self.d2h, key=lambda link: link.rate.value))
 
     @property
     def runs_cuda(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct, ValidationError, convert
 
 from hwprofiles.files import Table
-from hwprofiles.links import PCIE, PEER_LATENCIES, link_bytes_per_s, peer_kind
+from hwprofiles.links import PCIE, PEER_LATENCIES, PEER_SHARES, link_bytes_per_s, peer_kind
 from hwprofiles.rates import Efficiency, IsoDate, Positive
 
 GIB, GB, GHZ, TERA = 2.0**30, 1e9, 1e9, 1e12
@@ -30,7 +30,6 @@ REACHED = {
                               "cards that their power limit slows down"),
     "link": Share(0.85, 0.05, "26.5 of 31.5 GB/s on an RTX 3090, 53.7 of 63 GB/s on an H200"),
     "instructions": Share(0.9, 0.1, "7.24 of 8.92 Top/s on an RTX 3090 held at 250 W, 16.65 of 16.73 on an H200"),
-    "peer": Share(0.78, 0.1, "NCCL reckons with 235 of 300 GB/s at most for sums on A100: src/graph/tuning.cc"),
 }  # fmt: skip
 """By roof; a sheet's `reached` sets others, also by operand type."""
 
@@ -88,7 +87,7 @@ class Sheet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("a device has a link, or with 'unified' the host's memory and none")
         if self.link:
             link_bytes_per_s(self.link)
-        known = {*REACHED, *self.tensor_tflops}
+        known = {*REACHED, "peer", *self.tensor_tflops}
         if unknown := sorted(set(self.reached) - known):
             raise ValueError(f"reached: {unknown[0]!r} is none of {', '.join(sorted(known))}")
         if self.peer and (peer_kind(self.peer) == PCIE) == (self.peer_gb_per_s is not None):
@@ -124,9 +123,11 @@ def _rate(sheet: Sheet, value: float, unit: str, *, spread: float = 0.0, note: s
     return {"value": value, "unit": unit, **known}
 
 
-def _roof(sheet: Sheet, kind: str, peak: float, unit: str, *, key: str = "", what: str = "") -> Table:
+def _roof(
+    sheet: Sheet, kind: str, peak: float, unit: str, *, key: str = "", what: str = "", share: Share | None = None
+) -> Table:
     """A peak, and the share of it that is assumed to be reached; `key`: the operand type."""
-    share = REACHED[kind]
+    share = share or REACHED[kind]
     own = sheet.reached.get(key, sheet.reached.get(kind))
     because = f"told by the sheet: {own:g}" if own is not None else f"assumed, {share.value:g}: {share.because}"
     rate = _rate(sheet, peak * (own or share.value), unit, spread=share.spread, note=f"share of the peak {because}")
@@ -193,10 +194,8 @@ def _peer(sheet: Sheet) -> Table:
     """The link between two such devices, and what it is called."""
     kind = peer_kind(sheet.peer)
     name = f"PCIe peer to peer, {sheet.link}" if kind == PCIE else sheet.peer
-    if sheet.peer_gb_per_s is None:
-        roof = _roof(sheet, "link", link_bytes_per_s(sheet.link), "B/s", what=name)
-    else:
-        roof = _roof(sheet, "peer", sheet.peer_gb_per_s * GB, "B/s", what=name)
+    peak = link_bytes_per_s(sheet.link) if sheet.peer_gb_per_s is None else sheet.peer_gb_per_s * GB
+    roof = _roof(sheet, "peer", peak, "B/s", share=Share(*PEER_SHARES[kind]), what=name)
     assumed = PEER_LATENCIES[kind]
     latency = _rate(sheet, assumed.value, "s", spread=assumed.spread, note=assumed.because)
     whole = {"spread": 0.0, "n": 1, "source": "datasheet", "date": sheet.date, "note": "messages are one run each"}

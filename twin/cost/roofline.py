@@ -69,6 +69,11 @@ class _Bound(NamedTuple):
     floor_s: float
 
 
+def _of_memory(op: Op, efficiency: float) -> float:
+    """Share of the memory's rate that a rank's product reaches, of what the whole one does (A21)."""
+    return efficiency if op.ranks == 1 else 1 / (1 + op.ranks * (1 / efficiency - 1))
+
+
 class Roofs:
     """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
 
@@ -154,7 +159,7 @@ class Roofs:
         if op.row_tile and kernel.efficiency is not None:
             bound_s = self._in_order(op, kernel.efficiency)
         elif not kernel.of_attention:
-            bound_s /= efficiency
+            bound_s /= _of_memory(op, efficiency) if wall == "vram" else efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
             rates += kernel.efficiency_rates
         latency_s = kernel.latency_s * op.latencies
@@ -230,8 +235,9 @@ class Roofs:
     def _products_s(self, op: Op, curve: Curve, tokens: float) -> float:
         """Seconds of the same products of another number of tokens, at the efficiency of that many."""
         tiles = -(-tokens // op.row_tile) / -(-op.grain // op.row_tile)
-        roof_s = max(op.vram_bytes / self._vram[0], op.flops * tiles / self._tensor_rate(op.dtype)[0])
-        return roof_s / curve(tokens)
+        efficiency = curve(tokens)
+        memory_s = op.vram_bytes / self._vram[0] / _of_memory(op, efficiency)
+        return max(memory_s, op.flops * tiles / self._tensor_rate(op.dtype)[0] / efficiency)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
         if curve.over == RESIDENT_PROGRAMS and op.flash_grid is not None:

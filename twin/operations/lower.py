@@ -224,6 +224,7 @@ def _linear(
         flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.compute_dtype,
         grain=tokens,
+        ranks=case.tp,
         row_tile=tile if dense and not drafted else 0,
         after=after,
     )
