@@ -23,6 +23,8 @@ ASSUMPTIONS = {
     "A17": "all steps of a served workload are off together, by what a mean decode step or chunk is off",
     "A18": "every decode step of a served sequence yields the mean acceptance",
     "A19": "an engine without a pool of blocks keeps what a window no longer sees",
+    "A20": "ranks that share layers are alike and start each sum together; messages go around a ring",
+    "A21": "what a product misses of the memory's rate is time that does not shrink with a rank's share of it",
 }
 
 
@@ -62,6 +64,8 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A15": case.speculation is not None and case.speculation.tokens >= case.speculation.drafter.block_tokens > 1,
         "A16": case.cached_tokens > 0 and bool(case.model.states),
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
+        "A20": case.tp > 1,
+        "A21": case.tp > 1,
         "A19": case.rules.block_pool is None and any(mixer.reach for mixer in case.model.caches),
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))

@@ -49,7 +49,7 @@ def _formats(prediction: Prediction) -> list[Change]:
 
 def _fits(prediction: Prediction, change: Change) -> bool:
     try:
-        changed = resolve(replace(prediction.case.question, **change))
+        changed = resolve(replace(prediction.case.question, **change), devices=prediction.machine.gpu_count)
         check_capability(changed, prediction.machine)
     except TwinError:  # another option of the question goes only with what it asked for
         return False

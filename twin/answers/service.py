@@ -69,7 +69,7 @@ def serve(
     `watch` are callbacks of `simulate_serving`, which see the plain run only. A pool without a block is an answer: all
     requests are rejected. Raises as `predict` does, and what reading a workload raises.
     """
-    case = resolve(question)
+    case = resolve(question, devices=profile.gpu_count if profile else None)
     machine = machine_of(case, profile)
     plan = plan_memory(case, machine)
     if plan.kv_pool is None:
@@ -117,7 +117,7 @@ class CaseCosts(StepCosts):
         if case.model.indexer is not None:
             raise Impossible(f"serving is modelled for attention that reads its whole cache, not for {case.model.name}")
         self.case, self.roofs = case, roofs
-        self.devices = roofs.profile.gpu_count
+        self.devices = case.stages(roofs.profile.gpu_count)
         self._factor = 1.0
         self._decodes: dict[int, tuple[float, float]] = {}
         self._backbones: dict[tuple[int, int, int], float] = {}

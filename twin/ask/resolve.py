@@ -5,6 +5,7 @@ from hwprofiles.links import FULL_LANES
 from hwprofiles.spelling import match, plain
 from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers, flag
+from twin.ask.sharing import shared
 from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, is_exl3, kv_format, listed
@@ -30,8 +31,11 @@ _STATE_BYTES = {"fp16": HALF_BYTES, "fp32": FULL_BYTES}
 ENGINES_OWN = "auto"  # what engines call their default format
 
 
-def resolve(question: Question) -> Case:
-    """Look every name up and check every number. Raises UnknownName, BadValue or Impossible."""
+def resolve(question: Question, *, devices: int | None = None) -> Case:
+    """Look every name up and check every number. Raises UnknownName, BadValue or Impossible.
+
+    `devices`: of the machine, where it is another than the one that the question names.
+    """
     check_numbers(question)
     model = load_model(question.model)
     if question.weights is not None:
@@ -73,6 +77,7 @@ def resolve(question: Question) -> Case:
         speculation=_speculation(question, model, rules, fmt),
     )
     _check_case(case)
+    case = shared(case, lambda: devices or load_profile(case.hw).gpu_count)
     return with_prefix_cache(case) if rules.block_pool else case
 
 
@@ -178,8 +183,9 @@ def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
     """`profile` or the machine that the question names, as it is asked about; refused where it cannot run it."""
     machine, question = profile or load_profile(case.hw), case.question
     try:
-        if question.gpus is not None:
-            machine = machine.repeated(question.gpus)
+        count = case.devices or question.gpus
+        if count is not None and count != machine.gpu_count:
+            machine = machine.repeated(count)
         if question.ram_bytes is not None:
             machine = machine.with_ram(question.ram_bytes)
         if question.vram_free_bytes is not None:

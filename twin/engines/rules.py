@@ -91,6 +91,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     heeds_full_states: bool = False  # whether it keeps states in fp32 where the model's makers want them so
     full_states: tuple[str, ...] = ()  # kinds of mixers whose states are kept in fp32 whatever is asked
     loads_as: dict[str, str] = {}  # weights that it converts as it loads them
+    splits: tuple[str, ...] = ("layer",)  # how it spreads a model over devices, its default first
     hop_element_bytes: int = 2  # bytes of one element of the residual streams that cross from device to device
     row_tiles: dict[str, int] = {}  # tokens that a product with weights of a format is rounded up to, else 1
     needs: dict[str, str] = {}  # least compute capability of its kernels of a format, where above the format's own

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from hwprofiles.rates import Rate
-from twin.ask.case import Case
+from twin.ask.case import Case, Ends
 from twin.engines.rules import BlockPoolRules
 from twin.errors import Impossible
 from twin.memory.blocks import BlockPlan, PoolSettings, plan_blocks
 from twin.memory.cache_specs import cache_specs
+from twin.models.sharded import staged
 from twin.operations.counts import HALF_BYTES
 from twin.operations.lower import draft_weight_bytes
 
@@ -57,6 +58,27 @@ def block_plan(case: Case) -> BlockPlan:
         async_scheduling=question.async_scheduling,
     )
     return plan_blocks(cache_specs(case), settings)
+
+
+def pool_stages(case: Case, stages: int) -> list[Case]:
+    """The case as each stage of layers sees it. Impossible where there are fewer layers, or tokens are drafted.
+
+    As even as whole layers go, the larger shares before the last stage (`distributed/utils.py` `get_pp_indices`).
+    """
+    if stages == 1:
+        return [case]
+    if case.speculation is not None:
+        raise Impossible("speculation is modelled on one stage of layers", hint="--tp shares layers among all devices")
+    even, more = divmod(case.model.layers, stages)
+    if not even:
+        raise Impossible(f"{case.model.name} has {case.model.layers} layers, fewer than {stages} stages")
+    sizes = [even + (stages - 1 - more <= stage < stages - 1) for stage in range(stages)]
+    cases: list[Case] = []
+    for stage, size in enumerate(sizes):
+        model = staged(case.model, sum(sizes[:stage]), size)
+        ends = Ends(first=stage == 0, last=stage == stages - 1)
+        cases.append(replace(case, model=model, mixer=model.attention, ends=ends))
+    return cases
 
 
 def pool_rules(case: Case) -> BlockPoolRules:
@@ -123,10 +145,14 @@ def most_pool_bytes(case: Case, profile: HardwareProfile) -> int:
 
 
 def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
-    """Bytes by part that lie on the device before any block."""
+    """Bytes by part that lie on the device before any block. A stage has the ends of the model that are its own."""
     model, question = case.model, case.question
     sizes = model.weight_bytes
     embedding = sizes.pop("embedding")
+    if not case.ends.last:
+        sizes.pop("head", None)
+    if not (case.ends.first or (case.ends.last and model.tied)):
+        embedding = 0.0
     parts = {
         "weights": sum(sizes.values()),
         "embedding": embedding,

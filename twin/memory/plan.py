@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
-from twin.errors import Impossible
 from twin.layouts import Placement
-from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.memory.block_pool import KVPool, plan_pool, pool_rules, pool_stages, scratch_token_bytes, share_bytes
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
@@ -125,8 +124,9 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def token_bytes(self) -> Placement:
-        """Cache bytes of one token of a short context, in each memory tier."""
-        return placement_of(self.case, self.case.model.layer_kinds)
+        """Cache bytes of one token of a short context, in each memory tier, over all devices."""
+        placed, ranks = placement_of(self.case, self.case.model.layer_kinds), self.case.tp
+        return Placement(vram_bytes=placed.vram_bytes * ranks, host_bytes=placed.host_bytes * ranks)
 
     @property
     def unified(self) -> bool:
@@ -168,17 +168,45 @@ def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
 
 
 def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
-    """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
+    """Devices whose engine keeps a share of each: blocks in that share, scratch that grows in the rest.
 
     A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
-    its groups. A model's windows are counted as far as the context fills them, those of a drafter alone in full.
+    its groups. A model's windows are counted as far as the context fills them, those of a drafter alone in full. Ranks
+    of a stage are alike; of several stages the one with the fewest tokens says what the engine prints.
     """
-    if profile.gpu_count > 1:
-        hint = "name a machine with one, such as --hw rtx3090 or --hw h200"
-        raise Impossible(
-            f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}", hint=hint
-        )
-    kv_pool, parts, spread = plan_pool(case, profile)
+    stages = pool_stages(case, case.stages(profile.gpu_count))
+    planned = [plan_pool(stage, profile) for stage in stages]
+    kv_pool = min((pool for pool, _, _ in planned), key=lambda pool: pool.printed_tokens)
+    page_tokens = max(pool.plan.block_tokens for pool, _, _ in planned)
+    memories: list[Memory] = []
+    for index in range(profile.gpu_count):
+        stage = index // case.tp
+        memories += _pool_device(stages[stage], profile, *planned[stage], name=f"gpu{index}", page_tokens=page_tokens)
+    joined = _memories(profile, *memories, host_memory(case, profile))
+    if any(memory.free_bytes() < 0 for memory in joined if memory.name not in _in_share(profile)):
+        kv_pool = replace(kv_pool, blocks=0)  # the engine does not start: there are no blocks
+    pages = -(-case.question.ctx_tokens // page_tokens)
+    return MemoryPlan(
+        case=case, machine=profile, memories=joined, pages=pages, page_tokens=page_tokens, kv_pool=kv_pool
+    )
+
+
+def _in_share(profile: HardwareProfile) -> set[str]:
+    """Memories that hold blocks; where the host's is the device's, the last of them is what lies outside."""
+    return {f"gpu{index}" for index in range(profile.gpu_count)}
+
+
+def _pool_device(
+    case: Case,
+    profile: HardwareProfile,
+    kv_pool: KVPool,
+    parts: dict[str, float],
+    spread: float,
+    *,
+    name: str,
+    page_tokens: int,
+) -> tuple[Memory, Memory]:
+    """The engine's share of one device, and what is outside of it."""
     plan, batch = kv_pool.plan, case.question.batch
     windows = any(mixer.reach for mixer in case.model.caches)
     held = plan.held_blocks(case.question.ctx_tokens if windows else MAX_TOKENS)
@@ -188,28 +216,23 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         taken = sum(parts.values()) + kv_pool.pool_bytes
         capacity = min(taken, profile.gpu.vram.value)
     outside, untracked = profile.gpu.vram.value - capacity, pool_rules(case).untracked
+    grown = plan.growing_blocks * plan.block_bytes * batch * (page_tokens / plan.block_tokens)
     device = Memory(
-        name="gpu0",
+        name=name,
         capacity_bytes=capacity,
-        fixed={name: size for name, size in fixed.items() if size},
-        page_bytes={"kv cache": float(plan.growing_blocks * plan.block_bytes * batch)},
+        fixed={part: size for part, size in fixed.items() if size},
+        page_bytes={"kv cache": float(grown)},
         capacity_spread=spread,
         held_bytes=taken,
     )
     headroom = Memory(
-        name="gpu0 outside the engine's share",
+        name=f"{name} outside the engine's share",
         capacity_bytes=outside,
         fixed={"context": min(untracked.value, outside)},
-        page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
+        page_bytes={"prefill scratch": scratch_token_bytes(case) * page_tokens},
         capacity_spread=untracked.deviation,
     )
-    pages = -(-case.question.ctx_tokens // plan.block_tokens)
-    memories = _memories(profile, device, headroom, host_memory(case, profile))
-    if any(memory.free_bytes() < 0 for memory in memories[1:]):  # the engine does not start: there are no blocks
-        kv_pool = replace(kv_pool, blocks=0)
-    return MemoryPlan(
-        case=case, machine=profile, memories=memories, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool
-    )
+    return device, headroom
 
 
 def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]:
@@ -227,8 +250,11 @@ def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]
 
 
 def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
-    """Each device with its layers' weights, state and cache, under an engine that takes what it needs."""
-    devices = split_layers(case.model.layers, profile.gpu_count)
+    """Each device with its layers' weights, state and cache, under an engine that takes what it needs.
+
+    Ranks that share a stage's layers are alike.
+    """
+    devices = split_layers(case.model.layers, case.stages(profile.gpu_count))
     kinds = case.model.layer_kinds
     layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
     fixed = [
@@ -241,13 +267,14 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
     return [
         Memory(
-            name=f"gpu{device}",
+            name=f"gpu{device * case.tp + rank}",
             capacity_bytes=profile.gpu.vram.value,
             fixed=parts | {"workspace": workspace},
             page_bytes={"kv cache": place.vram_bytes * page, "page tables": tables},
             capacity_spread=spread,
         )
         for device, (place, parts, workspace) in enumerate(zip(placed, fixed, spare, strict=True))
+        for rank in range(case.tp)
     ]
 
 
@@ -317,10 +344,10 @@ def host_memory(case: Case, profile: HardwareProfile) -> Memory:
     model, batch = case.model, case.question.batch
     fixed = {"reserved": profile.host.reserved.value}
     if case.rules.embedding_on_host:
-        fixed["embedding"] = model.weight_bytes["embedding"]
+        fixed["embedding"] = model.weight_bytes["embedding"] * case.tp
     if model.ngram is not None and case.ngram == "ram":
         fixed["n-gram table"] = float(model.ngram.table_bytes)
-    per_token = placement_of(case, model.layer_kinds).host_bytes
+    per_token = placement_of(case, model.layer_kinds).host_bytes * case.tp
     return Memory(
         name="host",
         capacity_bytes=profile.host.memory.value,

@@ -82,7 +82,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
 
 def _machine_question(question: Question) -> dict[str, Any]:
     """What is asked about the machine that is not as its profile says; nothing else."""
-    names = ("gpus", "pcie_generation", "ram_bytes", "vram_free_bytes")
+    names = ("gpus", "tp", "pp", "split", "pcie_generation", "ram_bytes", "vram_free_bytes")
     return {name: value for name in names if (value := getattr(question, name)) is not None}
 
 
