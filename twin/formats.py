@@ -138,6 +138,7 @@ _FORMATS = {
         _alike("bf16", Plane(bits=16), "bfloat16, as vLLM keeps its cache by default", kind="plain"),
         _alike("fp32", Plane(bits=32), "float32, where a processor has no fast half precision", kind="plain"),
         _alike("fp8", Plane(bits=8), "e4m3 with one scale a layer"),
+        _alike("fp8_e5m2", Plane(bits=8), "e5m2 without scales"),
         _alike("int8_per_token_head", _per_token_head(8), "int8 with an fp32 scale per token and head"),
         _alike("fp8_per_token_head", _per_token_head(8), f"{_FP8}; not below SM 8.9", needs="8.9"),
         _alike("int4_per_token_head", _per_token_head(4), _INT4, kind="rotated"),

@@ -10,7 +10,7 @@ from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.assumptions import assumptions_of, beyond_native, not_loaded
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.prefill import Weights, chunk_at, sample
@@ -113,8 +113,7 @@ def predict(question: Question, profile: HardwareProfile | None = None) -> Predi
     Raises UnknownName, BadValue, Impossible or BadFile. Not fitting is an answer, not an error, and so is a rate that
     the machine lacks: the phase that needs it is left out, and `not_predicted` says why.
     """
-    case = resolve(question)
-    machine = machine_of(case, profile)
+    case, machine = settled(question, profile)
     plan = plan_memory(case, machine)
     roofs = Roofs(machine)
     not_predicted: dict[str, str] = {}

@@ -49,6 +49,50 @@ class BlockPoolRules(Struct, frozen=True, kw_only=True):
     untracked: Rate  # bytes outside the engine's share: the context and what other libraries allocate
 
 
+class CardDefaults(Struct, frozen=True, kw_only=True):
+    """What an engine chooses by the memory of a card, where it is not told."""
+
+    below_bytes: float  # of cards with less memory than this
+    chunk_tokens: int  # prompt tokens of one prefill pass
+    graph_sequences: int  # most sequences of a decode step that is captured in a graph
+    graph_sequences_of_four: int  # the same where four cards or more share the layers
+
+
+class TokenPoolRules(Struct, frozen=True, kw_only=True):
+    """How an engine that sizes pools of tokens by what is free before and after it loads weights goes about it.
+
+    A share of what was free before is for weights and pools. Windows have a pool of their own, with a share of the
+    other's tokens, and recurrent states one of whole states.
+    """
+
+    by_card: tuple[CardDefaults, ...]  # the smallest cards first; the last is of all that are larger
+    reserved_bytes: float  # what it leaves for back ends, before any of the following
+    reserved_per_chunk_token: float  # bytes, with a least chunk
+    least_reserved_chunk: int
+    reserved_per_sequence: float  # bytes of a captured sequence of a decode step
+    reserved_per_device: float  # bytes for each card that shares the layers
+    reserved_per_prefill_graph: float
+    prefill_graph_steps: tuple[tuple[int, int], ...]  # up to so many tokens a graph each so many
+    floor_from_bytes: float  # cards with more memory than this are left at least `floor_bytes`
+    floor_bytes: float
+    driver_bytes: float  # of the card that its driver reports and no program can have
+    tower_share: float  # of the share, for models with a tower of the size of `tower_parameters`
+    tower_parameters: float
+    tower_slope: float  # by how much the share falls with each such tower more
+    tower_bounds: tuple[float, float]  # of that correction
+    window_share: float  # tokens of the pool of windows to one of the other's
+    whole_windows_from: int  # windows at least so long, of layers shaped as those without, are kept whole
+    state_share: float  # bytes of states to one byte of tokens
+    states_per_sequence: int  # states that each running sequence may need: its own and those kept for prefixes
+    state_kept_every: int  # tokens of a prompt between two states that later prompts may go on from
+    evicted_every: int  # tokens after which what a window no longer sees is given back
+    max_sequences: int  # at most, whatever the pool
+    bounds_context: bool  # whether it refuses a longest request beyond what the model's own configuration takes
+    context: Rate  # bytes of a process's context on its card
+    collectives: dict[str, dict[int, Rate]]  # bytes of the ranks' buffers, by link and number of cards
+    loading: Rate  # bytes that loading leaves beside weights: tables of rotation, reordered scales, what is not reused
+
+
 class BackendRules(Struct, frozen=True, kw_only=True):
     """Which attention backend runs what, where an engine has several; empty: its own kernels run every format."""
 
@@ -56,6 +100,8 @@ class BackendRules(Struct, frozen=True, kw_only=True):
     verify_only: dict[str, tuple[str, ...]] = {}
     """Backends that run a format in steps of several query tokens only, beside those of `by_format`."""
     verify: dict[str, str] = {}  # default backend of a step of several query tokens by format, where it differs
+    by_capability: dict[str, dict[str, str]] = {}  # default backend by format on cards of a compute capability
+    widest_heads: dict[str, int] = {}  # elements of the widest heads that a backend runs, where there is such a bound
     piecewise: tuple[str, ...] = ()  # backends whose steps of several query tokens are not captured whole in a graph
 
 
@@ -99,6 +145,21 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None
     block_pool: BlockPoolRules | None = None
+    token_pool: TokenPoolRules | None = None
+    volunteers: bool = True  # whether a question that names no engine may be answered by it
+    counts_activations: bool = False  # whether a prefill's largest transient is counted beside the workspace
+    rewrites_planes: bool = False  # whether planes that were brought from the host go back whole, not their new tokens
+
+    @property
+    def shares_pool(self) -> bool:
+        """Whether requests share one pool of the cache."""
+        return self.block_pool is not None or self.token_pool is not None
+
+    @property
+    def bounds_context(self) -> bool:
+        """Whether it refuses requests beyond what the model's own configuration takes."""
+        pool = self.block_pool or self.token_pool
+        return pool is not None and pool.bounds_context
 
     @property
     def sparse(self) -> SparseRules:

@@ -11,6 +11,7 @@ from twin.ask.case import Case
 from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
@@ -159,7 +160,7 @@ def _short(what: str, needed: float, who: str, there: float) -> str:
 
 def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """Lay the case's weights, state, workspace and cache over the machine's memories."""
-    if case.rules.block_pool is not None:
+    if case.rules.shares_pool:
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
@@ -178,16 +179,19 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         raise Impossible(
             f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}", hint=hint
         )
-    kv_pool, parts, spread = plan_pool(case, profile)
+    tokens = case.rules.token_pool
+    kv_pool, parts, spread = plan_token_pool(case, profile) if tokens else plan_pool(case, profile)
     plan, batch = kv_pool.plan, case.question.batch
     windows = any(mixer.reach for mixer in case.model.caches)
     held = plan.held_blocks(case.question.ctx_tokens if windows else MAX_TOKENS)
-    fixed = parts | {"null block": float(plan.block_bytes), "state and windows": float(held * plan.block_bytes * batch)}
-    capacity, taken = share_bytes(case, profile), 0.0
+    nobodys = float(kv_pool.null_blocks * plan.block_bytes)
+    fixed = parts | {"null block": nobodys, "state and windows": float(held * plan.block_bytes * batch)}
+    capacity, taken = static_bytes(case, profile) if tokens else share_bytes(case, profile), 0.0
     if case.question.pool_bytes is not None:
         taken = sum(parts.values()) + kv_pool.pool_bytes
         capacity = min(taken, profile.gpu.vram.value)
-    outside, untracked = profile.gpu.vram.value - capacity, pool_rules(case).untracked
+    outside = profile.gpu.vram.value - capacity
+    untracked = tokens.context if tokens else pool_rules(case).untracked
     device = Memory(
         name="gpu0",
         capacity_bytes=capacity,
@@ -199,8 +203,8 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     headroom = Memory(
         name="gpu0 outside the engine's share",
         capacity_bytes=outside,
-        fixed={"context": min(untracked.value, outside)},
-        page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
+        fixed={"context": min(outside_bytes(tokens) if tokens else untracked.value, outside)},
+        page_bytes={"prefill scratch": 0.0 if tokens else scratch_token_bytes(case) * plan.block_tokens},
         capacity_spread=untracked.deviation,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
