@@ -73,7 +73,7 @@ RULES = EngineRules(
             },
         },
         loading=stated(
-            0.23 * GIB, 0.3, "free before less weights less pools", fitted_on=("sgl-coder30b-pool", "sgl-ream30b-pool")
+            0.18 * GIB, 0.5, "free before less weights less pools", fitted_on=("sgl-coder30b-pool", "sgl-ream30b-pool")
         ),
     ),
     backends=BackendRules(

@@ -22,7 +22,16 @@ from twin.operations.lower import draft_token_bytes
 from twin.units import MAX_TOKENS
 
 FOUR = 4  # cards from which on more sequences are captured
-RANKS = 1  # cards that share the layers: one until layers are shared
+
+
+class Ranks(Struct, frozen=True, kw_only=True):
+    """Cards that share every layer, each with its part of the heads: what a card takes beside its own part."""
+
+    cards: int = 1
+    link: str = "pcie"  # what joins them
+
+
+ALONE = Ranks()
 
 
 class TokenPools(Struct, frozen=True, kw_only=True):
@@ -51,13 +60,13 @@ def card_defaults(rules: TokenPoolRules, profile: HardwareProfile) -> CardDefaul
     return next((card for card in rules.by_card if memory < card.below_bytes), rules.by_card[-1])
 
 
-def default_share(case: Case, profile: HardwareProfile, *, ranks: int = RANKS) -> float:
+def default_share(case: Case, profile: HardwareProfile, *, ranks: Ranks = ALONE) -> float:
     """The share that the engine takes unless told: all but what it reckons for transients and graphs."""
     rules, card = rules_of(case), card_defaults(rules_of(case), profile)
     memory, chunk = profile.gpu.vram.value + rules.driver_bytes, case.question.chunk_tokens or card.chunk_tokens
-    sequences = card.graph_sequences if ranks < FOUR else card.graph_sequences_of_four
+    sequences = card.graph_sequences if ranks.cards < FOUR else card.graph_sequences_of_four
     reserved = rules.reserved_bytes + rules.reserved_per_chunk_token * max(chunk, rules.least_reserved_chunk)
-    reserved += rules.reserved_per_sequence * sequences + rules.reserved_per_device * ranks
+    reserved += rules.reserved_per_sequence * sequences + rules.reserved_per_device * ranks.cards
     reserved += rules.reserved_per_prefill_graph * prefill_graphs(rules, chunk)
     if memory > rules.floor_from_bytes:
         reserved = max(reserved, rules.floor_bytes)
@@ -79,16 +88,16 @@ def prefill_graphs(rules: TokenPoolRules, chunk_tokens: int) -> int:
     return graphs
 
 
-def outside_bytes(rules: TokenPoolRules, *, ranks: int = RANKS, link: str = "pcie") -> float:
+def outside_bytes(rules: TokenPoolRules, *, ranks: Ranks = ALONE) -> float:
     """Bytes that are taken before anything is loaded: the context, and the buffers of cards that share layers.
 
     Between two numbers of cards that are known, a line.
     """
-    if ranks == 1:
+    if ranks.cards == 1:
         return rules.context.value
-    known = sorted((cards, rate.value) for cards, rate in rules.collectives[link].items())
+    known = sorted((cards, rate.value) for cards, rate in rules.collectives[ranks.link].items())
     (few, low), (many, high) = known[0], known[-1]
-    return rules.context.value + low + (high - low) * (min(max(ranks, few), many) - few) / (many - few)
+    return rules.context.value + low + (high - low) * (min(max(ranks.cards, few), many) - few) / (many - few)
 
 
 def token_pools(case: Case) -> TokenPools:
@@ -122,15 +131,16 @@ def _pools_window(rules: TokenPoolRules, mixer: Attending, full: set[tuple[int, 
     return bool(mixer.local_chunk) or mixer.window < rules.whole_windows_from or not alike
 
 
-def plan_token_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, float], float]:
+def plan_token_pool(
+    case: Case, profile: HardwareProfile, *, ranks: Ranks = ALONE
+) -> tuple[KVPool, dict[str, float], float]:
     """The pools, the bytes by part that are taken before the tokens, and the standard deviation of what is left.
 
     States take their share of the rest unless their number is asked for. A pool of given size is of tokens alone.
     """
     rules, question = rules_of(case), case.question
-    share, before = share_of(case, profile), profile.gpu.vram.value - outside_bytes(rules)
     parts = {**loaded_parts(case), "loading": rules.loading.value}
-    rest = before * share - sum(parts.values())
+    rest = static_bytes(case, profile, ranks=ranks) - sum(parts.values())
     pools = token_pools(case)
     states = state_slots(case, pools, rest)
     if states:
@@ -157,7 +167,7 @@ def plan_token_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[
         null_blocks=0,  # the token that padding is written to lies beside the pool (`mem_cache/memory_pool.py`)
         max_model_tokens=question.max_model_tokens or question.ctx_tokens,
         limits=PoolLimits(
-            utilisation=share,
+            utilisation=share_of(case, profile, ranks=ranks),
             batched_tokens=question.chunk_tokens or card_defaults(rules, profile).chunk_tokens,
             max_sequences=most,
         ),
@@ -168,14 +178,15 @@ def plan_token_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[
     return kv_pool, parts, math.hypot(*(rate.deviation for rate in uncertain))
 
 
-def share_of(case: Case, profile: HardwareProfile) -> float:
+def share_of(case: Case, profile: HardwareProfile, *, ranks: Ranks = ALONE) -> float:
     """Share of what was free before loading that is for weights and pools."""
-    return case.question.utilisation or default_share(case, profile)
+    return case.question.utilisation or default_share(case, profile, ranks=ranks)
 
 
-def static_bytes(case: Case, profile: HardwareProfile) -> float:
+def static_bytes(case: Case, profile: HardwareProfile, *, ranks: Ranks = ALONE) -> float:
     """Bytes for weights and pools."""
-    return (profile.gpu.vram.value - outside_bytes(rules_of(case))) * share_of(case, profile)
+    before = profile.gpu.vram.value - outside_bytes(rules_of(case), ranks=ranks)
+    return before * share_of(case, profile, ranks=ranks)
 
 
 def most_token_bytes(case: Case, profile: HardwareProfile) -> int:
