@@ -167,7 +167,10 @@ def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
         # tiles that wait for their last token, and every sequence's first
         slots = 2 * sequences + -(-rules.batched_tokens // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
-        half = sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items()) * HALF_BYTES
+        half = (
+            sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items())
+            * HALF_BYTES
+        )
         slot_bytes = case.fmt.tile_tokens * half
         parts["unquantised tiles"] = float(slots * slot_bytes)
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))

@@ -103,7 +103,9 @@ def outside_bytes(rules: TokenPoolRules, *, ranks: Ranks = ALONE) -> float:
 def token_pools(case: Case) -> TokenPools:
     """Bytes of one token and of one sequence, on a card that has all the layers with all their heads."""
     rules, model = rules_of(case), case.model
-    full = {(mixer.kv_heads, mixer.head_dim) for mixer in model.caches if isinstance(mixer, Attention) and not mixer.reach}
+    full = {
+        (mixer.kv_heads, mixer.head_dim) for mixer in model.caches if isinstance(mixer, Attention) and not mixer.reach
+    }
     kept, windows = 0, 0
     longest = 0
     for mixer, layers in model.caches.items():
