@@ -98,6 +98,11 @@ def _grouped(bits: int, *, group_bytes: int = 2) -> Plane:
     return Plane(bits=bits, group_elements=32, group_bytes=group_bytes)
 
 
+def _halves(bits: int) -> Plane:
+    """Groups of 64 elements, each with a scale and a zero point in 16 bits."""
+    return Plane(bits=bits, group_elements=64, group_bytes=4)
+
+
 def _kvarn(key_bits: int, value_bits: int, tile: int) -> KVFormat:
     """K: fp16 scale and zero a channel, scale a token; V: fp16 scale a channel, scale and zero a token; per tile."""
     return KVFormat(
@@ -149,6 +154,8 @@ _FORMATS = {
         _turboquant("4bit_nc", 4, 4),
         _turboquant("k3v4_nc", 3, 4),
         _turboquant("3bit_nc", 3, 3),
+        _alike("int4_g64", _halves(4), "quanto and HQQ: int4 in groups of 64 with a 16-bit scale and zero point"),
+        _alike("int2_g64", _halves(2), "quanto and HQQ: int2 in groups of 64 with a 16-bit scale and zero point"),
         _alike("q8_0", _grouped(8), "llama.cpp: int8 in groups of 32 with an fp16 scale"),
         _alike("q4_0", _grouped(4), "llama.cpp: int4 in groups of 32 with an fp16 scale"),
         _alike("q5_1", _grouped(5, group_bytes=4), "llama.cpp: 5 bits in groups of 32 with an fp16 scale and minimum"),

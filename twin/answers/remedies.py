@@ -10,8 +10,8 @@ from twin.ask.resolve import check_capability, resolve
 from twin.errors import TwinError
 from twin.formats import kv_format
 from twin.memory.block_pool import most_pool_bytes
-from twin.memory.token_pool import most_token_bytes
 from twin.memory.plan import plan_memory
+from twin.memory.token_pool import most_token_bytes
 from twin.prediction import Prediction
 
 Change = dict[str, str | int]  # fields of a question with their new values

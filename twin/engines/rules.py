@@ -116,6 +116,17 @@ class OwnKernelRules(Struct, frozen=True, kw_only=True):
     """Formats that it keeps on the host in interleaved blocks: codes and scales of K and V of one block in one run."""
 
 
+class TensorCacheRules(Struct, frozen=True, kw_only=True):
+    """What an engine does that keeps a layer's K and V as two tensors of a framework, made anew as they grow.
+
+    Windows are kept no longer than they see, and a prompt passes whole, so that its transients grow with it.
+    """
+
+    residual_tokens: int  # newest tokens that quantised planes are kept without, in 16 bits, until all are made anew
+    live_hidden: int  # vectors of the model's width that a token holds at the widest place of a layer
+    live_intermediate: int  # vectors of the feed-forward's width there
+
+
 class EngineRules(Struct, frozen=True, kw_only=True):
     """The rules of one inference engine. Sizes in tokens or bytes; every one has its source in the engine's file."""
 
@@ -147,8 +158,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     block_pool: BlockPoolRules | None = None
     token_pool: TokenPoolRules | None = None
     volunteers: bool = True  # whether a question that names no engine may be answered by it
-    counts_activations: bool = False  # whether a prefill's largest transient is counted beside the workspace
-    rewrites_planes: bool = False  # whether planes that were brought from the host go back whole, not their new tokens
+    tensor_cache: TensorCacheRules | None = None
 
     @property
     def shares_pool(self) -> bool:

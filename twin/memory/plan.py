@@ -11,6 +11,7 @@ from twin.ask.case import Case
 from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.memory.tensors import tensor_parts
 from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
@@ -256,8 +257,13 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
 
 
 def placement_of(case: Case, kinds: Sequence[str]) -> Placement:
-    """Cache bytes of one token in all these layers; what a window no longer sees is kept, as these engines keep it."""
+    """Cache bytes of one token in all these layers that grow with every token.
+
+    What a window no longer sees is kept, unless the engine keeps windows no longer than they see.
+    """
     mixers = (mixer for kind in kinds for mixer in case.model.kinds[kind].attending if mixer.keeps_cache)
+    if case.rules.tensor_cache is not None:
+        mixers = (mixer for mixer in mixers if not mixer.reach)
     placed = [(own := case.of(mixer)).layout.placement(own) for mixer in mixers]
     return Placement(
         vram_bytes=sum(place.vram_bytes for place in placed), host_bytes=sum(place.host_bytes for place in placed)
@@ -277,6 +283,8 @@ def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -
     parts = {"weights": weights, "recurrent state": float(state * case.question.batch)}
     if not rules.embedding_on_host and kinds:
         parts["embedding"] = model.weight_bytes["embedding"] if first else 0.0
+    if rules.tensor_cache is not None:
+        parts |= tensor_parts(case, layers)
     if any(layer.attending for layer, _ in layers):
         parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
     return {name: size for name, size in parts.items() if size}
