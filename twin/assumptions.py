@@ -61,7 +61,9 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A15": case.speculation is not None and case.speculation.tokens >= case.speculation.drafter.block_tokens > 1,
         "A16": case.cached_tokens > 0 and bool(case.model.states),
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
-        "A19": not case.rules.shares_pool and case.rules.tensor_cache is None and any(mixer.reach for mixer in case.model.caches),
+        "A19": not case.rules.shares_pool
+        and case.rules.tensor_cache is None
+        and any(mixer.reach for mixer in case.model.caches),
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))
     keys = [key for key in ASSUMPTIONS if key in always or applies.get(key)]

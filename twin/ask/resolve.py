@@ -58,6 +58,10 @@ def resolve(question: Question) -> Case:
     fmt = _format_of(question, rules, model, layout)
     if layout.needs_indexer and not model.selects_blocks:
         raise Impossible(f"{model.name} reads its whole cache at every step: {layout.name} needs sparse attention")
+    if layout.heads_only and any(isinstance(mixer, LatentAttention) for mixer in model.caches):
+        raise Impossible(
+            f"{model.name} caches compressed vectors: {layout.name} is modelled for keys and values of heads"
+        )
     sparse = rules.sparse if model.selects_blocks else None
     rated = kv_format(rules.formats[0]) if question.what_if and fmt.kind != "plain" else fmt
     backend, verify_backend = _backends_of(question, rules, rated)

@@ -1,8 +1,9 @@
 """transformers 5.24: `generate` with a cache of its own kinds, one batch at a time.
 
 Sources: `cache_utils.py` (dynamic, static, offloaded and quantised caches: groups of 64, the newest 128 tokens in 16
-bits), `generation/utils.py` (a prompt in one pass, logits of its last token), `integrations/sdpa_attention.py`, and the
-modeling files of Llama and its like (what a layer holds at its widest: residual and norm, gate, up and their product).
+bits; states in the type that kernels return, fp32), `generation/utils.py` (a prompt in one pass, logits of its last
+token), `integrations/sdpa_attention.py`, and the modeling files of Llama and its like (what a layer holds at its
+widest: residual and norm, gate, up and their product).
 Planes of a quantised cache are dequantised whole in every pass, before they are joined with the new tokens.
 """
 
@@ -20,6 +21,7 @@ RULES = EngineRules(
     formats=(*_PLAIN, *_QUANTISED),
     host_formats=_PLAIN,
     weight_formats=("bf16", "f16", "fp32", "w4a16", "w8a16", "int8", "fp8", "mxfp4", "nf4"),
+    state_element_bytes=4,
     machine="rtx3090",
     volunteers=False,
     chunk_tokens=2**20,

@@ -11,6 +11,7 @@ class Static(CacheLayout):
 
     name = "static"
     summary = "the whole cache in VRAM, taken at once for the longest request"
+    heads_only = True
 
     def placement(self, case: Case) -> Placement:
         """K and V."""

@@ -22,6 +22,7 @@ class Stream(CacheLayout):
     summary = "K and V in host RAM, brought to the GPU a layer ahead"
     options = frozenset({"host_pages"})
     host_planes = True
+    heads_only = True
 
     def assumptions(self, _case: Case) -> tuple[str, ...]:
         """Page tables of registered memory."""

@@ -29,7 +29,7 @@ def token_bytes(case: Case) -> int:
 
 
 def working_bytes(case: Case) -> dict[str, int]:
-    """What a pass makes of one layer beside what is kept: K joined beside the old K; quantised, K and V twice in 16 bits."""
+    """What a pass makes of one layer beside what is kept: a joined K; quantised, K and V in 16 bits, twice."""
     kept = token_bytes(case) * case.question.ctx_tokens * case.question.batch
     return {"joined planes": 2 * kept if is_quantised(case) else kept // 2}
 
@@ -58,12 +58,7 @@ def joining_ops(case: Case, step: Step, device: int, *, after: tuple[int, ...], 
         grain=step.kv_tokens,
         after=after,
     )
-    return dequantise, replace_after(join, (after[0] + 1,) if after else (0,))
-
-
-def replace_after(op: Op, after: tuple[int, ...]) -> Op:
-    """The op after others."""
-    return replace(op, after=after)
+    return dequantise, replace(join, after=(after[0] + 1,) if after else (0,))
 
 
 def decode_ops(case: Case, step: Step, device: int, *, first: int, grows: bool = True) -> tuple[Op, ...]:
@@ -80,5 +75,3 @@ def prefill_graph(case: Case, chunk: Step, device: int, *, times: int, grows: bo
     kernel = computed(case).attention_kernel("attend_dense")
     attend = replace(plain.ops[-1], kernel=kernel, after=(len(joined) - 1,))
     return OpGraph(ops=(*joined, attend), times=times)
-
-

@@ -269,7 +269,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], Ranks, int, int, float]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_pools_are_as_large_as_was_printed(name: str) -> None:
-    """The pool of two H100 is published with a share of 0.9, and is that of the default which its text says came before."""
+    """That of two H100 is published with a share of 0.9, and is that of the default, which its text says it was."""
     model_name, asked, ranks, experts, tokens, tolerance = PUBLISHED[name]
     case = resolve(Question(**({"ctx_tokens": 4096, "engine": "sglang", "model": model_name} | asked)))
     spec = of_experts(case.model, experts) if experts else case.model
