@@ -165,6 +165,9 @@ _FORMATS = {
 }
 
 
+_ALSO = {"fp8_e4m3": "fp8", "bfloat16": "bf16", "float16": "fp16"}
+
+
 def format_names() -> list[str]:
     """Names of all formats."""
     return sorted(_FORMATS)
@@ -184,5 +187,6 @@ def listed(names: Iterable[str]) -> str:
 
 
 def kv_format(name: str) -> KVFormat:
-    """The format called `name`; UnknownName otherwise."""
+    """The format called `name`, also as an engine's own option calls it; UnknownName otherwise."""
+    name = _ALSO.get(name, name)
     return _FORMATS.get(name) or _FORMATS[find("KV format", name, _FORMATS, listed=listed(format_names()))]

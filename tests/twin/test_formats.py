@@ -33,6 +33,11 @@ def test_a_token_takes_the_published_bytes_in_both_models(name: str) -> None:
     assert bytes_of(name) == 2 * bytes_of(name, kv_heads=2) == PUBLISHED[name]
 
 
+@pytest.mark.parametrize(("also", "name"), [("fp8_e4m3", "fp8"), ("bfloat16", "bf16"), ("float16", "fp16")])
+def test_a_format_is_known_by_what_engines_options_call_it(also: str, name: str) -> None:
+    assert kv_format(also) is kv_format(name)
+
+
 def test_the_many_of_exllamav3_are_named_by_their_ends() -> None:
     assert listed(["fp16", "exl3_k2v2", "exl3_k2v3", "exl3_k8v8"]) == "fp16, exl3_k2v2 to exl3_k8v8"
     assert [listed(names) for names in (["bf16", "fp8"], ["exl3_k4v4"], [])] == ["bf16, fp8", "exl3_k4v4", ""]

@@ -207,6 +207,8 @@ def _backend_on(case: Case, machine: HardwareProfile) -> str:
     """The default backend on a card: that of its compute capability, or the first, if it runs heads as wide."""
     rules, fmt, widest = case.rules, case.fmt.name, case.rules.backends.widest_heads
     by_card = rules.backends.by_capability.get(machine.gpu.compute_capability, {}).get(fmt, case.backend)
+    if not machine.gpu.runs_cuda and rules.backends.without_cuda in rules.backends_of(fmt):
+        by_card = rules.backends.without_cuda
     heads = max((mixer.head_dim for mixer in case.model.caches if isinstance(mixer, Attention)), default=0)
     order = (by_card, *rules.backends_of(fmt))
     return next((name for name in order if heads <= widest.get(name, heads)), by_card)
@@ -240,7 +242,10 @@ def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
 
 
 def check_capability(case: Case, machine: HardwareProfile) -> None:
-    """Refuse a format whose kernels do not start on this device."""
+    """Refuse an engine that does not start on this device, and a format whose kernels do not."""
+    least, gpu = case.rules.least_capability, machine.gpu
+    if least and gpu.runs_cuda and _version(gpu.compute_capability) < _version(least):
+        raise Impossible(f"{case.rules.name} needs SM {least} or newer, {gpu.name} has SM {gpu.compute_capability}")
     needs = case.rules.needs.get(case.fmt.name, case.fmt.min_capability)
     needs = case.rules.needs.get(f"{case.backend}/{case.fmt.name}", needs)
     has = machine.gpu.compute_capability

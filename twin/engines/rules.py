@@ -87,6 +87,7 @@ class TokenPoolRules(Struct, frozen=True, kw_only=True):
     state_kept_every: int  # tokens of a prompt between two states that later prompts may go on from
     evicted_every: int  # tokens after which what a window no longer sees is given back
     max_sequences: int  # at most, whatever the pool
+    drafted_sequences: int  # at most where tokens are drafted
     bounds_context: bool  # whether it refuses a longest request beyond what the model's own configuration takes
     context: Rate  # bytes of a process's context on its card
     collectives: dict[str, dict[int, Rate]]  # bytes of the ranks' buffers, by link and number of cards
@@ -101,6 +102,7 @@ class BackendRules(Struct, frozen=True, kw_only=True):
     """Backends that run a format in steps of several query tokens only, beside those of `by_format`."""
     verify: dict[str, str] = {}  # default backend of a step of several query tokens by format, where it differs
     by_capability: dict[str, dict[str, str]] = {}  # default backend by format on cards of a compute capability
+    without_cuda: str = ""  # default backend on cards without CUDA, where it is another
     widest_heads: dict[str, int] = {}  # elements of the widest heads that a backend runs, where there is such a bound
     piecewise: tuple[str, ...] = ()  # backends whose steps of several query tokens are not captured whole in a graph
 
@@ -150,7 +152,9 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     loads_as: dict[str, str] = {}  # weights that it converts as it loads them
     hop_element_bytes: int = 2  # bytes of one element of the residual streams that cross from device to device
     row_tiles: dict[str, int] = {}  # tokens that a product with weights of a format is rounded up to, else 1
-    needs: dict[str, str] = {}  # least compute capability of its kernels of a format, where above the format's own
+    least_capability: str = ""  # of a CUDA card that it starts on at all
+    needs: dict[str, str] = {}
+    """Least compute capability of its kernels of a format, or of a backend's, where above the format's own."""
     implementations: dict[str, str] = {}  # whose kernel runs `<operation>/<variant>`, where not its own
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()

@@ -3,8 +3,8 @@
 Sources: `srt/server_args.py` (`_handle_gpu_memory_settings`, `_get_default_attn_backend`, defaults of arguments),
 `srt/model_executor/pool_configurator.py` and `model_runner_kv_cache_mixin.py` (pools, `_profile_available_bytes`,
 `handle_max_mamba_cache`), `srt/configs/model_config.py` (`is_hybrid_swa_model`), `srt/configs/mamba_utils.py` (types of
-states), `srt/arg_groups/overrides.py` (radix cache of states), `srt/layers/quantization/` (weights), by name of the
-package's wheel. The radix cache is on, as by default, whatever a question asks of prefixes.
+states), `srt/arg_groups/overrides.py` (radix cache of states) and `speculative_hook.py` (sequences that draft),
+`srt/layers/quantization/` (weights). The radix cache is on, as by default, whatever a question asks of prefixes.
 """
 
 from twin.engines.rules import BackendRules, CardDefaults, EngineRules, TokenPoolRules, stated
@@ -58,6 +58,7 @@ RULES = EngineRules(
         state_kept_every=256,
         evicted_every=128,
         max_sequences=2048,
+        drafted_sequences=48,
         bounds_context=True,
         context=stated(
             0.5 * GIB, 0.2, "139.80 GiB of an H200 less 2.01 of its ranks less 137.29 free: sgl-project/sglang#11716"
@@ -78,16 +79,17 @@ RULES = EngineRules(
     ),
     backends=BackendRules(
         by_format={
-            "bf16": (*_ANY, "fa3", "trtllm_mha"),
-            "fp8": (*_ANY, "fa3", "trtllm_mha"),
+            **dict.fromkeys(("bf16", "fp8"), (*_ANY, "fa3", "trtllm_mha", "aiter")),
             "fp8_e5m2": _ANY,
         },
         by_capability={
             "9.0": {"bf16": "fa3", "fp8": "fa3", "fp8_e5m2": "triton"},
             "10.0": dict.fromkeys(("bf16", "fp8"), "trtllm_mha"),
         },
+        without_cuda="aiter",
         widest_heads=dict.fromkeys(("flashinfer", "fa3", "trtllm_mha"), 256),
     ),
+    least_capability="7.5",
     needs={"triton/fp8": "8.9"},
     implementations={"linear/w4a16": "marlin", "linear/w8a16": "marlin"}
     | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library"),

@@ -12,7 +12,7 @@ from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
 from twin.memory.tensors import tensor_parts
-from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes
+from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes, token_pools, window_parts
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
@@ -191,7 +191,7 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     if case.question.pool_bytes is not None:
         taken = sum(parts.values()) + kv_pool.pool_bytes
         capacity = min(taken, profile.gpu.vram.value)
-    outside = profile.gpu.vram.value - capacity
+    outside = max(0.0, profile.gpu.vram.value - capacity)
     untracked = tokens.context if tokens else pool_rules(case).untracked
     device = Memory(
         name="gpu0",
@@ -209,12 +209,26 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         capacity_spread=untracked.deviation,
     )
     pages = -(-case.question.ctx_tokens // plan.block_tokens)
-    memories = _memories(profile, device, headroom, host_memory(case, profile))
-    if any(memory.free_bytes() < 0 for memory in memories[1:]):  # the engine does not start: there are no blocks
+    beside = _memories(profile, headroom, host_memory(case, profile))
+    memories = (*(_apart(device, case, kv_pool) if kv_pool.window_tokens else (device,)), *beside)
+    if any(memory.free_bytes() < 0 for memory in beside):  # the engine does not start: there are no blocks
         kv_pool = replace(kv_pool, blocks=0)
     return MemoryPlan(
         case=case, machine=profile, memories=memories, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool
     )
+
+
+def _apart(device: Memory, case: Case, kv_pool: KVPool) -> tuple[Memory, Memory]:
+    """The device without the pool that windows have of their own, and that pool."""
+    pool_bytes, held_bytes = window_parts(case, kv_pool)
+    page_bytes = float(token_pools(case).token_bytes * kv_pool.plan.block_tokens * case.question.batch)
+    left = replace(
+        device,
+        capacity_bytes=device.capacity_bytes - pool_bytes,
+        page_bytes={"kv cache": page_bytes},
+        held_bytes=max(0.0, device.held_bytes - pool_bytes),
+    )
+    return left, Memory(name="gpu0 windows", capacity_bytes=pool_bytes, fixed={"windows": held_bytes}, page_bytes={})
 
 
 def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]:

@@ -146,8 +146,10 @@ def plan_token_pool(
     pools = token_pools(case)
     states = state_slots(case, pools, rest)
     if states:
+        drafted = _drafted_tokens(case) * min(_asked_sequences(case), states // rules.states_per_sequence)
         parts["recurrent states"] = float(states * pools.sequence_bytes)
-        rest -= parts["recurrent states"]
+        parts["states of drafts"] = float(drafted * pools.sequence_bytes)
+        rest -= parts["recurrent states"] + parts["states of drafts"]
     window_share = question.window_share or rules.window_share
     cell, page = max(1.0, pools.cell_bytes(window_share)), case.rules.page_tokens
     given = question.pool_bytes
@@ -156,11 +158,10 @@ def plan_token_pool(
     blocks = 0 if short else min(int(pool_bytes / cell), MAX_TOKENS) // page
     windows = int(blocks * page * window_share) if pools.token_bytes else blocks * page
     most = _most_sequences(case, pools, states=states, tokens=blocks * page, windows=windows)
-    if blocks and question.batch > most:
-        held = "states" if states and most == states // rules.states_per_sequence else "windows and tokens"
+    if states and question.batch > max(1, states // rules.states_per_sequence):
         raise Impossible(
-            f"{case.rules.name} runs at most {most:,} sequences at once here, for their {held}, not {question.batch:,}",
-            hint="--state-slots and --window-share set the pools of states and windows",
+            f"{case.rules.name} runs at most {most:,} sequences at once here, for their states, not {question.batch:,}",
+            hint="--state-slots sets the pool of states",
         )
     kv_pool = KVPool(
         plan=_plan(math.ceil(cell * page), page),
@@ -206,21 +207,38 @@ def state_slots(case: Case, pools: TokenPools, rest: float) -> int:
         return 0
     if case.question.state_slots is not None:
         return case.question.state_slots
-    drafted = case.speculation.tokens + 1 if case.speculation else 0
-    each = pools.sequence_bytes * (1 + drafted / rules.states_per_sequence)
+    each = pools.sequence_bytes * (1 + _drafted_tokens(case) / rules.states_per_sequence)
     return max(0, int(rest * rules.state_share / (1 + rules.state_share) / each))
+
+
+def _drafted_tokens(case: Case) -> int:
+    """Tokens of a verify step, of which each keeps a state until it is known which are right."""
+    return case.speculation.tokens + 1 if case.speculation else 0
+
+
+def _asked_sequences(case: Case) -> int:
+    """Sequences that may run at once as far as the engine is told."""
+    rules = rules_of(case)
+    return case.question.max_sequences or (rules.drafted_sequences if case.speculation else rules.max_sequences)
 
 
 def _most_sequences(case: Case, pools: TokenPools, *, states: int, tokens: int, windows: int) -> int:
     """Sequences that may run at once: as asked, and as states and windows allow; at least one where a state fits."""
-    rules, asked = rules_of(case), case.question.max_sequences
-    bounds = [asked or rules.max_sequences, max(1, tokens // 2)]
+    rules = rules_of(case)
+    bounds = [_asked_sequences(case), max(1, tokens // 2)]
     if pools.sequence_bytes:
         bounds.append(max(1, states // rules.states_per_sequence))
     if pools.window_bytes:
-        held = min(case.question.ctx_tokens, pools.window_tokens + rules.evicted_every)
-        bounds.append(max(1, windows // max(1, held)))
+        bounds.append(max(1, windows // (pools.window_tokens + rules.evicted_every)))
     return min(bounds)
+
+
+def window_parts(case: Case, pool: KVPool) -> tuple[float, float]:
+    """Bytes of the pool of windows, and those that the sequences asked about hold of it, one with a chunk under way."""
+    rules, pools, ctx_tokens = rules_of(case), token_pools(case), case.question.ctx_tokens
+    held = min(ctx_tokens, pools.window_tokens + rules.evicted_every) * case.question.batch
+    held += min(max(0, ctx_tokens - pools.window_tokens - rules.evicted_every), case.chunk_tokens)
+    return float(pool.window_tokens * pools.window_bytes), float(held * pools.window_bytes)
 
 
 def _plan(page_bytes: int, page: int) -> BlockPlan:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from hwprofiles.profile import HardwareProfile
+from tests.twin.memory.pool_worlds import SEQUENTIAL
 from tests.worlds import machine, model, rate
 from twin.ask.case import Case
 from twin.ask.question import Question
@@ -20,6 +21,7 @@ from twin.memory.token_pool import Ranks, TokenPools, default_share, outside_byt
 from twin.models import ModelSpec
 from twin.models.mixers import Attention, GatedDeltaNet, Mixer
 from twin.models.spec import Layer
+from twin.models.speculation import Speculation
 from twin.units import GIB, MIB
 
 SGLANG = load_engine("sglang")
@@ -88,6 +90,23 @@ def test_windows_have_a_share_of_the_tokens_in_a_pool_of_their_own() -> None:
     assert narrow.blocks > pool.blocks
 
 
+def test_sequences_fit_whose_windows_the_pool_of_windows_holds() -> None:
+    """Each holds its window and what is not given back yet, one a chunk more."""
+    case = toy(windowed(16), ctx_tokens=5000, batch=10, pool_bytes=100_000 * TOKEN, window_share=0.25)
+    plan = plan_memory(case, toy_machine())
+    device, windows, *_ = plan.memories
+    assert plan.fits
+    assert plan.kv_pool is not None
+    assert windows.capacity_bytes == plan.kv_pool.window_tokens * TOKEN // 2
+    assert windows.fixed == {"windows": (10 * (16 + 128) + 2048) * TOKEN // 2}
+    assert device.page_bytes == {"kv cache": 10 * TOKEN // 2}
+    assert device.capacity_bytes + windows.capacity_bytes == loaded(case.model) + 100_000 * TOKEN
+    crowded = plan_memory(toy(windowed(16), ctx_tokens=200, batch=300, window_share=0.01), toy_machine(2.0**28))
+    assert [memory.name for memory in crowded.short()] == ["gpu0 windows"]
+    assert crowded.kv_pool is not None
+    assert crowded.kv_pool.limits.max_sequences < 300
+
+
 @pytest.mark.parametrize(("window", "kv_heads", "pooled"), [(31, 2, True), (32, 2, False), (32, 1, True)])
 def test_long_windows_of_layers_like_the_others_are_kept_whole(window: int, kv_heads: int, pooled: bool) -> None:
     pools = token_pools(toy(windowed(window, kv_heads=kv_heads)))
@@ -132,6 +151,22 @@ def test_asked_for_states_leave_all_else_to_tokens_and_bound_the_sequences() -> 
     assert (pool.states, pool.limits.max_sequences) == (10, 2)  # five states a sequence
     with pytest.raises(Impossible, match="runs at most 2 sequences at once here, for their states, not 3"):
         plan_token_pool(toy(spec, state_slots=10, batch=3), toy_machine())
+
+
+def test_drafts_keep_a_state_for_each_of_their_tokens_and_sequence() -> None:
+    spec, each = recurrent()
+    drafted = replace(toy(spec, state_slots=10), speculation=speculation(tokens=3))
+    pool, parts, _ = plan_token_pool(drafted, toy_machine())
+    assert parts["states of drafts"] == 2 * 4 * each  # two sequences may run
+    assert parts["drafter"] == 50
+    per_token = TOKEN // 2 + 2 * 2 * 8 * BF16  # one layer of the drafter's beside two of the model's
+    assert pool.blocks == (VRAM / 2 - loaded(spec) - 50 - (10 + 8) * each) // per_token
+    freely = replace(toy(spec), speculation=speculation(tokens=3))
+    assert plan_token_pool(freely, toy_machine())[0].limits.max_sequences == 48
+
+
+def speculation(*, tokens: int) -> Speculation:
+    return Speculation(drafter=replace(SEQUENTIAL, own_head=False), tokens=tokens, accepted=1.0, source="given")
 
 
 def test_weights_beyond_the_share_leave_no_tokens() -> None:
@@ -207,6 +242,9 @@ def test_chunk_and_backend_follow_the_card() -> None:
     assert on("h100-sxm", kv_dtype="fp8_e5m2") == (8192, "triton")
     assert on("b200") == (16384, "trtllm_mha")
     assert on("rtx3090", model="gemma-4-26b-a4b", weights="awq") == (2048, "triton")  # heads of 512
+    assert on("mi300x") == (16384, "aiter")
+    with pytest.raises(Impossible, match=r"sglang needs SM 7\.5 or newer, .*V100.* has SM 7\.0"):
+        on("v100-32gb")
     assert on("h100-sxm", backend="triton", chunk_tokens=512) == (512, "triton")
     with pytest.raises(Impossible, match=r"fp8 does not start on rtx3090: sglang's kernels need SM 8\.9"):
         on("rtx3090", backend="triton", kv_dtype="fp8")
