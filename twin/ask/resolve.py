@@ -207,6 +207,9 @@ def _backend_on(case: Case, machine: HardwareProfile) -> str:
     """The default backend on a card: that of its compute capability, or the first, if it runs heads as wide."""
     rules, fmt, widest = case.rules, case.fmt.name, case.rules.backends.widest_heads
     by_card = rules.backends.by_capability.get(machine.gpu.compute_capability, {}).get(fmt, case.backend)
+    latents = rules.backends.of_latents
+    if latents and isinstance(case.mixer, LatentAttention):
+        by_card = latents.get(machine.gpu.compute_capability, latents[""])
     if not machine.gpu.runs_cuda and rules.backends.without_cuda in rules.backends_of(fmt):
         by_card = rules.backends.without_cuda
     heads = max((mixer.head_dim for mixer in case.model.caches if isinstance(mixer, Attention)), default=0)

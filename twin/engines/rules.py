@@ -102,6 +102,8 @@ class BackendRules(Struct, frozen=True, kw_only=True):
     """Backends that run a format in steps of several query tokens only, beside those of `by_format`."""
     verify: dict[str, str] = {}  # default backend of a step of several query tokens by format, where it differs
     by_capability: dict[str, dict[str, str]] = {}  # default backend by format on cards of a compute capability
+    of_latents: dict[str, str] = {}
+    """Default backend of compressed caches by compute capability; under an empty key that of all other cards."""
     without_cuda: str = ""  # default backend on cards without CUDA, where it is another
     widest_heads: dict[str, int] = {}  # elements of the widest heads that a backend runs, where there is such a bound
     piecewise: tuple[str, ...] = ()  # backends whose steps of several query tokens are not captured whole in a graph

@@ -86,6 +86,7 @@ RULES = EngineRules(
             "9.0": {"bf16": "fa3", "fp8": "fa3", "fp8_e5m2": "triton"},
             "10.0": dict.fromkeys(("bf16", "fp8"), "trtllm_mha"),
         },
+        of_latents={"9.0": "fa3", "10.0": "flashinfer", "": "triton"},
         without_cuda="aiter",
         widest_heads=dict.fromkeys(("flashinfer", "fa3", "trtllm_mha"), 256),
     ),

@@ -242,6 +242,8 @@ def test_chunk_and_backend_follow_the_card() -> None:
     assert on("h100-sxm", kv_dtype="fp8_e5m2") == (8192, "triton")
     assert on("b200") == (16384, "trtllm_mha")
     assert on("rtx3090", model="gemma-4-26b-a4b", weights="awq") == (2048, "triton")  # heads of 512
+    for hw, backend in (("rtx3090", "triton"), ("h100-sxm", "fa3"), ("b200", "flashinfer")):
+        assert on(hw, model="deepseek-v3")[1] == backend
     assert on("mi300x") == (16384, "aiter")
     with pytest.raises(Impossible, match=r"sglang needs SM 7\.5 or newer, .*V100.* has SM 7\.0"):
         on("v100-32gb")
