@@ -158,6 +158,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     needs: dict[str, str] = {}
     """Least compute capability of its kernels of a format, or of a backend's, where above the format's own."""
     implementations: dict[str, str] = {}  # whose kernel runs `<operation>/<variant>`, where not its own
+    host_step: bool = False  # whether scheduling, sampling and launches of a step take time of their own
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None
