@@ -92,6 +92,7 @@ RULES = EngineRules(
     ),
     least_capability="7.5",
     needs={"triton/fp8": "8.9"},
-    implementations={"linear/w4a16": "marlin", "linear/w8a16": "marlin"}
+    host_step=True,
+    implementations=dict.fromkeys(("linear/w4a16", "experts/w4a16", "linear/w8a16", "experts/w8a16"), "marlin")
     | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library"),
 )

@@ -33,5 +33,6 @@ RULES = EngineRules(
     backends=BackendRules(
         by_format=dict.fromkeys((*_PLAIN, *_QUANTISED), ("sdpa", "flash_attention_2", "eager")),
     ),
+    host_step=True,
     implementations=dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library"),
 )
