@@ -28,7 +28,7 @@ KERNELS += ("attend_decode/sdpa/bf16", "attend_dense/sdpa/bf16")
 def toy(layout: str = "stream", ctx_tokens: int = 1000, *, spec: ModelSpec | None = None, **asked: Any) -> Case:
     whole = resolve(Question(ctx_tokens=ctx_tokens, model="qwen3-8b", engine="transformers", layout=layout, **asked))
     spec = spec or model(sparse=False, every=1)
-    return replace(whole, model=spec, mixer=spec.attention)
+    return replace(whole, model=spec, mixer=spec.attention, rules=replace(whole.rules, host_step=False))
 
 
 def toy_machine(**links: Any) -> HardwareProfile:
