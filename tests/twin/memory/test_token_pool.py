@@ -293,11 +293,16 @@ def of_experts(spec: ModelSpec, experts: int) -> ModelSpec:
 AWQ = {"weights": "awq", "hw": "rtx3090"}
 FP8 = AWQ | {"kv_dtype": "fp8"}
 PUBLISHED: dict[str, tuple[str, dict[str, Any], Ranks, int, int, float]] = {
-    # model, question, cards, experts (0: as the model has them), tokens printed, largest error
+    # model, question, cards, experts (0: as the model has them), tokens printed, largest error; on two 3090 by the
+    # launch script and results of mattbucci/2x-3090-GA102-300-A1-sglang-inference
     "sgl-coder30b-pool": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.9}, Ranks(cards=2), 0, 549_987, 0.002),
     "sgl-ream30b-pool": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.85}, Ranks(cards=2), 96, 578_435, 0.002),
     "sgl-qwen36-27b-pool": (
         "qwen3.5-27b", FP8 | {"utilisation": 0.85, "state_slots": 8}, Ranks(cards=2), 0, 657_013, 0.002,
+    ),
+    "coder-reap-25b": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.9}, Ranks(cards=2), 96, 628_494, 0.002),
+    "qwen3.6-35b-a3b": (
+        "qwen3.5-35b-a3b", AWQ | {"utilisation": 0.8, "state_slots": 8}, Ranks(cards=2), 0, 875_952, 0.003,
     ),
     "llmd-1921-qwen32-h100-pool": ("qwen3-32b", {"hw": "h100-sxm"}, Ranks(cards=2, link="nvlink"), 0, 276_032, 0.005),
     "sgl-21348-qwen3-235b-tokens": (
