@@ -33,8 +33,7 @@ def beyond_native(case: Case, tokens: int) -> tuple[str, ...]:
     native = case.model.native_ctx_tokens
     if tokens <= native:
         return ()
-    pool = case.rules.block_pool
-    refuses = f"; {case.rules.name} refuses so long a request without it" if pool and pool.bounds_context else ""
+    refuses = f"; {case.rules.name} refuses so long a request without it" if case.rules.bounds_context else ""
     return (
         f"{tokens:,} tokens are beyond the model's own {native:,}: only memory and speed are predicted, "
         f"answers need rope scaling{refuses}",
@@ -66,7 +65,9 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
         "A20": case.tp > 1,
         "A21": case.tp > 1,
-        "A19": case.rules.block_pool is None and any(mixer.reach for mixer in case.model.caches),
+        "A19": not case.rules.shares_pool
+        and case.rules.tensor_cache is None
+        and any(mixer.reach for mixer in case.model.caches),
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))
     keys = [key for key in ASSUMPTIONS if key in always or applies.get(key)]

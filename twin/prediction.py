@@ -11,7 +11,7 @@ from hwprofiles.ladder import RUNGS, Rung
 from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.assumptions import assumptions_of, beyond_native, not_loaded
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.prefill import Weights, chunk_at, sample
@@ -129,8 +129,7 @@ def predict(question: Question, profile: HardwareProfile | None = None) -> Predi
     error, and so is a rate that neither the machine nor any other has: the phase that needs it is left out, and
     `not_predicted` says why.
     """
-    case = resolve(question, devices=profile.gpu_count if profile else None)
-    machine = machine_of(case, profile)
+    case, machine = settled(question, profile)
     plan = plan_memory(case, machine)
     roofs = Roofs(machine, strict=False)
     not_predicted: dict[str, str] = {}

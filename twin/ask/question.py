@@ -79,6 +79,8 @@ class Question(Struct, frozen=True, kw_only=True):
     pool_bytes: int | None = None  # size of the block pool, in place of what utilisation leaves
     max_model_tokens: int | None = None  # longest request that the engine expects; None: the context asked about
     max_sequences: int | None = None
+    window_share: float | None = None  # tokens of a pool of windows to one of the other layers' pool
+    state_slots: int | None = None  # whole sequences' states in their pool, in place of their share of memory
     prefix_caching: bool = False
     patched: bool = True  # whether the published patches to groups and pages are in
     promotes_windows: bool = True  # whether the patch to the pages of sliding layers is among them
@@ -97,6 +99,7 @@ def check_numbers(question: Question) -> None:
         ("chunk", question.chunk_tokens, 1, MAX_TOKENS, "tokens"),
         ("longest request", question.max_model_tokens, 1, MAX_TOKENS, "tokens"),
         ("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences"),
+        ("pool of states", question.state_slots, 1, MAX_TOKENS, "states"),
         ("number of devices", question.gpus, 1, MAX_GPUS, "devices"),
         ("tensor parallelism", question.tp, 1, MAX_GPUS, "devices"),
         ("pipeline parallelism", question.pp, 1, MAX_GPUS, "stages"),
@@ -115,5 +118,7 @@ def check_numbers(question: Question) -> None:
             raise BadValue(f"{field.replace('_', ' ')} {value!r} is not known", hint=f"one of {', '.join(known)}")
     if question.utilisation is not None and not 0 < question.utilisation <= 1:
         raise BadValue(f"utilisation {question.utilisation:g} is outside the range above 0 and up to 1")
+    if question.window_share is not None and not 0 < question.window_share <= 1:
+        raise BadValue(f"window share {question.window_share:g} is outside the range above 0 and up to 1")
     if question.accepted is not None and not math.isfinite(question.accepted):
         raise BadValue(f"accepted tokens {question.accepted} is not a number")

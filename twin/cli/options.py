@@ -185,9 +185,13 @@ OFFLOAD_OPTIONS = (
 
 POOL_OPTIONS = (
     option("--util", "utilisation", type=float,
-           help="Share of VRAM for an engine with a block pool, such as 0.93 [default: 0.9]."),
+           help="Share of VRAM for weights and pool, such as 0.93 [default: the engine's]."),
     option("--pool", "pool_bytes", type=BYTES, help="Size of the block pool, in place of what --util leaves."),
     option("--max-seqs", "max_sequences", type=int, help="Most sequences that run at once [default: the engine's]."),
+    option("--window-share", type=float,
+           help="Tokens of a pool of windows to one of the other layers' [default: the engine's]."),
+    option("--state-slots", type=int,
+           help="States in a pool of their own, in place of their share of memory."),
     option("--prefix-cache", "prefix_caching", is_flag=True, help="Keep prompts for later requests."),
     option("--cold-start", is_flag=True, help="The engine compiles while it profiles, which costs pool."),
     option("--state-dtype", type=Choice(["fp16", "fp32"]), help="Type of recurrent states [default: the engine's]."),

@@ -72,7 +72,9 @@ def _pooled(prediction: Prediction) -> list[str]:
         return []
     blocks = f"{pool.blocks:,} blocks of {pool.plan.holds} ({format_bytes(pool.plan.block_bytes)})"
     prints = f"{pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x {pool.max_model_tokens:,}"
-    return [row("block pool", f"{blocks}; prints {prints}")]
+    sizes = ((pool.window_tokens, "tokens of windows"), (pool.states, "sequences' states"))
+    beside = ", ".join(f"{size:,} {what}" for size, what in sizes if size)
+    return [row("block pool", f"{blocks}; prints {prints}"), *([row("", f"beside it {beside}")] if beside else [])]
 
 
 def _speeds(prediction: Prediction) -> list[str]:
