@@ -5,10 +5,10 @@ from functools import cache
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.json import decode
 
 from calibrate.published.speeds import PUBLIC
 from hwprofiles import HardwareProfile, load_profile
-from hwprofiles.files import read_as
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.operations.ops import Op, OpGraph, Step
@@ -52,6 +52,7 @@ class KernelRow(NamedTuple):
 
     id: str
     curve: str
+    file: str
     engine: str
     machine: HardwareProfile
     op: Op
@@ -79,10 +80,15 @@ class _File(Struct, frozen=True, kw_only=True):
 @cache
 def kernel_rows() -> tuple[KernelRow, ...]:
     """All points whose operands came from memory, of the files that are shipped. Raises BadFile."""
-    return tuple(row for name in FILES for curve in read_as(PUBLIC / name, _File).curves for row in _rows(curve))
+    return tuple(
+        row
+        for name in FILES
+        for curve in decode((PUBLIC / name).read_bytes(), type=_File).curves
+        for row in _rows(curve, name)
+    )
 
 
-def _rows(curve: Curve) -> Iterator[KernelRow]:
+def _rows(curve: Curve, file: str) -> Iterator[KernelRow]:
     if curve.cold_from is None:
         return
     machine = load_profile(curve.machine)  # one object a machine, however many curves
@@ -94,7 +100,7 @@ def _rows(curve: Curve) -> Iterator[KernelRow]:
     for point, seconds in zip(curve.points, curve.seconds, strict=True):
         if point >= curve.cold_from:
             yield KernelRow(
-                f"{curve.id}-{point:g}", curve.id, curve.engine, machine, _op(curve, key, fmt, point), seconds
+                f"{curve.id}-{point:g}", curve.id, file, curve.engine, machine, _op(curve, key, fmt, point), seconds
             )
 
 

@@ -329,11 +329,7 @@ def document_of(engine: str) -> tuple[Table, str]:
             place = "latency" if parameter.place is None else f"at {parameter.place:g}"
             lines.append(f"  {names:44s} {place:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}")
         for name, logs in fitted.machines.items():
-            ids = tuple(
-                dict.fromkeys(
-                    row.curve if isinstance(row, KernelRow) else row.id for row in rows if row.machine.name == name
-                )
-            )
+            ids = tuple(sorted({f"{row.file} {name}" for row in rows if row.machine.name == name}))
             known = {
                 key
                 for parameter, deviation, tau in zip(parameters, fitted.deviations[name], fitted.tau, strict=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
+from msgspec.json import decode
 
 from hwprofiles import HardwareProfile
-from hwprofiles.files import read_as
 from hwprofiles.store import RECORDS
 from twin.ask.case import Case
 from twin.ask.question import Question
@@ -56,6 +56,11 @@ class SpeedRow(NamedTuple):
     seconds: float
 
     @property
+    def file(self) -> str:
+        """Where it is kept."""
+        return ENGINES.name
+
+    @property
     def engine(self) -> str:
         """Whose kernels ran."""
         return self.case.rules.name
@@ -85,7 +90,7 @@ class SpeedRow(NamedTuple):
 @cache
 def speed_rows(path: Path = ENGINES) -> tuple[SpeedRow, ...]:
     """All rows of a file that can be asked. Raises BadFile."""
-    return tuple(_asked(read_as(path, tuple[Published, ...])))
+    return tuple(_asked(decode(path.read_bytes(), type=tuple[Published, ...])))
 
 
 def _asked(rows: tuple[Published, ...]) -> Iterator[SpeedRow]:
