@@ -44,13 +44,14 @@ def sharded(model: ModelSpec, ranks: int) -> ModelSpec:
 
 
 def staged(model: ModelSpec, first: int, layers: int) -> ModelSpec:
-    """The model with so many of its layers from number `first` on; both ends are as they are."""
+    """The model with so many of its layers from number `first` on; the norm behind the last is a part of it alone."""
     own = model.layer_kinds[first : first + layers]
     return replace(
         model,
         layers=len(own),
         kinds={kind: layer for kind, layer in model.kinds.items() if kind in own},
         order=tuple((kind, 1) for kind in own),
+        vectors=model.vectors if first + layers == model.layers else 0,
         ngram=None,
     )
 

@@ -73,6 +73,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "weights": case.model.weights.format,
         "lanes": question.lanes,
         **_machine_question(question),
+        **({"tp": case.tp} if case.tp > 1 else {}),
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
         **_pool_question(prediction),

@@ -25,6 +25,7 @@ def headline(prediction: Prediction) -> str:
     lines = [
         f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
         f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} token{plural(ctx)} of context{batch}",
+        *_shared(prediction),
         *_drafted(case),
         "",
         row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
@@ -55,6 +56,18 @@ def _on(case: Case) -> str:
     """The attention backend, and that of verify steps where it is another."""
     verify = f" (verify on {case.verify_backend})" if case.speculation and case.verify_backend != case.backend else ""
     return f" on {case.backend}{verify}" if case.backend else ""
+
+
+def _shared(prediction: Prediction) -> list[str]:
+    """How devices share the model, where ranks do or stages were asked for, and whether that is the engine's default."""
+    case, asked = prediction.case, prediction.case.question
+    stages = case.stages(prediction.machine.gpu_count)
+    if case.tp == 1 and (stages == 1 or (asked.pp is None and asked.split is None)):
+        return []
+    ways = [f"each layer shared by {case.tp} ranks"] if case.tp > 1 else []
+    ways += [f"layers in {stages} stages"] if stages > 1 else []
+    usual = "" if asked.tp or asked.pp or asked.split else f", as {case.rules.name} does unless told otherwise"
+    return [f"{' and '.join(ways)}{usual}"]
 
 
 def _drafted(case: Case) -> list[str]:
