@@ -198,7 +198,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def kv_format(name: str) -> KVFormat:
-    """The format called `name`, also as an engine's own option calls it, or two as `<of K>/<of V>`; UnknownName otherwise."""
+    """The format called `name`, also as an engine calls it, or two as `<of K>/<of V>`; UnknownName otherwise."""
     key, pair, value = name.partition(PAIR)
     if pair:
         return _pair(kv_format(key), kv_format(value))
