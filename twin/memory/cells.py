@@ -174,7 +174,7 @@ def _draft_parts(case: Case, cells: _Cells) -> dict[str, float]:
 def cell_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     """Every device with its layers, then the host with what is left to the processor."""
     cells, rules, kinds = _cells(case), cell_rules(case), [case.model.kinds[kind] for kind in case.model.layer_kinds]
-    places = placed_layers(case, profile.gpu_count)
+    places = placed_layers(case, case.stages(profile.gpu_count))
     used = sorted(set(places) - {HOST_DEVICE}) or [0]
     apart = len(used) > 1 and not (case.cpu_layers or case.question.cpu_experts or case.layout.host_planes)
     spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
