@@ -126,7 +126,7 @@ def test_heads_that_a_format_cannot_pack_are_refused_with_the_reason(name: str, 
 
 NAMES = st.sampled_from(format_names())
 HEADS = st.integers(1, 64)
-DIM = st.integers(1, 32).map(lambda count: 32 * count)
+DIM = st.integers(1, 16).map(lambda count: 64 * count)
 
 
 @LAWS
