@@ -56,6 +56,7 @@ RULES = EngineRules(
         "(ggml-org/llama.cpp#15860), PRO 6000 749 (#27953)",
     ),
     compute_dtype="fp16",
+    family_operands={"quantised": "int8"},  # `ggml/src/ggml-cuda/mmq.cu`: what meets them is quantised to q8_1
     weight_families=dict.fromkeys((*TYPES, "mxfp4", "nvfp4"), "quantised")
     | dict.fromkeys(("f16", "f32", "bf16", "fp32"), "f16"),
     backends=BackendRules(
