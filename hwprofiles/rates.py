@@ -65,10 +65,22 @@ class Curve(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of a roof over one quantity, linear in its logarithm; outside the outermost points they hold."""
 
     efficiency: tuple[Efficiency, ...]
+    spreads: tuple[Spread, ...] = ()  # at each place, where some are known better than others; `spread` is the largest
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("efficiency", self.efficiency)
+        if self.spreads and (len(self.spreads) != len(self.at) or max(self.spreads) > self.spread):
+            raise ValueError("'spreads' has one for each place, none above 'spread'")
+
+    def spread_at(self, x: float) -> float:
+        """How well the efficiency at `x` is known: as the less certain of the two places next to it."""
+        if not self.spreads:
+            return self.spread
+        right = bisect_right(self.at, x)
+        if right and self.at[right - 1] == x:
+            return self.spreads[right - 1]
+        return max(self.spreads[max(0, right - 1) : right + 1])
 
     def __call__(self, x: float) -> float:
         """Efficiency at `x`, in (0, 1]."""

@@ -150,7 +150,7 @@ class Roofs:
         elif not kernel.of_attention:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
-            rates += kernel.efficiency_rates
+            rates += self._efficiency_rates(op, kernel)
         latency_s = kernel.latency_s
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
@@ -218,6 +218,16 @@ class Roofs:
         tiles = -(-tokens // op.row_tile) / -(-op.grain // op.row_tile)
         roof_s = max(op.vram_bytes / self._vram[0], op.flops * tiles / self._tensor_rate(op.dtype)[0])
         return roof_s / curve(tokens)
+
+    def _efficiency_rates(self, op: Op, kernel: _KernelRates) -> tuple[str, ...]:
+        """Names of the efficiency's rate: one of its own for each spread, where places are known unlike well."""
+        curve = kernel.efficiency
+        if curve is None or not curve.spreads:
+            return kernel.efficiency_rates
+        spread = curve.spread_at(op.grain)
+        name = f"{op.kernel}#efficiency within {spread:.3g}"
+        self.rates[name] = replace(curve, spread=spread, spreads=())
+        return (name,)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
         if curve.over == RESIDENT_PROGRAMS and op.flash_grid is not None:

@@ -1,0 +1,150 @@
+"""The numbers of a machine's kernels that points can set: by how much a share or a latency is changed, and where.
+
+A share is changed as a whole around the places at which points ask for it, as far as HELD times away; from FADED times
+away on it is as it was. Only shares over tokens of a pass are set in several places: a decode step says nothing of a
+prefill, but much of a decode step over a longer context.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from copy import copy
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+from numpy.typing import NDArray
+
+from calibrate.benchmarks.start import Start, start_of
+from hwprofiles import HardwareProfile
+from hwprofiles.profile import RESIDENT_PROGRAMS, Kernel
+from hwprofiles.rates import CLOSEST, Curve
+from twin.operations.ops import Op
+
+Values = NDArray[np.float64]
+"""Logarithms of the factors by which parameters are changed."""
+
+APART = 8.0
+"""Ratio of neighbouring places from which on they are set apart."""
+HELD, FADED = 16.0, 64.0
+LEAST_PLACE, LEAST_SHARE = 1e-3, 1e-6
+NO_CHANGE = 0.0
+
+
+class Parameter(Struct, frozen=True, kw_only=True):
+    """A kernel's share around some places, or with none its latency."""
+
+    kernel: str
+    places: tuple[float, float] | None
+    over: str = ""
+    spread: float
+    """What is known before: relative."""
+
+    def __str__(self) -> str:
+        if self.places is None:
+            return f"{self.kernel}, latency"
+        low, high = self.places
+        at = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        return f"{self.kernel} at {at} {self.over.replace('_', ' ')}"
+
+
+class Kernels(Struct, frozen=True, kw_only=True):
+    """A machine with its kernels and those that it lacks, and the parameters among them."""
+
+    machine: HardwareProfile
+    starts: dict[str, Start]
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def at_start(self) -> HardwareProfile:
+        """The machine with what it lacks."""
+        return self._with({key: start.kernel for key, start in self.starts.items()})
+
+    def at(self, values: Sequence[float] | Values) -> HardwareProfile:
+        """The machine with its parameters changed."""
+        return self._with(self.changed(self.parameters, values))
+
+    def _with(self, kernels: dict[str, Kernel]) -> HardwareProfile:
+        """Unchecked: a search asks often."""
+        other = copy(self.machine)
+        force_setattr(other, "kernels", self.machine.kernels | kernels)
+        return other
+
+    def changed(self, parameters: Sequence[Parameter], values: Sequence[float] | Values) -> dict[str, Kernel]:
+        """All kernels that points ask for, those of `parameters` changed by their values."""
+        kernels = {key: start.kernel for key, start in self.starts.items()}
+        by_kernel: dict[str, list[tuple[Parameter, float]]] = {}
+        for parameter, value in zip(parameters, values, strict=True):
+            by_kernel.setdefault(parameter.kernel, []).append((parameter, float(value)))
+        for key, own in by_kernel.items():
+            kernels[key] = _changed(kernels[key], own)
+        return kernels
+
+
+def kernels_of(machine: HardwareProfile, ops: Iterable[Op]) -> Kernels:
+    """Of all ops that points are made of. A plain read that may have a kernel of its own has none where none is known."""
+    places: dict[str, set[float]] = {}
+    for op in ops:
+        if op.kernel in machine.kernels or not op.or_plain:
+            places.setdefault(op.kernel, set()).add(float(op.grain))
+    starts = {key: start for key in sorted(places) if (start := start_of(machine, key)) is not None}
+    parameters = [each for key, start in starts.items() for each in _parameters(key, start, sorted(places[key]))]
+    return Kernels(machine=machine, starts=starts, parameters=tuple(parameters))
+
+
+def _parameters(key: str, start: Start, places: Sequence[float]) -> list[Parameter]:
+    curve = start.kernel.efficiency
+    if curve is None:
+        return [Parameter(kernel=key, places=None, spread=start.spread)]
+    if curve.over == RESIDENT_PROGRAMS:
+        return [Parameter(kernel=key, places=(curve.at[0], curve.at[-1]), over=curve.over, spread=start.spread)]
+    groups = [[places[0]]]
+    for before, place in pairwise(places):
+        if curve.over == "tokens" and place / before >= APART:
+            groups.append([])
+        groups[-1].append(place)
+    return [
+        Parameter(kernel=key, places=(group[0], group[-1]), over=curve.over, spread=start.spread) for group in groups
+    ]
+
+
+def _changed(kernel: Kernel, own: Sequence[tuple[Parameter, float]]) -> Kernel:
+    if kernel.efficiency is not None:
+        return replace(kernel, efficiency=changed_curve(kernel.efficiency, own))
+    if kernel.latency is None:
+        return kernel
+    return replace(kernel, latency=replace(kernel.latency, value=kernel.latency.value * math.exp(own[0][1])))
+
+
+def changed_curve(curve: Curve, own: Sequence[tuple[Parameter, float]]) -> Curve:
+    """The curve with its share changed around the parameters' places, as far as a share may go."""
+    knots = _knots(own)
+    at = _places(curve, knots)
+    shares = [min(1.0, max(LEAST_SHARE, curve(place) * math.exp(_between(knots, place)))) for place in at]
+    return replace(curve, at=at, efficiency=tuple(shares), spreads=())
+
+
+def _knots(own: Sequence[tuple[Parameter, float]]) -> list[tuple[float, float]]:
+    """Places with the logarithm of the factor there: held around the outermost, then fading to none."""
+    inside = sorted({(place, value) for parameter, value in own for place in parameter.places or ()})
+    (first, first_value), (last, last_value) = inside[0], inside[-1]
+    return [
+        (first / FADED, NO_CHANGE), (first / HELD, first_value), *inside, (last * HELD, last_value),
+        (last * FADED, NO_CHANGE),
+    ]  # fmt: skip
+
+
+def _places(curve: Curve, knots: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """Those of both that tell anything; a curve of few places gets more, since its share is no longer straight."""
+    wanted = sorted({*curve.at, *(place for place, _ in knots if place >= LEAST_PLACE)})
+    kept = [wanted[0]]
+    for place in wanted[1:]:
+        if place > kept[-1] * (1 + 2 * CLOSEST):
+            kept.append(place)
+    return tuple(kept)
+
+
+def _between(knots: Sequence[tuple[float, float]], place: float) -> float:
+    """Linear in the logarithm of the place."""
+    logs = [math.log(each) for each, _ in knots]
+    return float(np.interp(math.log(place), logs, [value for _, value in knots]))
