@@ -65,22 +65,23 @@ class Curve(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of a roof over one quantity, linear in its logarithm; outside the outermost points they hold."""
 
     efficiency: tuple[Efficiency, ...]
-    spreads: tuple[Spread, ...] = ()  # at each place, where some are known better than others; `spread` is the largest
+    spreads: tuple[Spread | None, ...] = ()
+    """At each place, of share and roof together where they were measured as one; None: of the share alone, `spread`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("efficiency", self.efficiency)
-        if self.spreads and (len(self.spreads) != len(self.at) or max(self.spreads) > self.spread):
-            raise ValueError("'spreads' has one for each place, none above 'spread'")
+        if self.spreads and len(self.spreads) != len(self.at):
+            raise ValueError("'at' and 'spreads' need the same length, if there are any spreads")
 
-    def spread_at(self, x: float) -> float:
-        """How well the efficiency at `x` is known: as the less certain of the two places next to it."""
+    def spread_with_roof(self, x: float) -> float | None:
+        """How well share and roof together are known at `x`: as the less certain place next to it; None: apart."""
         if not self.spreads:
-            return self.spread
+            return None
         right = bisect_right(self.at, x)
-        if right and self.at[right - 1] == x:
-            return self.spreads[right - 1]
-        return max(self.spreads[max(0, right - 1) : right + 1])
+        exact = right > 0 and self.at[right - 1] == x
+        known = [each for each in self.spreads[max(0, right - 1) : right if exact else right + 1] if each is not None]
+        return max(known) if len(known) == (1 if exact or right in (0, len(self.at)) else 2) else None
 
     def __call__(self, x: float) -> float:
         """Efficiency at `x`, in (0, 1]."""

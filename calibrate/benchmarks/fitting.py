@@ -28,12 +28,19 @@ BEYOND = 3.0
 DETERMINED = 0.8
 """Share of its spread before that a parameter may keep to count as determined; of two that one point cannot tell apart
 each keeps 0.7."""
+OUTLIER = 3.0
+"""Deviations beyond which a residual counts by its size, not by its square."""
 STEP = 5e-3
 """Of a parameter's logarithm, over which slopes are taken."""
 FLOOR_SLACK = 1.02
 """Clocks and memory of a card may be a little above its data sheet's."""
+MOVES = 0.01
+"""Per cent of a point's time that one per cent of a parameter moves at the least, for the point to stand behind it."""
 STRANGE = 0.25
 """Relative error after the fit from which on a point is told of: no such share explains it."""
+
+MEDIAN_OF_NORMAL = 0.6745
+"""Absolute deviation of half of all samples."""
 
 Matrix = NDArray[np.float64]
 
@@ -64,21 +71,22 @@ def fit(found: Evidence) -> Fitted:
     kernels = kernels_of(found.machine, [op for asked in found.asked for op in ops_of(asked, found.machine)])
     search = _Search(found.asked, kernels)
     _check_floor(found.asked, kernels.at(search.nothing))
-    values, slopes = search.minimum(kernels.parameters)
-    spreads = search.spreads(kernels.parameters, values, slopes)
+    every, slopes = search.minimum(kernels.parameters)
+    spreads = search.spreads(kernels.parameters, every, slopes)
     chosen = [
         at for at, parameter in enumerate(kernels.parameters) if spreads[at] < DETERMINED * parameter.spread
     ]
-    parameters = tuple(kernels.parameters[at] for at in chosen)
-    values, slopes = search.minimum(parameters)
-    moved = np.abs(slopes) > 0.01
+    fitted, slopes = search.minimum([kernels.parameters[at] for at in chosen])
+    moves = np.abs(slopes) > MOVES
+    told = [(at, value, own) for at, value, own in zip(chosen, fitted, moves.T, strict=True) if own.any()]
+    parameters = tuple(kernels.parameters[at] for at, _, _ in told)
+    values = tuple(float(value) for _, value, _ in told)
     ids = [asked.point.id for asked in found.asked]
     whole = _whole(kernels.parameters, parameters, values)
     return Fitted(
-        kernels=kernels, parameters=parameters, values=tuple(map(float, values)),
-        spreads=tuple(float(spreads[at]) for at in chosen),
+        kernels=kernels, parameters=parameters, values=values, spreads=tuple(float(spreads[at]) for at, _, _ in told),
         undetermined=tuple(each for each in kernels.parameters if each not in parameters),
-        points_of=tuple(tuple(id_ for id_, moves in zip(ids, column, strict=True) if moves) for column in moved.T),
+        points_of=tuple(tuple(id_ for id_, moved in zip(ids, own, strict=True) if moved) for _, _, own in told),
         before=tuple(search.seconds(search.nothing)), after=tuple(search.seconds(whole)),
     )  # fmt: skip
 
@@ -103,9 +111,11 @@ class _Search:
         return np.log(np.array(self.seconds(whole)) / self.measured)
 
     def slopes(self, some: Sequence[Parameter], values: Values) -> Matrix:
-        """Of the errors, by parameter."""
-        here = self.errors(some, values)
-        columns = [(self.errors(some, values + step) - here) / STEP for step in STEP * np.eye(len(some))]
+        """Of the errors, by parameter: to both sides, since a share at its roof moves them to one only."""
+        columns = [
+            (self.errors(some, values + step) - self.errors(some, values - step)) / (2 * STEP)
+            for step in STEP * np.eye(len(some))
+        ]
         return np.array(columns).T.reshape(len(self.asked), len(some))
 
     def minimum(self, some: Sequence[Parameter]) -> tuple[Values, Matrix]:
@@ -120,13 +130,15 @@ class _Search:
         def jacobian(values: Values) -> Matrix:
             return np.concatenate([self.slopes(some, values) / self.noise[:, None], np.diag(1 / before)])
 
-        found = least_squares(residuals, np.zeros(len(some)), jac=jacobian, xtol=1e-6, ftol=1e-9, gtol=1e-9)
+        found = least_squares(
+            residuals, np.zeros(len(some)), jac=jacobian, loss="soft_l1", f_scale=OUTLIER, xtol=1e-6, ftol=1e-9, gtol=1e-9
+        )
         return np.asarray(found.x), self.slopes(some, found.x)
 
     def spreads(self, some: Sequence[Parameter], values: Values, slopes: Matrix) -> Values:
         """What is left of each parameter's spread, the others being as uncertain as they are."""
-        errors = self.errors(some, values) / self.noise
-        noise = self.noise * max(1.0, float(np.sqrt(np.mean(errors**2))))
+        misfit = float(np.median(np.abs(self.errors(some, values) / self.noise))) / MEDIAN_OF_NORMAL
+        noise = self.noise * max(1.0, misfit)
         before = np.array([parameter.spread for parameter in some])
         rows = np.concatenate([slopes / noise[:, None], np.diag(1 / before)])
         return np.hypot(np.sqrt(np.diag(np.linalg.inv(rows.T @ rows))), ANOTHER_DAY)

@@ -1,8 +1,9 @@
-"""The numbers of a machine's kernels that points can set: by how much a share or a latency is changed, and where.
+"""The numbers of a machine that points can set: by how much a kernel's share or latency is changed, and where.
 
 A share is changed as a whole around the places at which points ask for it, as far as HELD times away; from FADED times
 away on it is as it was. Only shares over tokens of a pass are set in several places: a decode step says nothing of a
-prefill, but much of a decode step over a longer context.
+prefill, but much of a decode step over a longer context. A roof that is assumed is a number to set, too, up to its peak:
+no share can be above it.
 """
 
 import math
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from calibrate.benchmarks.start import Start, start_of
 from hwprofiles import HardwareProfile
-from hwprofiles.profile import RESIDENT_PROGRAMS, Kernel
+from hwprofiles.profile import RESIDENT_PROGRAMS, Gpu, Kernel, Roof
 from hwprofiles.rates import CLOSEST, Curve
 from twin.operations.ops import Op
 
@@ -32,17 +33,22 @@ NO_CHANGE = 0.0
 
 
 class Parameter(Struct, frozen=True, kw_only=True):
-    """A kernel's share around some places, or with none its latency."""
+    """A kernel's share around some places, or with none its latency; or a roof by its name."""
 
     kernel: str
-    places: tuple[float, float] | None
+    places: tuple[float, float] | None = None
     over: str = ""
     spread: float
     """What is known before: relative."""
 
+    @property
+    def is_roof(self) -> bool:
+        """Whether it is a roof of the machine, not of a kernel."""
+        return "/" not in self.kernel
+
     def __str__(self) -> str:
         if self.places is None:
-            return f"{self.kernel}, latency"
+            return self.kernel if self.is_roof else f"{self.kernel}, latency"
         low, high = self.places
         at = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         return f"{self.kernel} at {at} {self.over.replace('_', ' ')}"
@@ -62,7 +68,17 @@ class Kernels(Struct, frozen=True, kw_only=True):
 
     def at(self, values: Sequence[float] | Values) -> HardwareProfile:
         """The machine with its parameters changed."""
-        return self._with(self.changed(self.parameters, values))
+        made = self._with(self.changed(self.parameters, values))
+        force_setattr(made, "gpu", self.gpu_at(self.parameters, values))
+        return made
+
+    def gpu_at(self, parameters: Sequence[Parameter], values: Sequence[float] | Values) -> Gpu:
+        """The device with its assumed roofs changed."""
+        gpu = self.machine.gpu
+        for parameter, value in zip(parameters, values, strict=True):
+            if parameter.is_roof:
+                gpu = _with_roof(gpu, parameter.kernel, math.exp(float(value)))
+        return gpu
 
     def _with(self, kernels: dict[str, Kernel]) -> HardwareProfile:
         """Unchecked: a search asks often."""
@@ -75,6 +91,8 @@ class Kernels(Struct, frozen=True, kw_only=True):
         kernels = {key: start.kernel for key, start in self.starts.items()}
         by_kernel: dict[str, list[tuple[Parameter, float]]] = {}
         for parameter, value in zip(parameters, values, strict=True):
+            if parameter.is_roof:
+                continue
             by_kernel.setdefault(parameter.kernel, []).append((parameter, float(value)))
         for key, own in by_kernel.items():
             kernels[key] = _changed(kernels[key], own)
@@ -84,12 +102,35 @@ class Kernels(Struct, frozen=True, kw_only=True):
 def kernels_of(machine: HardwareProfile, ops: Iterable[Op]) -> Kernels:
     """Of all ops that points are made of. A plain read that may have a kernel of its own has none where none is known."""
     places: dict[str, set[float]] = {}
+    roofs: dict[str, None] = {"vram": None}
     for op in ops:
+        if op.flops:
+            roofs[f"tensor.{op.dtype}"] = None
         if op.kernel in machine.kernels or not op.or_plain:
             places.setdefault(op.kernel, set()).add(float(op.grain))
     starts = {key: start for key in sorted(places) if (start := start_of(machine, key)) is not None}
     parameters = [each for key, start in starts.items() for each in _parameters(key, start, sorted(places[key]))]
+    for name in roofs:
+        roof = roof_of(machine.gpu, name)
+        if roof is not None and roof.rate.source == "datasheet" and roof.rate.spread:
+            parameters.append(Parameter(kernel=name, spread=roof.rate.spread))
     return Kernels(machine=machine, starts=starts, parameters=tuple(parameters))
+
+
+def roof_of(gpu: Gpu, name: str) -> Roof | None:
+    """The device's memory or the tensor roof of a type, by the names of their rates."""
+    return gpu.vram_read if name == "vram" else gpu.tensor.get(name.partition(".")[2])
+
+
+def _with_roof(gpu: Gpu, name: str, factor: float) -> Gpu:
+    roof = roof_of(gpu, name)
+    if roof is None:
+        return gpu
+    value = min(roof.datasheet.value, roof.rate.value * factor)
+    changed = replace(roof, rate=replace(roof.rate, value=value))
+    if name == "vram":
+        return replace(gpu, vram_read=changed)
+    return replace(gpu, tensor=gpu.tensor | {name.partition(".")[2]: changed})
 
 
 def _parameters(key: str, start: Start, places: Sequence[float]) -> list[Parameter]:
@@ -125,8 +166,13 @@ def changed_curve(curve: Curve, own: Sequence[tuple[Parameter, float]]) -> Curve
 
 
 def _knots(own: Sequence[tuple[Parameter, float]]) -> list[tuple[float, float]]:
-    """Places with the logarithm of the factor there: held around the outermost, then fading to none."""
+    """Places with the logarithm of the factor there: held around those of points, fading to none beyond the outermost."""
     inside = sorted({(place, value) for parameter, value in own for place in parameter.places or ()})
+    for (low, low_value), (high, high_value) in pairwise(tuple(inside)):
+        if high > low * HELD**2:
+            middle = math.sqrt(low * high), (low_value + high_value) / 2
+            inside += [(low * HELD, low_value), middle, (high / HELD, high_value)]
+    inside.sort()
     (first, first_value), (last, last_value) = inside[0], inside[-1]
     return [
         (first / FADED, NO_CHANGE), (first / HELD, first_value), *inside, (last * HELD, last_value),

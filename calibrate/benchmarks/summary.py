@@ -8,12 +8,13 @@ from msgspec import Struct
 from calibrate.benchmarks.advice import Advice, advice
 from calibrate.benchmarks.asking import Evidence, evidence
 from calibrate.benchmarks.fitting import STRANGE, Fitted, fit
+from calibrate.benchmarks.parameters import roof_of
 from calibrate.benchmarks.points import Given
 from calibrate.benchmarks.profile import write_profile
 from calibrate.build import CannotCalibrate
 from twin.cli.outputs import check_outputs
 from twin.render.text import table
-from twin.units import format_seconds
+from twin.units import format_rate, format_seconds
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -69,24 +70,31 @@ def strange(outcome: Outcome) -> list[str]:
 
 def _rates(fitted: Fitted) -> list[tuple[str, ...]]:
     rows = []
-    before, after = (
-        fitted.kernels.changed(fitted.parameters, values)
-        for values in ([0.0] * len(fitted.parameters), fitted.values)
-    )
-    for parameter, spread, ids in zip(fitted.parameters, fitted.spreads, fitted.points_of, strict=True):
-        told = []
-        for kernels in (after, before):
-            kernel = kernels[parameter.kernel]
-            if parameter.places is not None and kernel.efficiency is not None:
-                told.append(f"{kernel.efficiency(parameter.places[0]):.3g}")
-            elif kernel.latency is not None:
-                told.append(format_seconds(kernel.latency.value))
-        measured = fitted.kernels.starts[parameter.kernel].measured
-        rows.append((
-            str(parameter), told[0], f"{100 * spread:.2g} %", f"{told[1]}{'' if measured else ' (assumed)'}",
-            f"{len(ids)} point{'s' if len(ids) > 1 else ''}",
-        ))  # fmt: skip
+    nothing = [0.0] * len(fitted.parameters)
+    after, before = (_valued(fitted, values) for values in (fitted.values, nothing))
+    known = zip(fitted.parameters, fitted.spreads, fitted.points_of, after, before, strict=True)
+    for parameter, spread, ids, now, then in known:
+        start = fitted.kernels.starts.get(parameter.kernel)
+        assumed = "" if start is not None and start.measured else " (assumed)"
+        on = f"{len(ids)} point{'s' if len(ids) > 1 else ''}"
+        rows.append((str(parameter), now, f"{100 * spread:.2g} %", f"{then}{assumed}", on))
     return rows
+
+
+def _valued(fitted: Fitted, values: Sequence[float]) -> list[str]:
+    """Each parameter as it stands in a profile."""
+    gpu = fitted.kernels.gpu_at(fitted.parameters, values)
+    kernels = fitted.kernels.changed(fitted.parameters, values)
+    told = []
+    for parameter in fitted.parameters:
+        kernel, roof = kernels.get(parameter.kernel), roof_of(gpu, parameter.kernel)
+        if roof is not None:
+            told.append(format_rate(roof.rate.value, roof.rate.unit))
+        elif kernel is not None and kernel.efficiency is not None and parameter.places is not None:
+            told.append(f"{kernel.efficiency(parameter.places[0]):.3g}")
+        else:
+            told.append(format_seconds(kernel.latency.value) if kernel is not None and kernel.latency is not None else "-")
+    return told
 
 
 def _points(found: Evidence, fitted: Fitted) -> list[tuple[str, ...]]:

@@ -150,7 +150,7 @@ class Roofs:
         elif not kernel.of_attention:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
-            rates += self._efficiency_rates(op, kernel)
+            rates = self._with_efficiency(rates, op, kernel)
         latency_s = kernel.latency_s
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
@@ -219,13 +219,13 @@ class Roofs:
         roof_s = max(op.vram_bytes / self._vram[0], op.flops * tiles / self._tensor_rate(op.dtype)[0])
         return roof_s / curve(tokens)
 
-    def _efficiency_rates(self, op: Op, kernel: _KernelRates) -> tuple[str, ...]:
-        """Names of the efficiency's rate: one of its own for each spread, where places are known unlike well."""
+    def _with_efficiency(self, roofs: tuple[str, ...], op: Op, kernel: _KernelRates) -> tuple[str, ...]:
+        """What an op hangs on: the roof and the kernel's share of it, or both as one where they were measured so."""
         curve = kernel.efficiency
-        if curve is None or not curve.spreads:
-            return kernel.efficiency_rates
-        spread = curve.spread_at(op.grain)
-        name = f"{op.kernel}#efficiency within {spread:.3g}"
+        spread = curve.spread_with_roof(op.grain) if curve is not None else None
+        if curve is None or spread is None:
+            return roofs + kernel.efficiency_rates
+        name = f"{op.kernel}#efficiency with its roof, {100 * spread:.2g} %"  # places known alike err together
         self.rates[name] = replace(curve, spread=spread, spreads=())
         return (name,)
 
