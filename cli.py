@@ -243,7 +243,9 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
 @click.option("--quick", is_flag=True, help="Under three minutes instead of under ten; wider intervals.")
 @click.option("--name", help="What the profile calls the machine [default: the file's name].")
 @click.option("-o", "--output", type=FILE, required=True, help="The profile to write, such as my-machine.json.")
-@click.option("--hw", type=Name("machine"), help="With --from: the machine that the files are of [default: as they say].")
+@click.option(
+    "--hw", type=Name("machine"), help="With --from: the machine that the files are of [default: as they say]."
+)
 @with_options(ask.BENCHMARK_OPTIONS)
 def calibrate(
     *, device: str | None, quick: bool, name: str | None, output: Path, hw: str | None, **benchmarks: Any

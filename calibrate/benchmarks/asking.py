@@ -1,9 +1,11 @@
-"""From points and what their files say to questions on one machine: options say what files do not, and nobody is asked."""
+"""From points and what their files say to questions on one machine: options say what files do not."""
 
 from collections.abc import Callable, Iterable, Sequence
 from os.path import exists, isfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from calibrate.benchmarks.points import Given, Left, Point, Reading, Told
 from calibrate.benchmarks.reading import read_benchmark
@@ -18,6 +20,7 @@ from twin.models import load_model
 from twin.models.spec import ModelSpec
 from twin.units import GB
 
+ONE_BY_ONE = "calibrate them one by one"
 UNLIKE = 0.1
 """Relative difference of parameters from which on it is another model: embeddings counted twice or not stay below."""
 
@@ -51,9 +54,9 @@ def evidence(paths: Sequence[Path], given: Given) -> Evidence:
         left += others
     told = [reading.told for reading in readings]
     machine = _machine(told, given.hw)
-    engine = given.engine or _one(told, lambda each: each.engine, "engines", "--engine")
-    for what, of in (("models", _model_of), ("sizes of model", lambda each: str(each.parameters or ""))):
-        _one(told, of, what, "")
+    engine = given.engine or _one(told, lambda each: each.engine, "engines")
+    for what, of in _ALIKE.items():
+        _one(told, of, what)
     cases: dict[Question, Case] = {}
     asked = []
     for reading in readings:
@@ -66,12 +69,11 @@ def evidence(paths: Sequence[Path], given: Given) -> Evidence:
     return Evidence(machine, tuple(asked), tuple(left), tuple(paths))
 
 
-def _one(told: Iterable[Told], of: Callable[[Told], str], what: str, option: str) -> str:
+def _one(told: Iterable[Told], of: Callable[[Told], str], what: str) -> str:
     """What all say, or those that say anything; BadFile where two say different things."""
     said = list(dict.fromkeys(text for each in told if (text := of(each))))
     if len(said) > 1:
-        hint = "one calibration is of one; calibrate them one by one" + (f", or {option} says which" if option else "")
-        raise BadFile(f"the files are of different {what}: {said[0]} and {said[1]}", hint=hint)
+        raise BadFile(f"the files are of different {what}: {said[0]} and {said[1]}", hint=ONE_BY_ONE)
     return said[0] if said else ""
 
 
@@ -80,12 +82,20 @@ def _model_of(told: Told) -> str:
     return Path(told.model).name or told.kind
 
 
+_ALIKE: dict[str, Callable[[Told], str]] = {
+    "engines": lambda told: told.engine,
+    "models": _model_of,
+    "sizes of model": lambda told: str(told.parameters or ""),
+}
+"""What files of one calibration have in common."""
+
+
 def _machine(told: Sequence[Told], hw: str | None) -> HardwareProfile:
     """The one that --hw names, or that the files do. Both must agree."""
     cards = list(dict.fromkeys(each.gpus for each in told if each.gpus))
     if len(cards) > 1:
         first, second = (" + ".join(each) for each in cards[:2])
-        raise BadFile(f"the files are of different machines: {first} and {second}", hint="calibrate them one by one")
+        raise BadFile(f"the files are of different machines: {first} and {second}", hint=ONE_BY_ONE)
     gpus = cards[0] if cards else ()
     if hw is None:
         return _named_by(gpus)
@@ -120,7 +130,7 @@ def _named_by(gpus: Sequence[str]) -> HardwareProfile:
 def _question(reading: Reading, given: Given, engine: str) -> Question:
     point, told = reading.point, reading.told
     model = given.model or _told_model(told)
-    fields: dict[str, object] = dict(told.flags)
+    fields: dict[str, Any] = dict(told.flags)
     unknown = [name for name in fields if name not in Question.__struct_fields__]
     if unknown:
         flag = unknown[0].replace("_", " ")
@@ -132,6 +142,7 @@ def _question(reading: Reading, given: Given, engine: str) -> Question:
         chunk_tokens=given.chunk_tokens or told.chunk_tokens or None,
         max_sequences=point.batch or None if point.requests else None,
     )  # fmt: skip
+    question = replace(question, **fields)
     check_numbers(question)
     return question
 

@@ -26,9 +26,7 @@ def printed_points(text: str, name: str, given: Given) -> Read:
     del given
     plain = _COLOUR.sub("", text)
     bits, chunk = _BITS.search(plain), _CHUNK.search(plain)
-    told = Told(
-        engine="exllamav3", weights=f"{bits[1]}bpw" if bits else "", chunk_tokens=int(chunk[1]) if chunk else 0
-    )
+    told = Told(engine="exllamav3", weights=f"{bits[1]}bpw" if bits else "", chunk_tokens=int(chunk[1]) if chunk else 0)
     found: Read = []
     for number, line in enumerate(plain.splitlines(), start=1):
         for part in line.split("\r"):

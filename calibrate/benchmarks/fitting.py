@@ -1,4 +1,4 @@
-"""Fitting kernels' shares to points: least squares of relative errors, with what was known before as points beside them.
+"""Fitting kernels' shares to points: least squares of relative errors, with what was known before beside them.
 
 What points leave as uncertain as it was stays as it was: a fit is of the few parameters that they determine.
 """
@@ -14,8 +14,9 @@ from scipy.optimize import least_squares
 
 from calibrate.benchmarks.asking import Asked, Evidence
 from calibrate.benchmarks.parameters import Kernels, Parameter, Values, kernels_of
-from calibrate.benchmarks.predicted import ops_of, seconds_of, told_of
+from calibrate.benchmarks.predicted import breakdown_of, ops_of, seconds_of, told_of
 from hwprofiles import HardwareProfile
+from twin.cost.roofline import Roofs
 from twin.errors import BadFile
 from twin.units import format_seconds
 
@@ -30,6 +31,10 @@ DETERMINED = 0.8
 each keeps 0.7."""
 OUTLIER = 3.0
 """Deviations beyond which a residual counts by its size, not by its square."""
+PASSES, SETTLED = 20, 1e-4
+"""At most, until weights and values agree."""
+INSIDE, FAR = 1e-4, 12.0
+"""How far from its limits a search begins, and how far a value may go down."""
 STEP = 5e-3
 """Of a parameter's logarithm, over which slopes are taken."""
 FLOOR_SLACK = 1.02
@@ -73,9 +78,10 @@ def fit(found: Evidence) -> Fitted:
     _check_floor(found.asked, kernels.at(search.nothing))
     every, slopes = search.minimum(kernels.parameters)
     spreads = search.spreads(kernels.parameters, every, slopes)
+    known = zip(kernels.parameters, every, spreads, strict=True)
     chosen = [
-        at for at, parameter in enumerate(kernels.parameters) if spreads[at] < DETERMINED * parameter.spread
-    ]
+        at for at, (each, value, spread) in enumerate(known) if spread < DETERMINED * each.spread or value > each.spread
+    ]  # fmt: skip
     fitted, slopes = search.minimum([kernels.parameters[at] for at in chosen])
     moves = np.abs(slopes) > MOVES
     told = [(at, value, own) for at, value, own in zip(chosen, fitted, moves.T, strict=True) if own.any()]
@@ -99,6 +105,15 @@ class _Search:
         self.measured = np.array([each.point.seconds for each in asked])
         self.noise = np.array([max(LEAST_NOISE, each.point.spread) for each in asked])
         self.nothing = [0.0] * len(kernels.parameters)
+        self.by_sums = np.ones(len(asked))
+        """What a simulation of a served workload takes, over the sums of its passes: its schedule hangs on no rate."""
+
+    def simulate(self, some: Sequence[Parameter], values: Values) -> None:
+        """Hold the sums of served workloads to simulations of them."""
+        machine = self.kernels.at(_whole(self.kernels.parameters, some, [float(value) for value in values]))
+        for at, each in enumerate(self.asked):
+            if each.point.requests:
+                self.by_sums[at] = seconds_of(each, machine) / breakdown_of(each, Roofs(machine)).seconds
 
     def seconds(self, values: Sequence[float]) -> list[float]:
         """Of each point, predicted with all parameters so."""
@@ -108,7 +123,9 @@ class _Search:
     def errors(self, some: Sequence[Parameter], values: Values) -> Values:
         """Logarithm of predicted over measured."""
         whole = _whole(self.kernels.parameters, some, [float(value) for value in values])
-        return np.log(np.array(self.seconds(whole)) / self.measured)
+        roofs = Roofs(self.kernels.at(whole))
+        sums = np.array([breakdown_of(each, roofs).seconds for each in self.asked])
+        return np.asarray(np.log(sums * self.by_sums / self.measured))
 
     def slopes(self, some: Sequence[Parameter], values: Values) -> Matrix:
         """Of the errors, by parameter: to both sides, since a share at its roof moves them to one only."""
@@ -123,17 +140,26 @@ class _Search:
         if not some:
             return np.zeros(0), np.zeros((len(self.asked), 0))
         before = np.array([parameter.spread for parameter in some])
+        most = np.array([parameter.most for parameter in some])
+        found, weights = np.minimum(0.0, most - INSIDE), np.ones(len(self.asked))
+        for _ in range(PASSES):
+            self.simulate(some, found)
+            scale = np.sqrt(weights) / self.noise
 
-        def residuals(values: Values) -> Values:
-            return np.concatenate([self.errors(some, values) / self.noise, values / before])
+            def residuals(values: Values, scale: Values = scale) -> Values:
+                return np.concatenate([self.errors(some, values) * scale, values / before])
 
-        def jacobian(values: Values) -> Matrix:
-            return np.concatenate([self.slopes(some, values) / self.noise[:, None], np.diag(1 / before)])
+            def jacobian(values: Values, scale: Values = scale) -> Matrix:
+                return np.concatenate([self.slopes(some, values) * scale[:, None], np.diag(1 / before)])
 
-        found = least_squares(
-            residuals, np.zeros(len(some)), jac=jacobian, loss="soft_l1", f_scale=OUTLIER, xtol=1e-6, ftol=1e-9, gtol=1e-9
-        )
-        return np.asarray(found.x), self.slopes(some, found.x)
+            limits = np.full(len(some), -FAR), most
+            answer = least_squares(residuals, found, jac=jacobian, bounds=limits, xtol=1e-6, ftol=1e-9, gtol=1e-9)
+            moved, found = float(np.max(np.abs(answer.x - found))), np.asarray(answer.x)
+            off = np.abs(self.errors(some, found)) / self.noise
+            weights = np.minimum(1.0, OUTLIER / np.maximum(off, OUTLIER))
+            if moved < SETTLED:
+                break
+        return found, self.slopes(some, found)
 
     def spreads(self, some: Sequence[Parameter], values: Values, slopes: Matrix) -> Values:
         """What is left of each parameter's spread, the others being as uncertain as they are."""
@@ -141,7 +167,7 @@ class _Search:
         noise = self.noise * max(1.0, misfit)
         before = np.array([parameter.spread for parameter in some])
         rows = np.concatenate([slopes / noise[:, None], np.diag(1 / before)])
-        return np.hypot(np.sqrt(np.diag(np.linalg.inv(rows.T @ rows))), ANOTHER_DAY)
+        return np.asarray(np.hypot(np.sqrt(np.diag(np.linalg.inv(rows.T @ rows))), ANOTHER_DAY))
 
 
 def check_alike(asked: Sequence[Asked]) -> None:
@@ -164,6 +190,8 @@ def _check_floor(asked: Sequence[Asked], machine: HardwareProfile) -> None:
     for each in asked:
         floor_s, seconds = told_of(each, machine).floor_s if not each.point.requests else 0.0, each.point.seconds
         if seconds * FLOOR_SLACK < floor_s:
-            told = f"{each.point.id}: {format_seconds(seconds)} is less than {machine.name} can, {format_seconds(floor_s)}"
+            told = (
+                f"{each.point.id}: {format_seconds(seconds)} is less than {machine.name} can, {format_seconds(floor_s)}"
+            )
             hint = "another model, weights or machine than the file's, or tokens from a draft or a prefix cache"
             raise BadFile(f"{told}, at its data sheet's peaks", hint=hint)

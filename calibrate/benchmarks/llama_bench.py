@@ -10,8 +10,19 @@ from pathlib import Path
 from msgspec import Struct
 
 from calibrate.benchmarks.points import (
-    Deviation, Given, Left, Nanoseconds, Point, Read, Reading, Times, Told, Tokens, spread_of,
-)  # fmt: skip
+    Deviation,
+    Given,
+    Left,
+    Metric,
+    Nanoseconds,
+    Point,
+    Read,
+    Reading,
+    Times,
+    Tokens,
+    Told,
+    spread_of,
+)
 from hwprofiles.spelling import match
 from twin.models.rewritten import weight_names
 from twin.units import NS
@@ -63,13 +74,11 @@ def points(row: Test, where: str, given: Given) -> Read:
     n = max(1, len(row.samples_ns))
     spread = spread_of(row.avg_ns, row.stddev_ns, n)
     seconds = row.avg_ns * NS
-    what = "+".join(
-        [*([f"pp{row.n_prompt}"] if row.n_prompt else []), *([f"tg{row.n_gen}"] if row.n_gen else [])]
-    )
+    what = "+".join([*([f"pp{row.n_prompt}"] if row.n_prompt else []), *([f"tg{row.n_gen}"] if row.n_gen else [])])
     name = f"{where} {what}@d{row.n_depth}"
     if not row.n_prompt and not row.n_gen:
         return [Left(where, "a test of no tokens")]
-    metric = "latency" if row.n_prompt and row.n_gen else "prefill" if row.n_prompt else "step"
+    metric: Metric = "latency" if row.n_prompt and row.n_gen else "prefill" if row.n_prompt else "step"
     point = Point(
         id=name, metric=metric, seconds=seconds / row.n_gen if metric == "step" else seconds, spread=spread, n=n,
         kv_tokens=row.n_depth, prompt_tokens=row.n_prompt, steps=row.n_gen,
@@ -128,15 +137,15 @@ def weights_of(row: Test) -> str:
     return ""
 
 
-def _flags(row: Test) -> tuple[tuple[str, str], ...]:
+def _flags(row: Test) -> tuple[tuple[str, str | int], ...]:
     """Flags that move layers, experts or the cache off the devices, or that split them otherwise than by layers."""
-    flags = []
+    flags: list[tuple[str, str | int]] = []
     if 0 <= row.n_gpu_layers < ALL_LAYERS:
-        flags.append(("gpu_layers", str(row.n_gpu_layers)))
+        flags.append(("gpu_layers", row.n_gpu_layers))
     if row.n_cpu_moe:
-        flags.append(("cpu_experts", str(row.n_cpu_moe)))
+        flags.append(("cpu_experts", row.n_cpu_moe))
     if row.no_kv_offload:
-        flags.append(("kv_on_host", "1"))
+        flags.append(("kv_on_host", 1))
     if row.split_mode == "row" and len(_gpus(row)) > 1:
         flags.append(("split", "row"))
     if str(row.flash_attn).lower() in ("0", "false", "off", "disabled"):

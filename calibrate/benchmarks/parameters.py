@@ -2,8 +2,8 @@
 
 A share is changed as a whole around the places at which points ask for it, as far as HELD times away; from FADED times
 away on it is as it was. Only shares over tokens of a pass are set in several places: a decode step says nothing of a
-prefill, but much of a decode step over a longer context. A roof that is assumed is a number to set, too, up to its peak:
-no share can be above it.
+prefill, but much of a decode step over a longer context. A roof that is assumed can be set, too, up to its peak: no
+share is above it.
 """
 
 import math
@@ -40,6 +40,8 @@ class Parameter(Struct, frozen=True, kw_only=True):
     over: str = ""
     spread: float
     """What is known before: relative."""
+    most: float = math.inf
+    """As far as it may be changed: a share to the whole roof, an assumed roof to its peak."""
 
     @property
     def is_roof(self) -> bool:
@@ -100,7 +102,7 @@ class Kernels(Struct, frozen=True, kw_only=True):
 
 
 def kernels_of(machine: HardwareProfile, ops: Iterable[Op]) -> Kernels:
-    """Of all ops that points are made of. A plain read that may have a kernel of its own has none where none is known."""
+    """Of all ops that points are made of. A read that may have a kernel of its own has none where none is known."""
     places: dict[str, set[float]] = {}
     roofs: dict[str, None] = {"vram": None}
     for op in ops:
@@ -113,7 +115,8 @@ def kernels_of(machine: HardwareProfile, ops: Iterable[Op]) -> Kernels:
     for name in roofs:
         roof = roof_of(machine.gpu, name)
         if roof is not None and roof.rate.source == "datasheet" and roof.rate.spread:
-            parameters.append(Parameter(kernel=name, spread=roof.rate.spread))
+            most = math.log(roof.datasheet.value / roof.rate.value)
+            parameters.append(Parameter(kernel=name, spread=roof.rate.spread, most=most))
     return Kernels(machine=machine, starts=starts, parameters=tuple(parameters))
 
 
@@ -136,17 +139,21 @@ def _with_roof(gpu: Gpu, name: str, factor: float) -> Gpu:
 def _parameters(key: str, start: Start, places: Sequence[float]) -> list[Parameter]:
     curve = start.kernel.efficiency
     if curve is None:
-        return [Parameter(kernel=key, places=None, spread=start.spread)]
-    if curve.over == RESIDENT_PROGRAMS:
-        return [Parameter(kernel=key, places=(curve.at[0], curve.at[-1]), over=curve.over, spread=start.spread)]
+        return [Parameter(kernel=key, spread=start.spread)]
     groups = [[places[0]]]
     for before, place in pairwise(places):
         if curve.over == "tokens" and place / before >= APART:
             groups.append([])
         groups[-1].append(place)
+    if curve.over == RESIDENT_PROGRAMS:
+        groups = [list(curve.at)]
     return [
-        Parameter(kernel=key, places=(group[0], group[-1]), over=curve.over, spread=start.spread) for group in groups
-    ]
+        Parameter(
+            kernel=key, places=(group[0], group[-1]), over=curve.over, spread=start.spread,
+            most=-math.log(min(curve(place) for place in group)),
+        )
+        for group in groups
+    ]  # fmt: skip
 
 
 def _changed(kernel: Kernel, own: Sequence[tuple[Parameter, float]]) -> Kernel:
@@ -166,7 +173,7 @@ def changed_curve(curve: Curve, own: Sequence[tuple[Parameter, float]]) -> Curve
 
 
 def _knots(own: Sequence[tuple[Parameter, float]]) -> list[tuple[float, float]]:
-    """Places with the logarithm of the factor there: held around those of points, fading to none beyond the outermost."""
+    """Places with the logarithm of the factor there: held around those of points, then fading to none."""
     inside = sorted({(place, value) for parameter, value in own for place in parameter.places or ()})
     for (low, low_value), (high, high_value) in pairwise(tuple(inside)):
         if high > low * HELD**2:

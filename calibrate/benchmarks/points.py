@@ -1,5 +1,6 @@
 """A measured point of an engine's own benchmark, and what its file says of machine, model and flags beside it."""
 
+import math
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
@@ -60,8 +61,8 @@ class Told(Struct, frozen=True, kw_only=True):
     weights: str = ""
     kv_dtype: str = ""
     chunk_tokens: int = 0
-    flags: tuple[tuple[str, str], ...] = ()
-    """Fields of a question that the benchmark's flags set, as the command line takes them."""
+    flags: tuple[tuple[str, str | int], ...] = ()
+    """Fields of a question that the benchmark's flags set, as it takes them."""
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -97,7 +98,7 @@ Read = list[Reading | Left]
 
 def spread_of(mean: float, deviation: float, n: int) -> float:
     """Of the mean of n samples, relative."""
-    return min(MOST_SPREAD, deviation / mean / max(1, n) ** 0.5)
+    return min(MOST_SPREAD, deviation / mean / math.sqrt(max(1, n)))
 
 
 def needed(value: int | None, where: str, option: str, what: str) -> int:

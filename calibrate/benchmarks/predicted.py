@@ -11,6 +11,7 @@ from twin.answers.service import serve
 from twin.ask.case import Case
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
+from twin.memory.block_pool import pool_rules
 from twin.operations import lower
 from twin.operations.ops import Op, Program, Step
 from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of, prefill_breakdown
@@ -54,9 +55,18 @@ def told_of(asked: Asked, machine: HardwareProfile) -> Told:
 
 
 def breakdown_of(asked: Asked, roofs: Roofs) -> Breakdown:
-    """A point's time by part; MissingRate where the machine lacks a rate of it."""
+    """A point's time by part; MissingRate where the machine lacks a rate of it.
+
+    Of a served workload: of its prompts one by one and of its steps with as many together as may be, which is more or
+    less what a simulation adds up to, and hangs on the same rates.
+    """
     point, case = asked
     whole = Breakdown()
+    if point.requests:
+        whole.add(_prompt(case, 0, point.prompt_tokens, roofs), point.requests)
+        together, middle = together_of(asked), point.prompt_tokens + point.steps // 2
+        steps = point.requests * point.steps / together
+        return whole.add(decode_breakdown_of(case, roofs, middle, together), steps)
     if point.prompt_tokens:
         whole.add(_prompt(case, point.kv_tokens, point.prompt_tokens, roofs))
     if point.metric in ("ttft", "latency"):
@@ -66,6 +76,14 @@ def breakdown_of(asked: Asked, roofs: Roofs) -> Breakdown:
         times = 1.0 if point.metric == "step" else float(point.steps)
         whole.add(decode_breakdown_of(case, roofs, middle, case.question.batch), times)
     return whole
+
+
+def together_of(asked: Asked) -> int:
+    """Sequences that decode together."""
+    point, case = asked
+    if not point.requests:
+        return case.question.batch
+    return min(point.requests, point.batch or pool_rules(case).max_sequences)
 
 
 def _prompt(case: Case, kv_tokens: int, tokens: int, roofs: Roofs) -> Breakdown:
@@ -126,9 +144,9 @@ def ops_of(asked: Asked, machine: HardwareProfile) -> list[Op]:
             step = Step(kv_tokens=kv_tokens, q_tokens=q_tokens, batch=batch)
             programs.append(lower.prefill_program(case, step, devices))
     if point.metric != "prefill":
-        programs.append(lower.head_program(case, batch, devices))
+        programs.append(lower.head_program(case, together_of(asked), devices))
     if point.steps or (point.metric != "prefill" and case.rules.unprefilled_tokens):
-        together = min(point.batch or point.requests, point.requests) if point.requests else batch
         middle = point.kv_tokens + point.prompt_tokens + point.steps // 2
-        programs.append(lower.decode_program(case, Step(kv_tokens=middle, q_tokens=1, batch=together), devices))
+        step = Step(kv_tokens=middle, q_tokens=1, batch=together_of(asked))
+        programs.append(lower.decode_program(case, step, devices))
     return [op for program in programs for graph in program for op in graph.ops if op.kernel]

@@ -40,9 +40,7 @@ def write_profile(
     return made
 
 
-def document_of(
-    kernels: Mapping[str, Kernel], gpu: Table, found: Evidence, *, hw: str | None, name: str
-) -> Table:
+def document_of(kernels: Mapping[str, Kernel], gpu: Table, found: Evidence, *, hw: str | None, name: str) -> Table:
     """As a file holds it: over the shipped machine, or over the file that `hw` is; `gpu`: roofs that were fitted."""
     machine = found.machine
     entries = {key: _bare(msgspec.to_builtins(replace(kernel, machine=""))) for key, kernel in kernels.items()}

@@ -5,8 +5,17 @@ import math
 from msgspec import Struct
 
 from calibrate.benchmarks.points import (
-    Deviation, Left, Milliseconds, Point, Read, Reading, Seconds, Times, Told, spread_of,
-)  # fmt: skip
+    Deviation,
+    Left,
+    Milliseconds,
+    Point,
+    Read,
+    Reading,
+    Seconds,
+    Times,
+    Told,
+    spread_of,
+)
 from twin.units import MS
 
 MANY = 1_000_000

@@ -120,5 +120,5 @@ def _told(row: Serving) -> Told:
     return Told(
         engine=engine, version=text("version"), model=text("model_path"), kv_dtype=FORMATS.get(kv_dtype, kv_dtype),
         chunk_tokens=chunk if type(chunk) is int and chunk > 0 else 0,
-        flags=(("tp", str(cards)),) if type(cards) is int and cards > 1 else (),
+        flags=(("tp", cards),) if type(cards) is int and cards > 1 else (),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where a fit begins: a kernel's rates as the machine has them, else as they are usual, and how far they may be moved."""
+"""Where a fit begins: a kernel's rates as the machine has them, else as is usual, and how far they may be moved."""
 
 from typing import NamedTuple
 

@@ -69,7 +69,7 @@ def strange(outcome: Outcome) -> list[str]:
 
 
 def _rates(fitted: Fitted) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     nothing = [0.0] * len(fitted.parameters)
     after, before = (_valued(fitted, values) for values in (fitted.values, nothing))
     known = zip(fitted.parameters, fitted.spreads, fitted.points_of, after, before, strict=True)
@@ -93,7 +93,9 @@ def _valued(fitted: Fitted, values: Sequence[float]) -> list[str]:
         elif kernel is not None and kernel.efficiency is not None and parameter.places is not None:
             told.append(f"{kernel.efficiency(parameter.places[0]):.3g}")
         else:
-            told.append(format_seconds(kernel.latency.value) if kernel is not None and kernel.latency is not None else "-")
+            told.append(
+                format_seconds(kernel.latency.value) if kernel is not None and kernel.latency is not None else "-"
+            )
     return told
 
 
