@@ -46,6 +46,7 @@ def evidence(paths: Sequence[Path], given: Given) -> Evidence:
 
     Files of different machines, engines or models are no evidence together.
     """
+    given.check()
     readings: list[Reading] = []
     left: list[Left] = []
     for path in paths:

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 
 from hwprofiles.errors import BadFile
 from twin.ask.question import MAX_BATCH
+from twin.errors import BadValue
 from twin.units import MAX_TOKENS
 
 Metric = Literal["step", "prefill", "ttft", "latency", "served"]
@@ -77,6 +78,18 @@ class Given(Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None
     batch: int | None = None
     chunk_tokens: int | None = None
+
+    def check(self) -> None:
+        """Raise BadValue for a number that is none of a benchmark's."""
+        ranges = (
+            ("--ctx", self.prompt_tokens, MAX_TOKENS),
+            ("--output-tokens", self.output_tokens, MAX_TOKENS),
+            ("--batch", self.batch, MAX_BATCH),
+            ("--chunk", self.chunk_tokens, MAX_TOKENS),
+        )
+        for option, value, most in ranges:
+            if value is not None and not 1 <= value <= most:
+                raise BadValue(f"{option}: {value} is outside the range of 1 to {most:,}")
 
 
 class Reading(NamedTuple):
