@@ -28,7 +28,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 def calibrate_from(paths: Sequence[Path], given: Given, *, name: str | None, output: Path) -> Outcome:
     """Fit the machine's kernels to the files' points and write its profile; nothing is written where that fails."""
-    check_outputs(output, read={"--from": paths[0]})
+    for path in paths:
+        check_outputs(output, read={"--from": path})
     found = evidence(paths, given)
     fitted = fit(found)
     if not fitted.parameters:
