@@ -6,7 +6,7 @@ from datetime import date
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Source = Literal["measured", "published", "datasheet", "fitted"]
 Unit = Literal["B/s", "FLOP/s", "op/s", "s", "B", "1"]
@@ -65,7 +65,7 @@ class Curve(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of a roof over one quantity, linear in its logarithm; outside the outermost points they hold."""
 
     efficiency: tuple[Efficiency, ...]
-    spreads: tuple[Spread | None, ...] = ()
+    spreads: tuple[Spread | None, ...] | UnsetType = UNSET
     """At each place, of share and roof together where they were measured as one; None: of the share alone, `spread`."""
 
     def __post_init__(self) -> None:

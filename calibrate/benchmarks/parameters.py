@@ -12,7 +12,7 @@ from copy import copy
 from itertools import pairwise
 
 import numpy as np
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
@@ -169,7 +169,7 @@ def changed_curve(curve: Curve, own: Sequence[tuple[Parameter, float]]) -> Curve
     knots = _knots(own)
     at = _places(curve, knots)
     shares = [min(1.0, max(LEAST_SHARE, curve(place) * math.exp(_between(knots, place)))) for place in at]
-    return replace(curve, at=at, efficiency=tuple(shares), spreads=())
+    return replace(curve, at=at, efficiency=tuple(shares), spreads=UNSET)
 
 
 def _knots(own: Sequence[tuple[Parameter, float]]) -> list[tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
@@ -226,7 +227,7 @@ class Roofs:
         if curve is None or spread is None:
             return roofs + kernel.efficiency_rates
         name = f"{op.kernel}#efficiency with its roof, {100 * spread:.2g} %"  # places known alike err together
-        self.rates[name] = replace(curve, spread=spread, spreads=())
+        self.rates[name] = replace(curve, spread=spread, spreads=UNSET)
         return (name,)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:

@@ -16,8 +16,9 @@ LLAMA = {
 """A test of llama-bench without its times."""
 
 SERVE = {
-    "date": "20261201-100000", "endpoint_type": "openai", "backend": "openai", "label": None, "model_id": "llama-3.1-8b",
-    "tokenizer_id": "llama-3.1-8b", "num_prompts": 8, "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 1,
+    "date": "20261201-100000", "endpoint_type": "openai", "backend": "openai", "label": None,
+    "model_id": "llama-3.1-8b", "tokenizer_id": "llama-3.1-8b", "num_prompts": 8,
+    "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 1,
     "duration": 6.0, "completed": 8, "failed": 0, "total_input_tokens": 8192, "total_output_tokens": 512,
     "request_throughput": 1.3, "output_throughput": 85.0, "mean_ttft_ms": 40.0, "median_ttft_ms": 41.0,
     "std_ttft_ms": 2.0, "mean_tpot_ms": 6.0, "median_tpot_ms": 6.1, "std_tpot_ms": 0.1,

@@ -1,4 +1,4 @@
-"""Files made of the twin's own predictions on a machine whose shares are known give them back; others say what is wrong."""
+"""Files made of the twin's own predictions on a machine whose shares are known give them back; others are refused."""
 
 import json
 import math
