@@ -5,9 +5,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from calibrate.benchmarks.asking import Asked, Evidence
-from calibrate.benchmarks.parameters import kernels_of
 from calibrate.benchmarks.points import Point
-from calibrate.benchmarks.predicted import ops_of, told_of
+from calibrate.benchmarks.predicted import told_of
 from hwprofiles import HardwareProfile
 from twin.memory.plan import plan_memory
 
@@ -52,7 +51,7 @@ def advice(found: Evidence, machine: HardwareProfile) -> Advice | None:
         prompt = Point(id="", metric="prefill", seconds=1.0, prompt_tokens=tokens)
         for point, command in zip((step, prompt), COMMANDS.get(engine, ANY), strict=True):
             one = Asked(point, asked)
-            told = told_of(one, kernels_of(machine, ops_of(one, machine)).at_start)
+            told = told_of(one, machine)
             width = (told.high / told.low) ** 0.5 - 1
             runs.append(Advice(command.format(tokens=tokens, steps=STEPS), width))
     return max(runs, key=lambda each: each.width, default=None)

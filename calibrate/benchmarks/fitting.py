@@ -113,7 +113,7 @@ class _Search:
         machine = self.kernels.at(_whole(self.kernels.parameters, some, [float(value) for value in values]))
         for at, each in enumerate(self.asked):
             if each.point.requests:
-                self.by_sums[at] = seconds_of(each, machine) / breakdown_of(each, Roofs(machine)).seconds
+                self.by_sums[at] = seconds_of(each, machine) / breakdown_of(each, Roofs(machine, strict=False)).seconds
 
     def seconds(self, values: Sequence[float]) -> list[float]:
         """Of each point, predicted with all parameters so."""
@@ -123,7 +123,7 @@ class _Search:
     def errors(self, some: Sequence[Parameter], values: Values) -> Values:
         """Logarithm of predicted over measured."""
         whole = _whole(self.kernels.parameters, some, [float(value) for value in values])
-        roofs = Roofs(self.kernels.at(whole))
+        roofs = Roofs(self.kernels.at(whole), strict=False)
         sums = np.array([breakdown_of(each, roofs).seconds for each in self.asked])
         return np.asarray(np.log(sums * self.by_sums / self.measured))
 

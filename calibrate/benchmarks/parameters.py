@@ -63,11 +63,6 @@ class Kernels(Struct, frozen=True, kw_only=True):
     starts: dict[str, Start]
     parameters: tuple[Parameter, ...]
 
-    @property
-    def at_start(self) -> HardwareProfile:
-        """The machine with what it lacks."""
-        return self._with({key: start.kernel for key, start in self.starts.items()})
-
     def at(self, values: Sequence[float] | Values) -> HardwareProfile:
         """The machine with its parameters changed."""
         made = self._with(self.changed(self.parameters, values))

@@ -22,6 +22,8 @@ Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Sequences = Annotated[int, Meta(ge=1, le=MAX_BATCH)]
 Times = Annotated[int, Meta(ge=1, le=10**6)]
 
+MOST_REQUESTS = 20_000
+"""Of a served workload: more would be simulated for minutes."""
 MOST_SPREAD = 0.5
 """Beyond it a mean tells nothing: it is used with so much."""
 

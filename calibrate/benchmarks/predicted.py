@@ -37,7 +37,7 @@ def seconds_of(asked: Asked, machine: HardwareProfile) -> float:
     """What the twin predicts for a point."""
     if asked.point.requests:
         return _served(asked, machine, intervals=False)[0]
-    return breakdown_of(asked, Roofs(machine)).seconds
+    return breakdown_of(asked, Roofs(machine, strict=False)).seconds
 
 
 def told_of(asked: Asked, machine: HardwareProfile) -> Told:
@@ -45,7 +45,7 @@ def told_of(asked: Asked, machine: HardwareProfile) -> Told:
     if asked.point.requests:
         value, low, high = _served(asked, machine, intervals=True)
         return Told(value, low, high, 0.0, None, "", frozenset())
-    roofs = Roofs(machine)
+    roofs = Roofs(machine, strict=False)
     breakdown = breakdown_of(asked, roofs)
     value, floor_s = breakdown.seconds, breakdown.floor_s()
     factor = math.exp(Z90 * breakdown.spread_s(roofs) / value)

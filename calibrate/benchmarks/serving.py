@@ -5,6 +5,7 @@ import math
 from msgspec import Struct
 
 from calibrate.benchmarks.points import (
+    MOST_REQUESTS,
     Deviation,
     Left,
     Milliseconds,
@@ -56,6 +57,8 @@ def served_points(row: Served, told: Told, where: str) -> Read:
     at_once = rate is None or (isinstance(rate, str) and rate == "inf") or (isinstance(rate, float) and rate >= MANY)
     if not at_once:
         return [Left(where, f"requests came at {rate} a second: how many ran at once is not told")]
+    if row.completed > MOST_REQUESTS:
+        return [Left(where, f"{row.completed:,} requests, more than the {MOST_REQUESTS:,} that are simulated")]
     most = row.max_concurrency or 0
     name = f"{where} {row.completed}x{prompt}+{output}" + (f"@c{most}" if most else "")
     point = Point(

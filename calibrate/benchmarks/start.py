@@ -1,15 +1,14 @@
-"""Where a fit begins: a kernel's rates as the machine has them, else as is usual, and how far they may be moved."""
+"""Where a fit begins: a kernel's rates as the machine has them, else borrowed, and how far they may be moved."""
 
+import math
 from typing import NamedTuple
 
-from hwprofiles import HardwareProfile
-from hwprofiles.profile import KERNEL_AXES, Kernel
-from hwprofiles.rates import Curve
+from msgspec.structs import replace
 
-USUAL = 0.7
-"""Share of a roof that a kernel reaches where nobody measured one."""
-USUAL_SPREAD = 0.4
-DATE = "2026-12-01"
+from hwprofiles import HardwareProfile
+from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Rung, borrowed
+from hwprofiles.profile import Kernel
+
 AT_LEAST = 0.2
 """Relative deviation of a share before the benchmark speaks: the machine at hand is not the one that set the rate, or
 not in the same state, however well that was known there."""
@@ -20,18 +19,29 @@ class Start(NamedTuple):
 
     kernel: Kernel
     spread: float
-    measured: bool
-    """Whether the profile has it."""
+    rung: Rung
 
 
 def start_of(profile: HardwareProfile, key: str) -> Start | None:
-    """None for a kernel of which nothing is known, which only a latency can be."""
+    """None for a kernel of which no machine has anything of the kind."""
     own = profile.kernels.get(key)
     if own is not None:
         rate = own.efficiency or own.latency
-        return Start(own, max(AT_LEAST, rate.spread if rate else 0.0), measured=True)
-    curve = Curve(
-        over=KERNEL_AXES.get(key.split("/", maxsplit=1)[0], "tokens"), at=(1.0,), efficiency=(USUAL,),
-        spread=USUAL_SPREAD, n=1, source="datasheet", date=DATE, note="assumed: nobody measured it",
-    )  # fmt: skip
-    return Start(Kernel(efficiency=curve), USUAL_SPREAD, measured=False)
+        return Start(own, max(AT_LEAST, rate.spread if rate else 0.0), "measured")
+    found = borrowed(profile, key)
+    return None if found is None else _as_known(found)
+
+
+def _as_known(found: Borrowed) -> Start:
+    """A borrowed kernel whose rates are as uncertain as their rung."""
+    groups = (found.group, f"{found.group}{MANY}") if found.kernel.efficiency is not None else (LATENCIES, found.group)
+    told = [found.spreads[group].spread for group in groups if group in found.spreads]
+    spread = min(1.0, max(AT_LEAST, *told))
+    kernel = found.kernel
+    if kernel.efficiency is not None:
+        curve = kernel.efficiency
+        kernel = replace(kernel, efficiency=replace(curve, spread=min(1.0, math.hypot(curve.spread, spread))))
+    elif kernel.latency is not None:
+        latency = kernel.latency
+        kernel = replace(kernel, latency=replace(latency, spread=min(1.0, math.hypot(latency.spread, spread))))
+    return Start(kernel, spread, found.rung)

@@ -76,9 +76,9 @@ def _rates(fitted: Fitted) -> list[tuple[str, ...]]:
     known = zip(fitted.parameters, fitted.spreads, fitted.points_of, after, before, strict=True)
     for parameter, spread, ids, now, then in known:
         start = fitted.kernels.starts.get(parameter.kernel)
-        assumed = "" if start is not None and start.measured else " (assumed)"
+        rung = "assumed" if start is None else start.rung
         on = f"{len(ids)} point{'s' if len(ids) > 1 else ''}"
-        rows.append((str(parameter), now, f"{100 * spread:.2g} %", f"{then}{assumed}", on))
+        rows.append((str(parameter), now, f"{100 * spread:.2g} %", f"{then}, {rung}", on))
     return rows
 
 

@@ -6,7 +6,19 @@ first two write: options say the rest.
 
 from msgspec import Struct
 
-from calibrate.benchmarks.points import Given, Left, Point, Read, Reading, Seconds, Times, Told, needed, spread_of
+from calibrate.benchmarks.points import (
+    MOST_REQUESTS,
+    Given,
+    Left,
+    Point,
+    Read,
+    Reading,
+    Seconds,
+    Times,
+    Told,
+    needed,
+    spread_of,
+)
 from calibrate.benchmarks.serving import Served, served_points
 
 LATENCY_MARKS = ("avg_latency", "latencies")
@@ -59,6 +71,8 @@ def throughput_points(row: Throughput, where: str, given: Given) -> Read:
     each = row.total_num_tokens / row.num_requests
     output = needed(given.output_tokens, where, "--output-tokens", "how many tokens each request generates")
     prompt = given.prompt_tokens or round(each) - output
+    if row.num_requests > MOST_REQUESTS:
+        return [Left(where, f"{row.num_requests:,} requests, more than the {MOST_REQUESTS:,} that are simulated")]
     if prompt < 1 or abs(prompt + output - each) > 0.02 * each:
         return [Left(where, f"{prompt:,} and {output:,} tokens are not the {each:,.0f} of each of its requests")]
     point = Point(
