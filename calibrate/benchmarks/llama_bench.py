@@ -145,11 +145,11 @@ def _flags(row: Test) -> tuple[tuple[str, str | int], ...]:
     if row.n_cpu_moe:
         flags.append(("cpu_experts", row.n_cpu_moe))
     if row.no_kv_offload:
-        flags.append(("kv_on_host", 1))
+        flags.append(("layout", "nkvo"))
     if row.split_mode == "row" and len(_gpus(row)) > 1:
         flags.append(("split", "row"))
     if str(row.flash_attn).lower() in ("0", "false", "off", "disabled"):
-        flags.append(("flash_attention", "off"))
+        flags.append(("backend", "llama.cpp_unfused"))
     if row.tensor_buft_overrides not in ("none", ""):
         flags.append(("overrides", row.tensor_buft_overrides))
     return tuple(flags)
