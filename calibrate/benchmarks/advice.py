@@ -8,6 +8,8 @@ from calibrate.benchmarks.asking import Asked, Evidence
 from calibrate.benchmarks.points import Point
 from calibrate.benchmarks.predicted import told_of
 from hwprofiles import HardwareProfile
+from twin.ask.case import Case
+from twin.errors import Impossible
 from twin.memory.plan import plan_memory
 
 DEPTHS = (512, 4096, 16384, 32768, 65536, 131072)
@@ -45,7 +47,7 @@ def advice(found: Evidence, machine: HardwareProfile) -> Advice | None:
     for tokens in DEPTHS:
         question = replace(case.question, ctx_tokens=tokens + STEPS, batch=1, max_sequences=None)
         asked = replace(case, question=question)
-        if tokens + STEPS > (case.model.native_ctx_tokens or tokens) or not plan_memory(asked, machine).fits:
+        if tokens + STEPS > case.model.native_ctx_tokens or not _fits(asked, machine):
             continue
         step = Point(id="", metric="step", seconds=1.0, kv_tokens=tokens, steps=STEPS)
         prompt = Point(id="", metric="prefill", seconds=1.0, prompt_tokens=tokens)
@@ -55,3 +57,11 @@ def advice(found: Evidence, machine: HardwareProfile) -> Advice | None:
             width = (told.high / told.low) ** 0.5 - 1
             runs.append(Advice(command.format(tokens=tokens, steps=STEPS), width))
     return max(runs, key=lambda each: each.width, default=None)
+
+
+def _fits(case: Case, machine: HardwareProfile) -> bool:
+    """Whether it is known to: what its rulebook does not count there is not advised."""
+    try:
+        return plan_memory(case, machine).fits
+    except Impossible:
+        return False

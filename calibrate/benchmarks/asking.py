@@ -61,7 +61,7 @@ def evidence(paths: Sequence[Path], given: Given) -> Evidence:
     cases: dict[Question, Case] = {}
     asked = []
     for reading in readings:
-        question = _question(reading, given, engine)
+        question = _question(reading, given, engine, given.hw or machine.name)
         if question not in cases:
             cases[question] = resolve(question)
             machine_of(cases[question], machine)
@@ -128,7 +128,7 @@ def _named_by(gpus: Sequence[str]) -> HardwareProfile:
     return load_profile(shipped if len(gpus) == 1 else f"{len(gpus)}x-{shipped}")
 
 
-def _question(reading: Reading, given: Given, engine: str) -> Question:
+def _question(reading: Reading, given: Given, engine: str, hw: str) -> Question:
     point, told = reading.point, reading.told
     model = given.model or _told_model(told)
     fields: dict[str, Any] = dict(told.flags)
@@ -138,7 +138,7 @@ def _question(reading: Reading, given: Given, engine: str) -> Question:
         raise Impossible(f"{point.id}: it ran with {flag} {fields[unknown[0]]}, which cannot be asked about")
     ctx_tokens = max(1, point.kv_tokens + point.prompt_tokens + point.steps)
     question = Question(
-        ctx_tokens=ctx_tokens, model=model, weights=given.weights or _weights(told, model), engine=engine,
+        ctx_tokens=ctx_tokens, hw=hw, model=model, weights=given.weights or _weights(told, model), engine=engine,
         kv_dtype=given.kv_dtype or told.kv_dtype or None, batch=max(1, 1 if point.requests else point.batch),
         chunk_tokens=given.chunk_tokens or told.chunk_tokens or None,
         max_sequences=point.batch or None if point.requests else None,
