@@ -10,7 +10,6 @@ each is held against what other machines or engines have of it.
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from scipy.optimize import minimize
 from scipy.stats import norm, t
 
+from calibrate.published.curves import KernelRow, kernel_rows
 from calibrate.published.speeds import SpeedRow, speed_rows
 from hwprofiles import load_profile
 from hwprofiles.ladder import (
@@ -26,17 +26,17 @@ from hwprofiles.ladder import (
     LADDER,
     LATENCIES,
     MANY,
+    RUNGS,
     SCHEMA,
     Carried,
-    Kind,
     Ladder,
     Learned,
     Typical,
     borrowed,
     is_plain,
-    kind_of,
+    likenesses,
 )
-from hwprofiles.profile import HardwareProfile, Kernel
+from hwprofiles.profile import Kernel
 from hwprofiles.rates import Curve, Provenance, Rate
 from hwprofiles.store import shipped_kernels
 from twin.cost.roofline import Roofs
@@ -48,6 +48,7 @@ WIDEST = 0.8  # of a spread: an interval from a quarter to four times says that 
 LEAST = 0.02
 TELLS = 0.1  # of a step's time that hangs on a group, from which on the step tells of it
 FEWEST = 3  # machines or engines that tell of a group; of fewer, kernels tell
+Row = SpeedRow | KernelRow
 Shelf = Mapping[str, Mapping[str, Kernel]]  # kernels by machine
 
 
@@ -56,16 +57,17 @@ Shelf = Mapping[str, Mapping[str, Kernel]]  # kernels by machine
 
 def ladder_of(shelf: Shelf, carried: Mapping[str, Learned], typical: Mapping[str, Learned]) -> Ladder:
     """Borrowed rates from the kernels of a shelf, with these spreads."""
-    by_key: dict[str, dict[Kind, dict[str, Kernel]]] = {}
+    by_key: dict[str, dict[str, dict[str, Kernel]]] = {}
     for machine in sorted(shelf):
-        kind = kind_of(load_profile(machine).gpu)
+        gpu = load_profile(machine).gpu
         for key, kernel in shelf[machine].items():
             if key.split("/")[0] in GROUP_OF:
-                by_key.setdefault(key, {}).setdefault(kind, {})[machine] = kernel
+                for likeness in dict.fromkeys(likenesses(gpu)):
+                    by_key.setdefault(key, {}).setdefault(likeness, {})[machine] = kernel
     return Ladder(
         schema=SCHEMA,
         carried={key: {kind: _carried(own) for kind, own in kinds.items()} for key, kinds in sorted(by_key.items())},
-        typical=_typical({key: kinds for key, kinds in by_key.items()}),
+        typical=_typical(by_key),
         carried_spreads=dict(carried),
         typical_spreads=dict(typical),
     )
@@ -82,25 +84,28 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{len(names)} machines"
 
 
-def _typical(by_key: Mapping[str, Mapping[Kind, Mapping[str, Kernel]]]) -> dict[str, Typical]:
-    """By operation and whether formats are plain: the mean over engines of each one's mean."""
+def _typical(by_key: Mapping[str, Mapping[str, Mapping[str, Kernel]]]) -> dict[str, Typical]:
+    """By operation and whether formats are plain: the mean over engines of each one's mean, on devices with CUDA."""
     found: dict[str, dict[bool, dict[str, list[Kernel]]]] = {}
     for key, kinds in sorted(by_key.items()):
         operation, engine, fmt = key.split("/")
-        if all(kind == "unified" for kind in kinds):
+        own = list(kinds.get("cuda", {}).values())
+        if not own:
             continue
-        own = [kernel for kind, machines in kinds.items() if kind != "unified" for kernel in machines.values()]
         found.setdefault(operation, {}).setdefault(is_plain(fmt), {}).setdefault(engine, []).append(averaged(own, ""))
 
-    def over_engines(operation: str, plain: bool) -> Kernel | None:
-        engines = found[operation].get(plain)
+    def over_engines(operation: str, engines: Mapping[str, Sequence[Kernel]]) -> Kernel | None:
         if not engines:
             return None
         note = f"typical of {operation} over {_listed(sorted(engines))}"
         return averaged([averaged(kernels, "") for _, kernels in sorted(engines.items())], note)
 
     return {
-        name: Typical(plain=over_engines(name, True), quantised=over_engines(name, False)) for name in sorted(found)
+        name: Typical(
+            plain=over_engines(name, found[name].get(True, {})),
+            quantised=over_engines(name, found[name].get(False, {})),
+        )
+        for name in sorted(found)
     }
 
 
@@ -151,37 +156,39 @@ class Missed(NamedTuple):
     engine: str
 
 
-def missed_steps(rows: Sequence[SpeedRow], shelf: Shelf, *, without: Callable[[SpeedRow], str], drop: Callable[[Shelf, str], Shelf],
-                 rung: str) -> list[Missed]:  # fmt: skip
-    """Every row told without its own machine or engine, where what is left has the same rung for it."""
+def missed_steps(
+    rows: Sequence[Row], shelf: Shelf, *, without: Callable[[Row], str], drop: Callable[[Shelf, str], Shelf]
+) -> list[Missed]:
+    """Every row told without what is left out for it, where the rest has borrowed rates for it."""
     found: list[Missed] = []
     for name in sorted({without(row) for row in rows}):
         ladder = ladder_of(drop(shelf, name), NOTHING, NOTHING)
+        roofs: dict[int, Roofs] = {}
         for row in (row for row in rows if without(row) == name):
-            machine = replace(row.machine, kernels={})
-            roofs = Roofs(machine, strict=False, ladder=ladder)
+            if id(row.machine) not in roofs:
+                roofs[id(row.machine)] = Roofs(replace(row.machine, kernels={}), strict=False, ladder=ladder)
             try:
-                breakdown = row.breakdown(roofs)
+                found.append(_missed(row, roofs[id(row.machine)], name))
             except MissingRate:
                 continue
-            scaling, seconds = breakdown.sensitivity(), breakdown.seconds
-            shares = {
-                key.removeprefix(f"{each} "): 0.0
-                for key in scaling
-                for each in ("carried", "typical")
-                if key.startswith(f"{each} ")
-            }
-            for key, hanging in scaling.items():
-                for each in ("carried", "typical"):
-                    if key.startswith(f"{each} "):
-                        shares[key.removeprefix(f"{each} ")] += hanging / seconds
-            known = sum(
-                (hanging / seconds * roofs.rates[key].spread) ** 2
-                for key, hanging in scaling.items()
-                if not key.startswith(("carried ", "typical "))
-            )
-            found.append(Missed(math.log(seconds / row.seconds), shares, known, name, row.machine.name, row.engine))
     return found
+
+
+def _missed(row: Row, roofs: Roofs, left_out: str) -> Missed:
+    breakdown = row.breakdown(roofs)
+    seconds, shares, known = breakdown.seconds, dict[str, float](), 0.0
+    for rate, hanging in breakdown.sensitivity().items():
+        rung, _, group = rate.partition(" ")
+        if rung in RUNGS:
+            shares[group] = shares.get(group, 0.0) + hanging / seconds
+        else:
+            known += (hanging / seconds * roofs.rates[rate].spread) ** 2
+    return Missed(math.log(seconds / row.seconds), shares, known, left_out, row.machine.name, engine_of(row))
+
+
+def engine_of(row: Row) -> str:
+    """Whose kernels a row tells of."""
+    return row.op.kernel.split("/")[1] if isinstance(row, KernelRow) else row.engine
 
 
 _UNKNOWN = Learned(spread=0.0, n=1, source="measured", date=DATE, machines=1, engines=1, coverage=0.0, half_width=0.0)
@@ -192,7 +199,7 @@ NOTHING: dict[str, Learned] = {
 
 
 def likeliest(missed: Sequence[Missed]) -> dict[str, Learned]:
-    """Spread of each group that enough machines or engines tell of: together the likeliest, then widened for their number.
+    """Spread of each group that enough machines or engines tell of: together the likeliest, widened for their number.
 
     All are scaled alike until the 90 % interval holds 90 % of the left-out groups' rows, each group counting once.
     """
@@ -286,10 +293,14 @@ def without_machine(shelf: Shelf, name: str) -> Shelf:
 
 
 def without_engine(shelf: Shelf, name: str) -> Shelf:
-    """All kernels but those of one engine."""
+    """All kernels but those of one engine, under whatever names it has several."""
+
+    def own(key: str) -> bool:
+        implementation = key.split("/")[1]
+        return implementation == name or implementation.startswith(f"{name}_")
+
     return {
-        machine: {key: kernel for key, kernel in kernels.items() if key.split("/")[1] != name}
-        for machine, kernels in shelf.items()
+        machine: {key: kernel for key, kernel in kernels.items() if not own(key)} for machine, kernels in shelf.items()
     }
 
 
@@ -320,15 +331,18 @@ def of_kernels(missed: Mapping[str, Sequence[Missed]]) -> dict[str, Learned]:
     return learned
 
 
+def _spread(learned: Learned) -> float:
+    return learned.spread
+
+
 def document() -> bytes:
     """The ladder as it is shipped."""
-    shelf, rows = shipped_kernels(), speed_rows()
-    by_machine = partial(
-        missed_steps, rows, shelf, without=lambda row: row.machine.name, drop=without_machine, rung="carried"
-    )
-    by_engine = partial(missed_steps, rows, shelf, without=lambda row: row.engine, drop=without_engine, rung="typical")
-    carried = of_kernels(missed_kernels(shelf, of_engines=False)) | likeliest(by_machine())
-    typical = of_kernels(missed_kernels(shelf, of_engines=True)) | likeliest(by_engine())
+    shelf = shipped_kernels()
+    rows: list[Row] = [*speed_rows(), *kernel_rows()]
+    by_machine = missed_steps(rows, shelf, without=lambda row: row.machine.name, drop=without_machine)
+    by_engine = missed_steps(rows, shelf, without=engine_of, drop=without_engine)
+    carried = of_kernels(missed_kernels(shelf, of_engines=False)) | likeliest(by_machine)
+    typical = of_kernels(missed_kernels(shelf, of_engines=True)) | likeliest(by_engine)
     typical = {
         group: own if own.spread >= carried.get(group, own).spread else carried[group] for group, own in typical.items()
     }

@@ -53,8 +53,7 @@ STAND_INS = {
 }
 """What stands for an operation of which no kernel was measured anywhere; a state of any kind is `recurrent`."""
 
-Kind = Literal["cuda", "unified", "other", "cpu"]
-"""Devices between which rates are carried first: CUDA's, those of a system's one memory, other makers' cards, CPUs."""
+ANY = "any"  # device
 
 
 class Learned(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -84,7 +83,7 @@ class Ladder(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Rates below measured, and the spread of each group on each rung."""
 
     schema: str
-    carried: dict[str, dict[Kind, Carried]]  # by kernel, and by kind of device
+    carried: dict[str, dict[str, Carried]]  # by kernel, and by likeness of the device
     typical: dict[str, Typical]  # by operation
     carried_spreads: dict[str, Learned]
     typical_spreads: dict[str, Learned]
@@ -110,13 +109,19 @@ def is_plain(fmt: str) -> bool:
     return fmt in PLAIN
 
 
-def kind_of(gpu: Gpu) -> Kind:
-    """Among which devices its rates are carried first."""
+def kind_of(gpu: Gpu) -> str:
+    """Of a device: cuda, the cpu, that of a system with one memory (unified), or another maker's card (other)."""
     if gpu.runs_cuda:
         return "cuda"
     if gpu.compute_capability == CPU_CAPABILITY:
         return "cpu"
     return "unified" if gpu.unified_memory else "other"
+
+
+def likenesses(gpu: Gpu) -> tuple[str, ...]:
+    """Devices among which its rates are carried, the likest first: of its compute capability, of its kind, any."""
+    kind = kind_of(gpu)
+    return (gpu.compute_capability, kind, ANY) if kind == "cuda" else (kind, ANY)
 
 
 def borrowed(profile: HardwareProfile, key: str, ladder: Ladder | None = None) -> Borrowed | None:
@@ -125,9 +130,9 @@ def borrowed(profile: HardwareProfile, key: str, ladder: Ladder | None = None) -
     group, ladder = GROUP_OF.get(operation), ladder or shipped_ladder()
     if group is None:
         return None
-    elsewhere, kind = ladder.carried.get(key), kind_of(profile.gpu)
+    elsewhere = ladder.carried.get(key)
     if elsewhere:
-        found = elsewhere.get(kind) or next(iter(elsewhere.values()))
+        found = next(elsewhere[each] for each in likenesses(profile.gpu) if each in elsewhere)
         return Borrowed(found.kernel, "carried", group, ladder.carried_spreads)
     kernel = _typical(ladder, operation, fmt)
     return Borrowed(kernel, "typical", group, ladder.typical_spreads) if kernel is not None else None

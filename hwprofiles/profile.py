@@ -2,12 +2,12 @@
 
 import re
 from copy import copy
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr, replace
 
-from hwprofiles.links import FULL_LANES, share_of
+from hwprofiles.links import FULL_LANES, PCIE, PEER_LATENCIES, PEER_SHARES, THROUGH_HOST, peer_kind, share_of
 from hwprofiles.rates import Counts, Curve, Rate, Unit
 
 SCHEMA = "twin.hardware/1"
@@ -18,6 +18,7 @@ KERNEL_AXES = {
     **dict.fromkeys(("linear", "experts", "recurrent", "append", "dequantise", "sample", "elementwise"), "tokens"),
     **dict.fromkeys(_OVER_CTX, "ctx_tokens"),
     **dict.fromkeys(("attend_dense", "combine"), "rows"),
+    **dict.fromkeys(("all_reduce", "all_gather"), "message_bytes"),
     "attend_decode": "query_tokens",
     "attend_sparse": "region_tokens",
 }
@@ -29,6 +30,7 @@ Allowed = tuple[Unit, float, float]  # unit, lowest, highest: wide for any machi
 
 _VRAM_BYTES_PER_S: Allowed = ("B/s", 1e9, 1e14)
 _LINK_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e12)
+_PEER_BYTES_PER_S: Allowed = ("B/s", 1e8, 1e13)
 _OP_PER_S: Allowed = ("op/s", 1e9, 1e16)
 _OPS_AN_ELEMENT = ("operations an element", 1e-3, 1e4)
 _COMBINE: Allowed = ("1", 1e-3, 1e3)
@@ -71,6 +73,21 @@ class Link(Roof, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return replace(self, rate=rate, datasheet=peak)
 
 
+WHOLE_RUNS = Curve(
+    over="run_bytes", at=(1.0,), efficiency=(1.0,), spread=0.0, n=1, source="datasheet", date="2026-12-01",
+    note="messages between devices are one run each",
+)  # fmt: skip
+
+
+def _through_host(slower: Link) -> Link:
+    """What a sum over devices reaches whose messages go to the host's memory and back."""
+    share, latency = PEER_SHARES[THROUGH_HOST], PEER_LATENCIES[THROUGH_HOST]
+    known: dict[str, Any] = {"n": 1, "source": "published", "date": WHOLE_RUNS.date, "fitted_on": ()}
+    rate = replace(slower.rate, value=slower.rate.value * share.value, spread=share.spread, note=share.because, **known)
+    wait = replace(slower.latency, value=latency.value, spread=latency.spread, note=latency.because, **known)
+    return replace(slower, rate=rate, latency=wait, run_length=WHOLE_RUNS)
+
+
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One device with a memory of its own and its links to the host."""
 
@@ -85,6 +102,20 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     instructions: Roof | None = None  # integer and logic operations a second, which dequantising is made of
     unified_memory: bool = False  # whether `vram` is of the host's memory itself: an APU, a superchip, a CPU
     link: str = ""  # what `h2d` and `d2h` are, such as "PCIe 4.0 x16"; empty where nobody says
+    peer: Link | None = None  # one direction to another such device; None: through the host's memory
+    peer_link: str = ""  # what `peer` is, such as "NVLink 4"
+
+    @property
+    def peer_kind(self) -> str:
+        """Of the link between devices, as kernels' names have it: nvlink, xgmi, pcie, or host where there is none."""
+        return peer_kind(self.peer_link) if self.peer is not None else THROUGH_HOST
+
+    @property
+    def between(self) -> Link:
+        """That link; without one of its own messages go to the host's memory and back, at the slower one's rate."""
+        if self.peer is not None:
+            return self.peer
+        return _through_host(min(self.h2d, self.d2h, key=lambda link: link.rate.value))
 
     @property
     def runs_cuda(self) -> bool:
@@ -106,6 +137,9 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             roof.check(f"{path}.tensor.{dtype}", _FLOP_PER_S)
         self.h2d.check(f"{path}.h2d")
         self.d2h.check(f"{path}.d2h")
+        if self.peer is not None:
+            self.peer.check(f"{path}.peer", _PEER_BYTES_PER_S)
+            peer_kind(self.peer_link)
 
 
 class Host(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -201,7 +235,8 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if gpu.shares_memory and (generation is not None or lanes != FULL_LANES):
             raise ValueError("device and host have one memory and no link")
         share = share_of(gpu.link, gpu.h2d.datasheet.value, lanes=lanes, generation=generation)
-        return self._with_gpu(replace(gpu, h2d=gpu.h2d.narrowed(share), d2h=gpu.d2h.narrowed(share)))
+        peer = gpu.peer.narrowed(share) if gpu.peer is not None and gpu.peer_kind == PCIE else gpu.peer
+        return self._with_gpu(replace(gpu, h2d=gpu.h2d.narrowed(share), d2h=gpu.d2h.narrowed(share), peer=peer))
 
     def repeated(self, count: int) -> "HardwareProfile":
         """So many of its device, each on a link of its own. Raises ValueError where its memory is the host's."""

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct, ValidationError, convert
 
 from hwprofiles.files import Table
-from hwprofiles.links import link_bytes_per_s
+from hwprofiles.links import PCIE, PEER_LATENCIES, PEER_SHARES, link_bytes_per_s, peer_kind
 from hwprofiles.rates import Efficiency, IsoDate, Positive
 
 GIB, GB, GHZ, TERA = 2.0**30, 1e9, 1e9, 1e12
@@ -66,6 +66,10 @@ class Sheet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     memory_gb_per_s: Positive
     tensor_tflops: dict[str, Positive]  # dense, by operand type
     link: str = ""  # to the host, such as "PCIe 4.0 x16"; none where memory is unified
+    peer: str = (
+        ""  # to another such device, such as "NVLink 4", or "PCIe": its link to the host; none: through the host
+    )
+    peer_gb_per_s: Positive | None = None  # of it, one direction, all lanes; not of PCIe, which has the link's own
     sources: Annotated[tuple[str, ...], Meta(min_length=1)]
     date: IsoDate
     memory_bits: Annotated[int, Meta(ge=32, le=2**16)] | None = (
@@ -83,9 +87,11 @@ class Sheet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("a device has a link, or with 'unified' the host's memory and none")
         if self.link:
             link_bytes_per_s(self.link)
-        known = {*REACHED, *self.tensor_tflops}
+        known = {*REACHED, "peer", *self.tensor_tflops}
         if unknown := sorted(set(self.reached) - known):
             raise ValueError(f"reached: {unknown[0]!r} is none of {', '.join(sorted(known))}")
+        if self.peer and (peer_kind(self.peer) == PCIE) == (self.peer_gb_per_s is not None):
+            raise ValueError(f"peer_gb_per_s: needed of any peer but PCIe, whose rate is the link's, not {self.peer!r}")
         if self.usable_gib is not None and self.usable_gib > self.memory_gib:
             raise ValueError(f"usable_gib: {self.usable_gib:g} is above memory_gib, {self.memory_gib:g}")
         if self.memory_bits is not None:
@@ -117,9 +123,11 @@ def _rate(sheet: Sheet, value: float, unit: str, *, spread: float = 0.0, note: s
     return {"value": value, "unit": unit, **known}
 
 
-def _roof(sheet: Sheet, kind: str, peak: float, unit: str, *, key: str = "", what: str = "") -> Table:
+def _roof(
+    sheet: Sheet, kind: str, peak: float, unit: str, *, key: str = "", what: str = "", share: Share | None = None
+) -> Table:
     """A peak, and the share of it that is assumed to be reached; `key`: the operand type."""
-    share = REACHED[kind]
+    share = share or REACHED[kind]
     own = sheet.reached.get(key, sheet.reached.get(kind))
     because = f"told by the sheet: {own:g}" if own is not None else f"assumed, {share.value:g}: {share.because}"
     rate = _rate(sheet, peak * (own or share.value), unit, spread=share.spread, note=f"share of the peak {because}")
@@ -144,6 +152,7 @@ def _gpu(sheet: Sheet) -> Table:
         "d2h": both,
         "link": sheet.link,
         "unified_memory": sheet.unified,
+        **(_peer(sheet) if sheet.peer else {}),
         **clock,
     }
 
@@ -179,6 +188,25 @@ def _unified_link(sheet: Sheet) -> Table:
     """A copy inside one memory reads and writes it: half its rate."""
     roof = _roof(sheet, "vram", sheet.memory_gb_per_s * GB / 2, "B/s", what="a copy reads and writes the one memory")
     return roof | _runs(sheet, roof["rate"]["value"])
+
+
+def _peer(sheet: Sheet) -> Table:
+    """The link between two such devices, and what it is called."""
+    kind = peer_kind(sheet.peer)
+    name = f"PCIe peer to peer, {sheet.link}" if kind == PCIE else sheet.peer
+    peak = link_bytes_per_s(sheet.link) if sheet.peer_gb_per_s is None else sheet.peer_gb_per_s * GB
+    roof = _roof(sheet, "peer", peak, "B/s", share=Share(*PEER_SHARES[kind]), what=name)
+    assumed = PEER_LATENCIES[kind]
+    latency = _rate(sheet, assumed.value, "s", spread=assumed.spread, note=assumed.because)
+    whole = {"spread": 0.0, "n": 1, "source": "datasheet", "date": sheet.date, "note": "messages are one run each"}
+    return {
+        "peer": {
+            **roof,
+            "latency": latency,
+            "run_length": {"over": "run_bytes", "at": [1], "efficiency": [1], **whole},
+        },
+        "peer_link": name,
+    }
 
 
 def _runs(sheet: Sheet, bytes_per_s: float) -> Table:

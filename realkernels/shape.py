@@ -1,7 +1,7 @@
 """The numbers that a sparse-attention cache and a dense layer are made of, in plain integers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 def _check(sizes: Mapping[str, int]) -> None:
@@ -61,6 +61,13 @@ class DenseShape:
 
     def __post_init__(self) -> None:
         _check(vars(self))
+
+    def shared_by(self, ranks: int) -> "DenseShape":
+        """What each of so many ranks has of it: heads and intermediates divided, the hidden width whole."""
+        if any(whole % ranks for whole in (self.query_heads, self.kv_heads, self.intermediate)):
+            raise ValueError(f"{ranks} ranks do not share heads and intermediates evenly")
+        parts = {"query_heads": self.query_heads, "kv_heads": self.kv_heads, "intermediate": self.intermediate}
+        return replace(self, **{name: whole // ranks for name, whole in parts.items()})
 
     @property
     def query_width(self) -> int:

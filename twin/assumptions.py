@@ -23,6 +23,8 @@ ASSUMPTIONS = {
     "A17": "all steps of a served workload are off together, by what a mean decode step or chunk is off",
     "A18": "every decode step of a served sequence yields the mean acceptance",
     "A19": "an engine without a pool of blocks keeps what a window no longer sees",
+    "A20": "ranks that share layers are alike and start each sum together; messages go around a ring",
+    "A21": "what a product misses of the memory's rate is time that does not shrink with a rank's share of it",
 }
 
 
@@ -31,8 +33,7 @@ def beyond_native(case: Case, tokens: int) -> tuple[str, ...]:
     native = case.model.native_ctx_tokens
     if tokens <= native:
         return ()
-    pool = case.rules.block_pool
-    refuses = f"; {case.rules.name} refuses so long a request without it" if pool and pool.bounds_context else ""
+    refuses = f"; {case.rules.name} refuses so long a request without it" if case.rules.bounds_context else ""
     return (
         f"{tokens:,} tokens are beyond the model's own {native:,}: only memory and speed are predicted, "
         f"answers need rope scaling{refuses}",
@@ -62,7 +63,11 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A15": case.speculation is not None and case.speculation.tokens >= case.speculation.drafter.block_tokens > 1,
         "A16": case.cached_tokens > 0 and bool(case.model.states),
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
-        "A19": case.rules.block_pool is None and any(mixer.reach for mixer in case.model.caches),
+        "A20": case.tp > 1,
+        "A21": case.tp > 1,
+        "A19": not case.rules.shares_pool
+        and case.rules.tensor_cache is None
+        and any(mixer.reach for mixer in case.model.caches),
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))
     keys = [key for key in ASSUMPTIONS if key in always or applies.get(key)]

@@ -98,6 +98,11 @@ def _grouped(bits: int, *, group_bytes: int = 2) -> Plane:
     return Plane(bits=bits, group_elements=32, group_bytes=group_bytes)
 
 
+def _halves(bits: int) -> Plane:
+    """Groups of 64 elements, each with a scale and a zero point in 16 bits."""
+    return Plane(bits=bits, group_elements=64, group_bytes=4)
+
+
 def _kvarn(key_bits: int, value_bits: int, tile: int) -> KVFormat:
     """K: fp16 scale and zero a channel, scale a token; V: fp16 scale a channel, scale and zero a token; per tile."""
     return KVFormat(
@@ -138,6 +143,7 @@ _FORMATS = {
         _alike("bf16", Plane(bits=16), "bfloat16, as vLLM keeps its cache by default", kind="plain"),
         _alike("fp32", Plane(bits=32), "float32, where a processor has no fast half precision", kind="plain"),
         _alike("fp8", Plane(bits=8), "e4m3 with one scale a layer"),
+        _alike("fp8_e5m2", Plane(bits=8), "e5m2 without scales"),
         _alike("int8_per_token_head", _per_token_head(8), "int8 with an fp32 scale per token and head"),
         _alike("fp8_per_token_head", _per_token_head(8), f"{_FP8}; not below SM 8.9", needs="8.9"),
         _alike("int4_per_token_head", _per_token_head(4), _INT4, kind="rotated"),
@@ -148,6 +154,8 @@ _FORMATS = {
         _turboquant("4bit_nc", 4, 4),
         _turboquant("k3v4_nc", 3, 4),
         _turboquant("3bit_nc", 3, 3),
+        _alike("int4_g64", _halves(4), "quanto and HQQ: int4 in groups of 64 with a 16-bit scale and zero point"),
+        _alike("int2_g64", _halves(2), "quanto and HQQ: int2 in groups of 64 with a 16-bit scale and zero point"),
         _alike("q8_0", _grouped(8), "llama.cpp: int8 in groups of 32 with an fp16 scale"),
         _alike("q4_0", _grouped(4), "llama.cpp: int4 in groups of 32 with an fp16 scale"),
         _alike("q5_1", _grouped(5, group_bytes=4), "llama.cpp: 5 bits in groups of 32 with an fp16 scale and minimum"),
@@ -155,6 +163,9 @@ _FORMATS = {
         *(_exl3(key_bits, value_bits) for key_bits in EXL3_BITS for value_bits in EXL3_BITS),
     )
 }
+
+
+_ALSO = {"fp8_e4m3": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def format_names() -> list[str]:
@@ -176,5 +187,6 @@ def listed(names: Iterable[str]) -> str:
 
 
 def kv_format(name: str) -> KVFormat:
-    """The format called `name`; UnknownName otherwise."""
+    """The format called `name`, also as an engine's own option calls it; UnknownName otherwise."""
+    name = _ALSO.get(name, name)
     return _FORMATS.get(name) or _FORMATS[find("KV format", name, _FORMATS, listed=listed(format_names()))]

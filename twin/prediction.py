@@ -11,7 +11,7 @@ from hwprofiles.ladder import RUNGS, Rung
 from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.assumptions import assumptions_of, beyond_native, not_loaded
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.prefill import Weights, chunk_at, sample
@@ -129,8 +129,7 @@ def predict(question: Question, profile: HardwareProfile | None = None) -> Predi
     error, and so is a rate that neither the machine nor any other has: the phase that needs it is left out, and
     `not_predicted` says why.
     """
-    case = resolve(question)
-    machine = machine_of(case, profile)
+    case, machine = settled(question, profile)
     plan = plan_memory(case, machine)
     roofs = Roofs(machine, strict=False)
     not_predicted: dict[str, str] = {}
@@ -186,7 +185,7 @@ def decode_breakdown(case: Case, roofs: Roofs) -> Breakdown:
 
 def decode_breakdown_of(case: Case, roofs: Roofs, kv_tokens: int, batch: int) -> Breakdown:
     """The same for `batch` sequences of `kv_tokens` cached tokens each."""
-    speculation, devices = case.speculation, roofs.profile.gpu_count
+    speculation, devices = case.speculation, case.stages(roofs.profile.gpu_count)
     step = Step(kv_tokens=kv_tokens, q_tokens=1, batch=batch)
     if speculation is None:
         return Breakdown().run(lower.decode_program(case, step, devices), roofs)
@@ -209,7 +208,8 @@ def _first_token(case: Case, roofs: Roofs, decode: Breakdown | None, prefill: Br
     """
     if not case.rules.unprefilled_tokens:
         try:
-            decode = Breakdown().run(lower.head_program(case, case.question.batch, roofs.profile.gpu_count), roofs)
+            stages = case.stages(roofs.profile.gpu_count)
+            decode = Breakdown().run(lower.head_program(case, case.question.batch, stages), roofs)
         except MissingRate:
             return None
     return Breakdown().add(decode).add(prefill) if decode is not None else None
@@ -241,7 +241,7 @@ def chunk_breakdown(case: Case, chunk: Step, roofs: Roofs, *, fetch: Breakdown |
     """One prefill chunk; of what is `fetch`ed beside it (n-gram rows unless given), only what sticks out is added."""
     if fetch is None:
         fetch = Breakdown().run(lower.prefetch_program(case, chunk), roofs)
-    devices = roofs.profile.gpu_count
+    devices = case.stages(roofs.profile.gpu_count)
     work = Breakdown().run(lower.prefill_program(case, chunk, devices), roofs)
     if case.speculation is not None:
         work.run(lower.draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)

@@ -10,6 +10,7 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.models.spec import FeedForward, Layer
+from twin.operations.collectives import layer_sums
 from twin.operations.format_ops import Heads, append_op, decode_op, format_case, prefill_ops
 from twin.operations.lower import decode_program, head_program, prefetch_program, prefill_program
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
@@ -154,9 +155,9 @@ def product(point: Point, _dtype: str) -> Program:
 
 
 @cache
-def _dense_case(shape: str) -> Case:
+def _dense_case(shape: str, tp: int = 1) -> Case:
     """The dense model under the rules of an engine that runs library kernels, one layer of it in `shape`."""
-    case = resolve(Question(ctx_tokens=1, model=DENSE_MODEL, engine="vllm", kv_dtype="bf16"))
+    case = resolve(Question(ctx_tokens=1, model=DENSE_MODEL, engine="vllm", kv_dtype="bf16", tp=tp))
     if not shape:
         return case
     hidden, query_heads, kv_heads, head_dim, intermediate = numbers(shape)
@@ -169,13 +170,17 @@ def _dense_case(shape: str) -> Case:
 def dense_layer(point: Point, _dtype: str, *, parts: tuple[str, ...] = ()) -> Program:
     """One layer, or some parts of it, for new tokens of each sequence behind its past ones; a chain.
 
-    The parts are those of a prefill chunk; one new token attends as a decode step does.
+    The parts are those of a prefill chunk; one new token attends as a decode step does. `tp` ranks share a layer and
+    sum it twice.
     """
-    case, dtype = _dense_case(str(point.get("shape", ""))), str(point["dtype"])
+    case, dtype = _dense_case(str(point.get("shape", "")), int(point.get("tp", 1))), str(point["dtype"])
     q_tokens = int(point.get("q_tokens", point.get("tokens", 1)))
     sizes = {"batch": int(point.get("batch", 1)), "ctx_tokens": int(point.get("past_tokens", 0)) + q_tokens}
     step = step_of(q_tokens=q_tokens, **sizes)
-    ops = {op.part: op for block in reversed(prefill_program(case, step, 1)) for op in block.ops}
+    alone = [op for block in reversed(prefill_program(case, step, 1)) for op in block.ops if op.engine is Engine.SM]
+    layer = next(iter(case.model.kinds.values()))
+    sums = layer_sums(case, layer, 0, q_tokens * int(point.get("batch", 1)), after=0)
+    ops = {op.part: op for op in (*alone, *sums)}
     if q_tokens == 1:
         ops |= {op.part: op for op in decode_program(case, step, 1)[0].ops if op.part == "attention"}
     kept = [_typed(op, dtype) for part, op in ops.items() if not parts or part in parts]
@@ -183,7 +188,9 @@ def dense_layer(point: Point, _dtype: str, *, parts: tuple[str, ...] = ()) -> Pr
 
 
 def _typed(op: Op, dtype: str) -> Op:
-    """An op of bf16 in another type, of the same library."""
+    """An op of bf16 in another type, of the same library; sums are of 16 bits whatever is multiplied."""
+    if op.engine is not Engine.SM:
+        return op
     vram_bytes = op.vram_bytes * ELEMENT_BYTES[dtype] / ELEMENT_BYTES["bf16"]
     return replace(op, kernel=op.kernel.removesuffix("bf16") + dtype, dtype=dtype, vram_bytes=vram_bytes)
 

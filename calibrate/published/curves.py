@@ -5,10 +5,10 @@ from functools import cache
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.json import decode
 
 from calibrate.published.speeds import PUBLIC
 from hwprofiles import HardwareProfile, load_profile
-from hwprofiles.files import read_as
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.operations.ops import Op, OpGraph, Step
@@ -17,9 +17,9 @@ FILES = ("kernels_vllm.json", "kernels_sglang.json")
 
 IMPLEMENTATIONS = {
     "vllm_flash_attn": "flash_attention", "vllm_flash_attn_fa2": "flash_attention",
-    "vllm_flash_attn_fa3": "flash_attention", "vllm_flashinfer_fidecode": "flashinfer",
-    "vllm_flashinfer_fiprefill": "flashinfer", "vllm_flashinfer_trtllmdecode": "flashinfer",
-    "vllm_flashinfer_trtllmprefill": "flashinfer", "vllm_default": "library", "torch.nn.functional.linear": "library",
+    "vllm_flash_attn_fa3": "fa3", "vllm_flashinfer_fidecode": "flashinfer",
+    "vllm_flashinfer_fiprefill": "flashinfer", "vllm_flashinfer_trtllmdecode": "trtllm_mha",
+    "vllm_flashinfer_trtllmprefill": "trtllm_mha", "vllm_default": "library", "torch.nn.functional.linear": "library",
     "sglang": "library", "sglang_torch_linear": "library",
 }  # fmt: skip
 """What engines' rulebooks call an implementation; all others of an engine are its own."""
@@ -27,6 +27,7 @@ SHARED = ("flash_attention", "flashinfer", "triton", "fa3", "trtllm_mha")
 FORMATS = {"fp8_block": "fp8", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4", "int4_wo": "w4a16"}
 BITS = {"bf16": 16.0, "fp8": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "w4a16": 4.25}
 OPERANDS = {"fp8": "fp8", "nvfp4": "fp4"}  # of products with such weights; all others multiply in bf16
+DECODED = 256  # tokens of a step from which on it is taken for a chunk of a prompt
 CACHED_BITS = {"bf16": 16, "fp8": 8}
 
 
@@ -51,15 +52,21 @@ class KernelRow(NamedTuple):
 
     id: str
     curve: str
+    file: str
     engine: str
     machine: HardwareProfile
     op: Op
     seconds: float
 
     @property
-    def tokens(self) -> float:
+    def grain(self) -> float:
         """New tokens of the call."""
         return self.op.grain
+
+    @property
+    def phase(self) -> str:
+        """Of which phase it tells."""
+        return "decode" if self.op.grain <= DECODED else "prefill"
 
     def breakdown(self, roofs: Roofs) -> Breakdown:
         """The call as the twin has it. Raises MissingRate."""
@@ -73,22 +80,28 @@ class _File(Struct, frozen=True, kw_only=True):
 @cache
 def kernel_rows() -> tuple[KernelRow, ...]:
     """All points whose operands came from memory, of the files that are shipped. Raises BadFile."""
-    return tuple(row for name in FILES for curve in read_as(PUBLIC / name, _File).curves for row in _rows(curve))
+    return tuple(
+        row
+        for name in FILES
+        for curve in decode((PUBLIC / name).read_bytes(), type=_File).curves
+        for row in _rows(curve, name)
+    )
 
 
-def _rows(curve: Curve) -> Iterator[KernelRow]:
+def _rows(curve: Curve, file: str) -> Iterator[KernelRow]:
     if curve.cold_from is None:
         return
-    machine = load_profile(curve.machine)
+    machine = load_profile(curve.machine)  # one object a machine, however many curves
     implementation = IMPLEMENTATIONS.get(curve.implementation, curve.implementation)
     if implementation not in (*SHARED, "library"):
         implementation = curve.engine
     fmt = FORMATS.get(curve.format, curve.format)
     key = f"{curve.operation}/{implementation}/{fmt}"
-    engine = "library" if implementation == "library" else curve.engine
     for point, seconds in zip(curve.points, curve.seconds, strict=True):
         if point >= curve.cold_from:
-            yield KernelRow(curve.id, curve.id, engine, machine, _op(curve, key, fmt, point), seconds)
+            yield KernelRow(
+                f"{curve.id}-{point:g}", curve.id, file, curve.engine, machine, _op(curve, key, fmt, point), seconds
+            )
 
 
 def _op(curve: Curve, key: str, fmt: str, point: float) -> Op:

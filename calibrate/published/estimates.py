@@ -10,7 +10,7 @@ from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import on_machine, resolve
 from twin.errors import TwinError
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.prediction import Z90, Phase, Prediction, Quantity, predict
@@ -43,7 +43,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     @property
     def case(self) -> Case:
         """The question with names resolved."""
-        return resolve(self.question)
+        return on_machine(resolve(self.question), self.profile)
 
     @property
     def memory(self) -> MemoryPlan:

@@ -11,24 +11,24 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from calibrate.published.curves import KernelRow, kernel_rows
 from calibrate.published.speeds import SpeedRow, speed_rows
 from hwprofiles.files import Table
 from hwprofiles.ladder import kind_of
 from hwprofiles.profile import KERNEL_AXES, Kernel
 from hwprofiles.rates import Curve, Rate
 from hwprofiles.store import KERNELS, KERNELS_SCHEMA
+from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 
-Field = Literal["few", "many", "share", "latency"]
-"""A share over few and over many tokens, one over all, or seconds a call."""
-PLACES = {"few": 8.0, "many": 256.0}  # tokens at which shares of few and of many are held; between them, interpolated
-BETWEEN = 45.0  # tokens in a batch from which on a row tells more of many
+Row = SpeedRow | KernelRow
+
 DATE = "2026-12-01"
 NOISE = 0.05  # relative, of a published figure: two runs of a benchmark on machines of one name differ by as much
 ROUNDS = 12
@@ -36,24 +36,99 @@ ALIKE = 4  # rows of a curve that tell as much as all of it: its errors go toget
 LONGEST_STEP = 0.7
 KNOWN = 0.9  # of what machines differ by: a kernel of which a machine's rows leave more is not that machine's
 LEAST_SPREAD = 0.02
-FIRST_TAU = {"few": 0.15, "many": 0.3, "share": 0.3, "latency": 0.5}  # how far machines differ, before it is learned
+FEW = 45.0  # tokens up to which bytes hold products
+LATENCY_TAU, FEW_TAU, MANY_TAU = 0.5, 0.15, 0.3  # how far machines differ, before it is learned
+LEAST_S, MOST_S = 1e-7, 1e-2  # of a latency
+LEAST_SHARE = 2e-3
 
 
 class Parameter(NamedTuple):
-    """One number of an engine on a machine: a field that several of its kernels have in common."""
+    """One number of an engine on a machine, which several of its kernels have in common."""
 
     kernels: tuple[str, ...]
-    field: Field
+    place: float | None  # of a share, on its kernels' axis; None: their latency
     start: float
 
+    @property
+    def tau(self) -> float:
+        """How far machines are taken to differ before it is learned."""
+        if self.place is None:
+            return LATENCY_TAU
+        return FEW_TAU if self.place <= FEW and not self.kernels[0].startswith("attend") else MANY_TAU
 
-def _products(implementation: str, *formats: str, operation: str = "linear", few: float = 0.95, many: float = 0.5,
-              latency: float = 3e-5) -> tuple[Parameter, ...]:  # fmt: skip
+
+STEPS_ALONE = {16.0: 0.9, 512.0: 0.5}
+"""Places, with first values, where whole steps tell of few tokens and of a prompt's alone."""
+CURVES = {16.0: 0.9, 160.0: 0.7, 1024.0: 0.6}
+
+
+def products(
+    implementation: str, *formats: str, operation: str = "linear", places: Mapping[float, float] = CURVES
+) -> tuple[Parameter, ...]:
+    """Shares of products over tokens, the same for all formats."""
     keys = tuple(f"{operation}/{implementation}/{fmt}" for fmt in formats)
-    return Parameter(keys, "few", few), Parameter(keys, "many", many), Parameter(keys, "latency", latency)
+    return tuple(Parameter(keys, place, start) for place, start in places.items())
 
 
-ENGINES: dict[str, tuple[Parameter, ...]] = {}
+def launches(
+    implementation: str, *formats: str, operation: str = "linear", start: float = 1e-5
+) -> tuple[Parameter, ...]:
+    """Their latency."""
+    return (Parameter(tuple(f"{operation}/{implementation}/{fmt}" for fmt in formats), None, start),)
+
+
+def of_each(implementation: str, *formats: str, operation: str = "linear") -> tuple[Parameter, ...]:
+    """Shares and latencies of products, each format's its own."""
+    return tuple(
+        each
+        for fmt in formats
+        for each in (
+            *products(implementation, fmt, operation=operation),
+            *launches(implementation, fmt, operation=operation),
+        )
+    )
+
+
+def attention(implementation: str, *formats: str) -> tuple[Parameter, ...]:
+    """Shares and latencies of attention in decode and in prompts, by format."""
+    found: list[Parameter] = []
+    for fmt in formats:
+        decode, dense = f"attend_decode/{implementation}/{fmt}", f"attend_dense/{implementation}/{fmt}"
+        found += [Parameter((decode,), 1.0, 0.7), Parameter((decode,), None, 1e-5)]
+        found += [Parameter((dense,), 512.0, 0.3), Parameter((dense,), 4096.0, 0.6), Parameter((dense,), None, 1e-5)]
+    return tuple(found)
+
+
+GGML_PLAIN, GGML = "f16", "quantised"
+ENGINES: dict[str, tuple[Parameter, ...]] = {
+    "llama.cpp": (
+        *products("llama.cpp", GGML, places=STEPS_ALONE),
+        *products("llama.cpp", GGML_PLAIN, places=STEPS_ALONE),
+        *launches("llama.cpp", GGML, GGML_PLAIN, start=4e-5),
+        *products("llama.cpp", GGML, GGML_PLAIN, operation="experts", places=STEPS_ALONE),
+        *launches("llama.cpp", GGML, GGML_PLAIN, operation="experts"),
+        *(
+            Parameter((f"{operation}/{name}/fp16",), 1.0, start)
+            for name in ("llama.cpp", "llama.cpp_unfused")
+            for operation, start in (("attend_decode", 0.5), ("attend_dense", 0.3))
+        ),
+    ),
+    "library": of_each("library", "bf16"),
+    "vllm": (
+        *of_each("vllm", "fp8", "nvfp4"),
+        *of_each("vllm", "bf16", "fp8", "mxfp4", "nvfp4", operation="experts"),
+    ),
+    "sglang": (
+        *of_each("sglang", "fp8", "nvfp4"),
+        *of_each("sglang", "bf16", "fp8", "mxfp4", "nvfp4", "w4a16", operation="experts"),
+    ),
+    "flash_attention": attention("flash_attention", "bf16"),
+    "flashinfer": attention("flashinfer", "bf16", "fp8"),
+    "fa3": attention("fa3", "bf16", "fp8"),
+    "trtllm_mha": attention("trtllm_mha", "bf16", "fp8"),
+    "triton": attention("triton", "bf16", "fp8"),
+}
+"""By whose kernels they are, which is the name of the file that holds them."""
 
 
 class Fitted(NamedTuple):
@@ -65,31 +140,31 @@ class Fitted(NamedTuple):
     tau: np.ndarray
 
 
-def kernels_of(parameters: Sequence[Parameter], logs: np.ndarray, spreads: Mapping[Field, float],
-               rows: tuple[str, ...]) -> dict[str, Kernel]:  # fmt: skip
-    """Kernels with these values."""
-    found: dict[str, dict[str, float]] = {}
+def kernels_of(
+    parameters: Sequence[Parameter], logs: np.ndarray, spreads: Mapping[str, float], rows: tuple[str, ...]
+) -> dict[str, Kernel]:
+    """Kernels with these values; spreads by phase."""
+    shares: dict[str, dict[float, float]] = {}
+    latencies: dict[str, float] = {}
     for parameter, log in zip(parameters, logs, strict=True):
         for key in parameter.kernels:
-            found.setdefault(key, {})[parameter.field] = float(math.exp(log))
-    return {key: _kernel(key, values, spreads, rows) for key, values in found.items()}
-
-
-def _kernel(key: str, values: dict[str, float], spreads: Mapping[Field, float], rows: tuple[str, ...]) -> Kernel:
+            if parameter.place is None:
+                latencies[key] = round_to(math.exp(log))
+            else:
+                shares.setdefault(key, {})[parameter.place] = min(1.0, round_to(math.exp(log)))
     known: dict[str, Any] = {"n": len(rows), "source": "fitted", "date": DATE, "fitted_on": rows}
-    latency = None
-    if "latency" in values:
-        latency = Rate(value=round_to(values["latency"]), unit="s", spread=spreads["latency"], **known)
-    places = [(PLACES[name], values[name]) for name in ("few", "many") if name in values]
-    if "share" in values:
-        places = [(1.0, values["share"])]
-    curve = None
-    if places:
-        at, shares = zip(*places, strict=True)
-        over = KERNEL_AXES.get(key.split("/")[0], "tokens")
-        shares = tuple(min(1.0, round_to(share)) for share in shares)
-        curve = Curve(over=over, at=at, efficiency=shares, spread=spreads["few" if len(at) > 1 else "share"], **known)
-    return Kernel(efficiency=curve, latency=latency)
+    found: dict[str, Kernel] = {}
+    for key in dict.fromkeys((*shares, *latencies)):
+        operation, own = key.split("/")[0], sorted(shares.get(key, {}).items())
+        spread = spreads["prefill" if operation == "attend_dense" else "decode"]
+        curve = None
+        if own:
+            at, values = zip(*own, strict=True)
+            over = KERNEL_AXES.get(operation, "tokens")
+            curve = Curve(over=over, at=at, efficiency=values, spread=spread, **known)
+        latency = Rate(value=latencies[key], unit="s", spread=spread, **known) if key in latencies else None
+        found[key] = Kernel(efficiency=curve, latency=latency)
+    return found
 
 
 def round_to(value: float, digits: int = 4) -> float:
@@ -104,28 +179,53 @@ class _Told(NamedTuple):
     slopes: np.ndarray
 
 
-def told(row: SpeedRow, parameters: Sequence[Parameter], logs: np.ndarray) -> _Told:
-    """One row at these values."""
-    kernels = kernels_of(parameters, logs, dict.fromkeys(FIRST_TAU, 0.0), (row.id,))
-    machine = replace(row.machine, kernels={**row.machine.kernels, **kernels})
-    breakdown = row.breakdown(Roofs(machine, strict=False))
+def told(rows: Sequence[Row], parameters: Sequence[Parameter], logs: np.ndarray) -> list[_Told]:
+    """Rows of one machine at these values."""
+    kernels = kernels_of(parameters, logs, {"decode": 0.0, "prefill": 0.0}, ("all",))
+    roofs: dict[int, Roofs] = {}
+    answers = []
+    for row in rows:
+        if id(row.machine) not in roofs:
+            machine = replace(row.machine, kernels={**row.machine.kernels, **kernels})
+            roofs[id(row.machine)] = Roofs(machine, strict=False)
+        answers.append(_told_of(row, parameters, kernels, row.breakdown(roofs[id(row.machine)])))
+    return answers
+
+
+def _told_of(row: Row, parameters: Sequence[Parameter], kernels: Mapping[str, Kernel], breakdown: Breakdown) -> _Told:
+    """A share between two places answers to both, as it is interpolated."""
     seconds, scaling = breakdown.seconds, breakdown.sensitivity()
-    few = row.phase == "decode" and row.case.question.batch < BETWEEN
     slopes = np.zeros(len(parameters))
     for at, parameter in enumerate(parameters):
-        name = "latency" if parameter.field == "latency" else "efficiency"
-        if parameter.field in PLACES and (parameter.field == "few") != few:
-            continue
-        hanging = sum(scaling.get(f"{key}#{name}", 0.0) for key in parameter.kernels)
-        slopes[at] = hanging / seconds * (1 if name == "latency" else -1)
+        for key in parameter.kernels:
+            if parameter.place is None:
+                slopes[at] += scaling.get(f"{key}#latency", 0.0) / seconds
+            elif curve := kernels[key].efficiency:
+                slopes[at] -= (
+                    scaling.get(f"{key}#efficiency", 0.0) / seconds * _weight(curve, parameter.place, row.grain)
+                )
     return _Told(math.log(seconds / row.seconds), slopes)
 
 
-def fit(parameters: Sequence[Parameter], rows: Sequence[SpeedRow]) -> Fitted:
+def _weight(curve: Curve, place: float, grain: float) -> float:
+    """By how much the logarithm of a curve at `grain` follows that at one of its places."""
+    where = grain if curve.over in ("tokens", "rows") else place
+    low = max((at for at in curve.at if at <= where), default=curve.at[0])
+    high = min((at for at in curve.at if at >= where), default=curve.at[-1])
+    if place not in (low, high):
+        return 0.0
+    if low == high:
+        return 1.0
+    upper = math.log(where / low) / math.log(high / low)
+    share = curve.efficiency[curve.at.index(place)] / curve(where)
+    return (upper if place == high else 1 - upper) * share
+
+
+def fit(parameters: Sequence[Parameter], rows: Sequence[Row]) -> Fitted:
     """An engine's parameters on all machines of one kind that have rows."""
     of = {name: [row for row in rows if row.machine.name == name] for name in sorted({r.machine.name for r in rows})}
     mean = np.log([parameter.start for parameter in parameters])
-    tau = np.array([FIRST_TAU[parameter.field] for parameter in parameters])
+    tau = np.array([parameter.tau for parameter in parameters])
     logs, deviations = {name: mean.copy() for name in of}, {name: tau.copy() for name in of}
     for _ in range(ROUNDS):
         for name, own in of.items():
@@ -135,7 +235,7 @@ def fit(parameters: Sequence[Parameter], rows: Sequence[SpeedRow]) -> Fitted:
 
 
 def on_machine(
-    parameters: Sequence[Parameter], rows: Sequence[SpeedRow], mean: np.ndarray, tau: np.ndarray, start: np.ndarray,
+    parameters: Sequence[Parameter], rows: Sequence[Row], mean: np.ndarray, tau: np.ndarray, start: np.ndarray,
     *, rounds: int = 4,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """One machine's parameters, drawn to the mean, and how well its rows and the mean know them."""
@@ -143,7 +243,7 @@ def on_machine(
     weight = np.array([1 / (NOISE * max(1.0, math.sqrt(counts[row.curve] / ALIKE))) for row in rows])
     covariance = np.diag(tau**2)
     for _ in range(rounds):
-        answers = [told(row, parameters, logs) for row in rows]
+        answers = told(rows, parameters, logs)
         slopes = np.array([each.slopes for each in answers]) * weight[:, None]
         errors = np.array([each.error for each in answers]) * weight
         matrix, target = np.vstack([slopes, np.diag(1 / tau)]), np.concatenate([-errors, (mean - logs) / tau])
@@ -154,8 +254,8 @@ def on_machine(
 
 
 def _bounded(parameters: Sequence[Parameter], logs: np.ndarray) -> np.ndarray:
-    most = np.array([math.log(1e-2) if parameter.field == "latency" else 0.0 for parameter in parameters])
-    least = np.array([math.log(1e-7) if parameter.field == "latency" else -6.0 for parameter in parameters])
+    most = np.log([MOST_S if parameter.place is None else 1.0 for parameter in parameters])
+    least = np.log([LEAST_S if parameter.place is None else LEAST_SHARE for parameter in parameters])
     return np.clip(logs, least, most)
 
 
@@ -164,7 +264,7 @@ def _over_machines(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation over machines, each weighed by how much its own rows tell of a parameter."""
     values, own = np.array(list(logs.values())), np.array(list(deviations.values()))
-    first = np.array([FIRST_TAU[parameter.field] for parameter in parameters])
+    first = np.array([parameter.tau for parameter in parameters])
     known = np.clip(1 - (own / first) ** 2, 0.0, 1.0)  # of what is learned of a parameter there, beyond the mean
     total = known.sum(axis=0)
     centre = np.where(total > 0, (known * values).sum(axis=0) / np.maximum(total, 1e-12), values.mean(axis=0))
@@ -172,7 +272,7 @@ def _over_machines(
     return _bounded(parameters, centre), np.maximum(np.sqrt(squares / (total + 1)), 0.02)
 
 
-def left_out(parameters: Sequence[Parameter], rows: Sequence[SpeedRow], fitted: Fitted) -> dict[str, float]:
+def left_out(parameters: Sequence[Parameter], rows: Sequence[Row], fitted: Fitted) -> dict[str, float]:
     """Logarithm of predicted over measured by row, of a machine's curves each told by its others and the mean.
 
     A machine of one curve is told by the mean alone: that is the rung below, and no error of this one.
@@ -184,32 +284,38 @@ def left_out(parameters: Sequence[Parameter], rows: Sequence[SpeedRow], fitted: 
         for curve in curves if len(curves) > 1 else ():
             others = [row for row in own if row.curve != curve]
             logs, _ = on_machine(parameters, others, fitted.mean, fitted.tau, fitted.machines[name])
-            errors |= {row.id: told(row, parameters, logs).error for row in own if row.curve == curve}
+            rest = [row for row in own if row.curve == curve]
+            errors |= {row.id: each.error for row, each in zip(rest, told(rest, parameters, logs), strict=True)}
     return errors
 
 
-def spreads_of(rows: Sequence[SpeedRow], errors: Mapping[str, float]) -> dict[Field, float]:
-    """What a fitted share is off by on a curve that did not set it: root mean square, each machine once."""
-
-    def over(phases: set[str]) -> float:
+def spreads_of(rows: Sequence[Row], errors: Mapping[str, float]) -> dict[str, float]:
+    """By phase, what a fitted rate is off by on a curve that did not set it: root mean square, each machine once."""
+    found: dict[str, float] = {}
+    for name in ("decode", "prefill"):
         squares: dict[str, list[float]] = {}
         for row in rows:
-            if row.id in errors and row.phase in phases:
+            if row.id in errors and row.phase.startswith(name):
                 squares.setdefault(row.machine.name, []).append(errors[row.id] ** 2)
         means = [sum(own) / len(own) for own in squares.values()]
-        return round(max(LEAST_SPREAD, math.sqrt(sum(means) / len(means))) if means else FIRST_TAU["share"], 3)
+        found[name] = round(max(LEAST_SPREAD, math.sqrt(sum(means) / len(means))), 3) if means else MANY_TAU
+    return found
 
-    decode, prefill = over({"decode"}), over({"prefill", "prefill_chunk"})
-    return {"few": decode, "latency": decode, "many": prefill, "share": max(decode, prefill)}
+
+def rows_of(engine: str) -> list[Row]:
+    """All published rows that tell of the engine's kernels."""
+    own = {key for parameter in ENGINES[engine] for key in parameter.kernels}
+    kernels: list[Row] = [row for row in kernel_rows() if row.op.kernel in own]
+    return [*(row for row in speed_rows() if row.engine == engine), *kernels]
 
 
 def document_of(engine: str) -> tuple[Table, str]:
-    """The engine's file with the kernels that its rows set over those that it has, and a line for each kind of machine."""
+    """The engine's file with the kernels that its rows set over those that it has, and how each kind of machine fits."""
     path = KERNELS / f"{engine}.json"
     document: Table = json.loads(path.read_bytes()) if path.exists() else {}
     machines = {name: dict(kernels) for name, kernels in document.get("machines", {}).items()}
     lines, parameters = [], ENGINES[engine]
-    every = [row for row in speed_rows() if row.engine == engine]
+    every = rows_of(engine)
     for kind in sorted({kind_of(row.machine.gpu) for row in every}):
         rows = [row for row in every if kind_of(row.machine.gpu) == kind]
         fitted = fit(parameters, rows)
@@ -220,9 +326,10 @@ def document_of(engine: str) -> tuple[Table, str]:
         ]
         for parameter, mean, tau in zip(parameters, fitted.mean, fitted.tau, strict=True):
             names = f"{parameter.kernels[0]}{' and others' if len(parameter.kernels) > 1 else ''}"
-            lines.append(f"  {names:44s} {parameter.field:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}")
+            place = "latency" if parameter.place is None else f"at {parameter.place:g}"
+            lines.append(f"  {names:44s} {place:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}")
         for name, logs in fitted.machines.items():
-            ids = tuple(row.id for row in rows if row.machine.name == name)
+            ids = tuple(sorted({f"{row.file} {name}" for row in rows if row.machine.name == name}))
             known = {
                 key
                 for parameter, deviation, tau in zip(parameters, fitted.deviations[name], fitted.tau, strict=True)
@@ -230,7 +337,12 @@ def document_of(engine: str) -> tuple[Table, str]:
                 for key in parameter.kernels
             }
             kernels = kernels_of(parameters, logs, spreads, ids)
-            own = {key: _plain(kernel) for key, kernel in kernels.items() if key in known}
+            there = machines.get(name, {})
+            own = {
+                key: _plain(kernel)
+                for key, kernel in kernels.items()
+                if key in known and _is_published(there.get(key, {}))
+            }
             machines[name] = {**machines.get(name, {}), **own}
     document = {"schema": KERNELS_SCHEMA, "engine": engine, "machines": dict(sorted(machines.items()))}
     return document, "\n".join(lines)
@@ -241,6 +353,12 @@ def _told(errors: Mapping[str, float]) -> str:
         return "no machine has two curves"
     sizes = sorted(abs(error) for error in errors.values())
     return f"{len(sizes)} rows, median {sizes[len(sizes) // 2]:.1%}, 95th {sizes[int(0.95 * len(sizes))]:.1%}"
+
+
+def _is_published(there: Table) -> bool:
+    """Whether this command may set a kernel: not where the machine's own calibration or seed did."""
+    rates = [rate for rate in there.values() if isinstance(rate, dict)]
+    return all(rate.get("date") == DATE and rate["source"] == "fitted" for rate in rates)
 
 
 def _plain(kernel: Kernel) -> Table:

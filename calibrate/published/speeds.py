@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.json import decode
 
 from hwprofiles import HardwareProfile
-from hwprofiles.files import read_as
 from hwprofiles.store import RECORDS
 from twin.ask.case import Case
 from twin.ask.question import Question
@@ -21,7 +20,11 @@ from twin.operations.ops import Step
 from twin.prediction import chunk_breakdown, decode_breakdown_of, prefill_breakdown
 
 PUBLIC = RECORDS / "public"
+MOST_ALIKE = 2
+"""Sequences of a benchmark that decode the same tokens, from which on they choose fewer experts than others would."""
 ENGINES = PUBLIC / "engines.json"
+
+UNFUSED = "llama.cpp_unfused"  # what a row without flash attention ran on
 
 Phase = Literal["decode", "prefill", "prefill_chunk"]
 
@@ -37,6 +40,7 @@ class Published(Struct, frozen=True, kw_only=True):
     batch: int
     value: Annotated[float, Meta(gt=0)]
     ask: dict[str, object]
+    flash_attention: bool | None = None
 
 
 class SpeedRow(NamedTuple):
@@ -52,9 +56,20 @@ class SpeedRow(NamedTuple):
     seconds: float
 
     @property
+    def file(self) -> str:
+        """Where it is kept."""
+        return ENGINES.name
+
+    @property
     def engine(self) -> str:
         """Whose kernels ran."""
         return self.case.rules.name
+
+    @property
+    def grain(self) -> float:
+        """New tokens of a pass."""
+        batch = self.case.question.batch
+        return batch if self.phase == "decode" else min(self.tokens, self.case.chunk_tokens) * batch
 
     def breakdown(self, roofs: Roofs) -> Breakdown:
         """The same step as the twin has it. Raises MissingRate."""
@@ -75,23 +90,29 @@ class SpeedRow(NamedTuple):
 @cache
 def speed_rows(path: Path = ENGINES) -> tuple[SpeedRow, ...]:
     """All rows of a file that can be asked. Raises BadFile."""
-    return tuple(_asked(read_as(path, _File).rows))
-
-
-class _File(Struct, frozen=True, kw_only=True):
-    rows: tuple[Published, ...]
+    return tuple(_asked(decode(path.read_bytes(), type=tuple[Published, ...])))
 
 
 def _asked(rows: tuple[Published, ...]) -> Iterator[SpeedRow]:
     for row in rows:
-        ask = dict(row.ask)
+        ask = {key: value for key, value in row.ask.items() if key in Question.__struct_fields__}
+        if row.flash_attention is False:
+            ask["backend"] = UNFUSED
         model = str(ask["model"])
         ask["model"] = str(PUBLIC / model) if model.startswith("models/") else model
         try:
             case = resolve(Question(**ask))  # type: ignore[arg-type]
             machine = machine_of(case, None)
         except TwinError:
+            continue  # an engine or a format that no rulebook has
+        if row.batch > MOST_ALIKE and _chooses(case):
             continue
         seconds = (row.batch if row.kind == "decode" else row.tokens * row.batch) / row.value
         curve = f"{row.group} {machine.name} {case.model.name} {ask.get('weights')}"
         yield SpeedRow(row.id, curve, case, machine, row.kind, row.depth, row.tokens, seconds)
+
+
+def _chooses(case: Case) -> bool:
+    """Whether tokens choose among experts."""
+    feeds = (layer.feed_forward for layer in case.model.kinds.values())
+    return any(feed is not None and feed.experts > feed.active for feed in feeds)

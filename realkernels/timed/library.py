@@ -6,7 +6,7 @@ where flash attention cannot run, `flash_missing` says why.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -406,14 +406,15 @@ class DenseLayers(TimedCall):
 
     def __init__(
         self, shape: DenseShape, *, layers: int, batch: int, q_tokens: int, past_tokens: int, dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device, reduce: Callable[[torch.Tensor], object] | None = None,
     ) -> None:  # fmt: skip
+        """`reduce` is handed each branch, of attention and of feed-forward: where ranks share a layer, to sum it."""
         if past_tokens and q_tokens > 1 and not has_lower_right(device):
             raise ValueError(
                 f"no chunk of {q_tokens} rows after {past_tokens} tokens here: flash attention cannot mask it"
             )
         self.shape, self.batch, self.q_tokens, self.past_tokens = shape, batch, q_tokens, past_tokens
-        self.calls, self.ops = layers, elementwise_ops(device)
+        self.calls, self.ops, self.reduce = layers, elementwise_ops(device), reduce
         self.weights = [random_weights(shape, dtype, device) for _ in range(layers)]
         self.activations = Activations.allocate(shape, batch * q_tokens, dtype, device)
         seen = past_tokens + q_tokens
@@ -436,10 +437,14 @@ class DenseLayers(TimedCall):
             heads = queries.unflatten(2, (shape.query_heads, shape.head_dim))
             attended = flash(heads, keys, values, causal=self.q_tokens > 1)
             product(attended.reshape(self.slots.numel(), -1), weights.output, at.branch)
+            if self.reduce is not None:
+                self.reduce(at.branch)
             ops.add_norm(at.branch, at.residual, weights.norm_mid, at.normed, EPSILON)
             product(at.normed, weights.gate_up, at.gate_up)
             ops.gate(at.gate_up, at.gated)
             product(at.gated, weights.down, at.branch)
+            if self.reduce is not None:
+                self.reduce(at.branch)
 
     def poison(self) -> None:
         """NaN where results go, fresh numbers where they come from; some tokens of these are remembered."""

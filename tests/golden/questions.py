@@ -127,7 +127,7 @@ def at_home(place: Place) -> bool:
 
 def runs_on(place: Place) -> bool:
     """Whether the engine is modelled on so many devices."""
-    return place.rules.block_pool is None or load_profile(place.machine).gpu_count == 1
+    return not place.rules.shares_pool or load_profile(place.machine).gpu_count == 1
 
 
 def homes() -> list[Place]:
@@ -449,11 +449,11 @@ def _machines() -> Iterator[Words]:
     yield from (("predict", "--hw", name) for name in ("h100", "4x-rtx4090"))
     able = homes()
     for option, values in CHANGED.items():
-        roomy = [place for place in able if option != "--gpus" or place.rules.block_pool is None]
+        roomy = [place for place in able if option != "--gpus" or not place.rules.shares_pool]
         for value in values:
             yield _usually(one(roomy, " ".join(value)), value)
         value = one(values, option)
-        yield _compared_on(one([place for place in roomy if place.rules.block_pool is None], option), value)
+        yield _compared_on(one([place for place in roomy if not place.rules.shares_pool], option), value)
         pooled = one([place for place in able if place.rules.block_pool is not None], option)
         words = _usually(pooled, ("--gpus", "1") if option == "--gpus" else value, "simulate")
         at = words.index("--layout")

@@ -57,7 +57,7 @@ def refusals(models: Sequence[str]) -> Iterator[Words]:
     """All of them; some are answered where a rulebook is more patient than its name says, and kept as they are."""
     yield from _misplaced(models)
     yield from (("predict", "--layout", "vram", *words) for words in ONLY_OFFLOADED)
-    without_pool = [engine for engine in engine_names() if load_engine(engine).block_pool is None]
+    without_pool = [engine for engine in engine_names() if not load_engine(engine).shares_pool]
     for at, words in enumerate(ONLY_POOLED):
         yield ("predict", "--engine", without_pool[at % len(without_pool)], *words)
     yield from (("simulate", "--engine", engine, "--requests", "1") for engine in without_pool)

@@ -11,7 +11,8 @@ from tests.worlds import LAWS
 from twin.formats import EXL3_BITS, KVFormat, Plane, format_names, kv_format, listed
 
 PUBLISHED = {
-    "fp16": 4096, "bf16": 4096, "fp32": 8192, "fp8": 2048, "int8_per_token_head": 2080, "fp8_per_token_head": 2080,
+    "fp16": 4096, "bf16": 4096, "fp32": 8192, "fp8": 2048, "fp8_e5m2": 2048,
+    "int4_g64": 1152, "int2_g64": 640, "int8_per_token_head": 2080, "fp8_per_token_head": 2080,
     "int4_per_token_head": 1056, "kvarn_k4v2_g128": 840, "kvarn_k4v4_g128": 1096, "kvarn_k4v2_g64": 888,
     "turboquant_k8v4": 1552, "turboquant_4bit_nc": 1048, "turboquant_k3v4_nc": 920, "turboquant_3bit_nc": 792,
     "q8_0": 2176, "q4_0": 1152, "q5_1": 1536, "iq4_nl": 1152, "exl3_k8v8": 2176, "exl3_k8v4": 1664, "exl3_k4v4": 1152,
@@ -30,6 +31,11 @@ def custom(*, key: Plane, value: Plane, **other: Any) -> KVFormat:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_token_takes_the_published_bytes_in_both_models(name: str) -> None:
     assert bytes_of(name) == 2 * bytes_of(name, kv_heads=2) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("also", "name"), [("fp8_e4m3", "fp8"), ("bfloat16", "bf16"), ("float16", "fp16")])
+def test_a_format_is_known_by_what_engines_options_call_it(also: str, name: str) -> None:
+    assert kv_format(also) is kv_format(name)
 
 
 def test_the_many_of_exllamav3_are_named_by_their_ends() -> None:
@@ -81,7 +87,7 @@ def test_a_format_is_plain_scaled_or_rotated_and_tiled_ones_hold_tokens_back_in_
     fmt = kv_format(name)
     assert (fmt.name, bool(fmt.summary)) == (name, True)
     assert fmt.element_bytes == {"fp32": 4}.get(name, 2)
-    rotated = name.startswith(("int4", "kvarn", "turboquant", "exl3"))
+    rotated = name.startswith(("int4_per", "kvarn", "turboquant", "exl3"))
     assert fmt.kind == ("plain" if name in {"fp16", "bf16", "fp32"} else "rotated" if rotated else "scaled")
     assert (fmt.sidecar_bytes, fmt.tile_tokens > 1) == ((2, True) if name.startswith("kvarn") else (0, False))
     assert fmt.min_capability == {"fp8_per_token_head": "8.9"}.get(name, "")

@@ -1,5 +1,7 @@
 """A Case is a question with names resolved and defaults filled in. Knows nothing of hardware."""
 
+from typing import NamedTuple
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -14,6 +16,13 @@ from twin.models.speculation import Speculation
 from twin.operations.counts import FULL_BYTES, HALF_BYTES
 
 LATENT_GROUP = 128  # elements of a compressed vector that share a scale in 8 bits
+
+
+class Ends(NamedTuple):
+    """Which ends of the model a stage of its layers has: the embedding before the first, the head behind the last."""
+
+    first: bool = True
+    last: bool = True
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -37,6 +46,9 @@ class Case(Struct, frozen=True, kw_only=True):
     mixer: Attending | None
     """Attention that cache sizes, kernels and ops are asked of: the model's that sees furthest, or as `of` says."""
     speculation: Speculation | None
+    tp: int = 1  # ranks that share every layer; `model` and all that follows from it are one rank's
+    ends: Ends = Ends()
+    devices: int | None = None  # ranks x stages, where that was asked for; None: all that the machine has, as stages
     cached_tokens: int = 0  # prompt tokens that the engine finds in its prefix cache and does not compute again
 
     def of(self, mixer: Attending) -> "Case":
@@ -78,6 +90,10 @@ class Case(Struct, frozen=True, kw_only=True):
     def state_bytes_of(self, mixer: Recurrent) -> int:
         """Bytes of an element of its state: some kinds are kept in full whatever is asked."""
         return FULL_BYTES if mixer_tag(mixer) in self.rules.full_states else self.state_element_bytes
+
+    def stages(self, devices: int) -> int:
+        """Groups of devices that layers are split over, of so many devices."""
+        return max(1, devices // self.tp)
 
     @property
     def hw(self) -> str:

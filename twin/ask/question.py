@@ -15,6 +15,7 @@ Tier = Literal["vram", "host"]
 Ngram = Literal["ram", "disk"]
 HostPages = Literal["huge", "4KiB"]
 StateType = Literal["fp16", "fp32"]
+Split = Literal["layer", "row"]
 
 MAX_BATCH = 4096
 MAX_GPUS = 1024
@@ -26,6 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "ngram": get_args(Ngram),
     "host_pages": get_args(HostPages),
     "state_dtype": get_args(StateType),
+    "split": get_args(Split),
 }
 
 _FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool", "max_model_tokens": "max-model-len"}
@@ -60,6 +62,9 @@ class Question(Struct, frozen=True, kw_only=True):
     ngram: Ngram | None = None
     host_pages: HostPages | None = None
     gpus: int | None = None  # so many of the machine's device
+    tp: int | None = None  # devices that share every layer, by heads and rows
+    pp: int | None = None  # stages of layers one after the other, each on `tp` devices
+    split: Split | None = None  # how devices share a model where neither number says it: stages, or rows of each layer
     lanes: int = FULL_LANES
     pcie_generation: int | None = None  # with `lanes` a link of its own; without one the machine's, with fewer lanes
     ram_bytes: int | None = None  # the host's memory
@@ -74,6 +79,8 @@ class Question(Struct, frozen=True, kw_only=True):
     pool_bytes: int | None = None  # size of the block pool, in place of what utilisation leaves
     max_model_tokens: int | None = None  # longest request that the engine expects; None: the context asked about
     max_sequences: int | None = None
+    window_share: float | None = None  # tokens of a pool of windows to one of the other layers' pool
+    state_slots: int | None = None  # whole sequences' states in their pool, in place of their share of memory
     prefix_caching: bool = False
     patched: bool = True  # whether the published patches to groups and pages are in
     promotes_windows: bool = True  # whether the patch to the pages of sliding layers is among them
@@ -92,7 +99,10 @@ def check_numbers(question: Question) -> None:
         ("chunk", question.chunk_tokens, 1, MAX_TOKENS, "tokens"),
         ("longest request", question.max_model_tokens, 1, MAX_TOKENS, "tokens"),
         ("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences"),
+        ("pool of states", question.state_slots, 1, MAX_TOKENS, "states"),
         ("number of devices", question.gpus, 1, MAX_GPUS, "devices"),
+        ("tensor parallelism", question.tp, 1, MAX_GPUS, "devices"),
+        ("pipeline parallelism", question.pp, 1, MAX_GPUS, "stages"),
         ("PCIe generation", question.pcie_generation, 1, max(PCIE_LANE_BYTES_PER_S), ""),
         ("host memory", question.ram_bytes, 1, MAX_BYTES, "bytes"),
         ("free VRAM", question.vram_free_bytes, 1, MAX_BYTES, "bytes"),
@@ -108,5 +118,7 @@ def check_numbers(question: Question) -> None:
             raise BadValue(f"{field.replace('_', ' ')} {value!r} is not known", hint=f"one of {', '.join(known)}")
     if question.utilisation is not None and not 0 < question.utilisation <= 1:
         raise BadValue(f"utilisation {question.utilisation:g} is outside the range above 0 and up to 1")
+    if question.window_share is not None and not 0 < question.window_share <= 1:
+        raise BadValue(f"window share {question.window_share:g} is outside the range above 0 and up to 1")
     if question.accepted is not None and not math.isfinite(question.accepted):
         raise BadValue(f"accepted tokens {question.accepted} is not a number")

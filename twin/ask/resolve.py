@@ -1,17 +1,21 @@
 """From a Question to a Case: every name looked up, every default filled in, every combination checked."""
 
+from msgspec.structs import replace
+
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.links import FULL_LANES
 from hwprofiles.spelling import match, plain
 from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers, flag
+from twin.ask.sharing import shared
 from twin.engines import OWN, EngineRules, engine_names, load_engine
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, is_exl3, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
 from twin.memory.block_pool import with_prefix_cache
+from twin.memory.token_pool import card_defaults
 from twin.models import ModelSpec, load_model
-from twin.models.mixers import LatentAttention
+from twin.models.mixers import Attention, LatentAttention
 from twin.models.rewritten import in_weights
 from twin.models.speculation import Speculation, speculation_of
 from twin.operations.counts import FULL_BYTES, HALF_BYTES
@@ -20,8 +24,13 @@ _HOST_OPTIONS = {"staging_bytes", "prefill", "copies", "pooled", "host_pages"}
 """What only a layout with planes on the host understands."""
 
 _POOL_OPTIONS = {"utilisation", "pool_bytes", "max_model_tokens", "max_sequences", "prefix_caching", "cached_tokens"}
-_POOL_OPTIONS |= {"cold_start", "patched", "async_scheduling"}
-"""What only an engine with a block pool understands."""
+"""What only an engine whose requests share one pool understands."""
+
+_BLOCK_OPTIONS = {"cold_start", "patched", "promotes_windows", "async_scheduling"}
+"""What only an engine with a pool of blocks understands."""
+
+_TOKEN_OPTIONS = {"window_share", "state_slots"}
+"""What only an engine with pools of tokens, windows and states understands."""
 
 _NOTHING_ASKED = Question(ctx_tokens=1)
 
@@ -30,8 +39,11 @@ _STATE_BYTES = {"fp16": HALF_BYTES, "fp32": FULL_BYTES}
 ENGINES_OWN = "auto"  # what engines call their default format
 
 
-def resolve(question: Question) -> Case:
-    """Look every name up and check every number. Raises UnknownName, BadValue or Impossible."""
+def resolve(question: Question, *, devices: int | None = None) -> Case:
+    """Look every name up and check every number. Raises UnknownName, BadValue or Impossible.
+
+    `devices`: of the machine, where it is another than the one that the question names.
+    """
     check_numbers(question)
     model = load_model(question.model)
     if question.weights is not None:
@@ -50,6 +62,10 @@ def resolve(question: Question) -> Case:
     fmt = _format_of(question, rules, model, layout)
     if layout.needs_indexer and not model.selects_blocks:
         raise Impossible(f"{model.name} reads its whole cache at every step: {layout.name} needs sparse attention")
+    if layout.heads_only and any(isinstance(mixer, LatentAttention) for mixer in model.caches):
+        raise Impossible(
+            f"{model.name} caches compressed vectors: {layout.name} is modelled for keys and values of heads"
+        )
     sparse = rules.sparse if model.selects_blocks else None
     rated = kv_format(rules.formats[0]) if question.what_if and fmt.kind != "plain" else fmt
     backend, verify_backend = _backends_of(question, rules, rated)
@@ -73,7 +89,8 @@ def resolve(question: Question) -> Case:
         speculation=_speculation(question, model, rules, fmt),
     )
     _check_case(case)
-    return with_prefix_cache(case) if rules.block_pool else case
+    case = shared(case, lambda: devices or load_profile(case.hw).gpu_count)
+    return with_prefix_cache(case) if rules.shares_pool else case
 
 
 def _state_bytes(question: Question, model: ModelSpec, rules: EngineRules) -> int:
@@ -86,7 +103,7 @@ def _state_bytes(question: Question, model: ModelSpec, rules: EngineRules) -> in
 def _engine_of(model: ModelSpec) -> EngineRules:
     """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
     engines = [load_engine(name) for name in engine_names() if name != OWN]
-    for rules in engines:
+    for rules in (each for each in engines if each.volunteers):
         if model.weights.format in rules.weight_formats and (not model.selects_blocks or rules.sparse_kernels):
             return rules
     hint = "--engine NAME counts its memory under one of them; --weights bf16 asks about the same shape in 16 bits"
@@ -135,8 +152,8 @@ def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: 
             if getattr(question, field) is not None:
                 raise Impossible(f"{flag(field)} means nothing without --spec: one step yields one token")
         return None
-    if rules.block_pool is None:
-        raise Impossible(f"speculation is modelled for vllm only, not for {rules.name}")
+    if not rules.shares_pool:
+        raise Impossible(f"speculation is modelled for engines whose requests share a pool, not for {rules.name}")
     text, accepted, task = question.speculation, question.accepted, question.task
     ctx_tokens = question.ctx_tokens
     return speculation_of(model, text, accepted=accepted, task=task, kv_dtype=fmt.name, ctx_tokens=ctx_tokens)
@@ -150,8 +167,12 @@ def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) 
         if field in _HOST_OPTIONS and field not in layout.options:
             where = f"layout {layout.name!r}: its planes never cross the link"
             raise Impossible(f"{flag(field)} means nothing under {where}")
-        if field in _POOL_OPTIONS and rules.block_pool is None:
+        if field in _POOL_OPTIONS | _BLOCK_OPTIONS and not rules.shares_pool:
             raise Impossible(f"{flag(field)} means nothing to {rules.name}: it shares no pool of blocks among requests")
+        if field in _BLOCK_OPTIONS and rules.block_pool is None:
+            raise Impossible(f"{flag(field)} means nothing to {rules.name}: it has no pool of blocks")
+        if field in _TOKEN_OPTIONS and rules.token_pool is None:
+            raise Impossible(f"{flag(field)} means nothing to {rules.name}: it has no pools of windows and states")
 
 
 def _check_case(case: Case) -> None:
@@ -174,12 +195,49 @@ def _check_case(case: Case) -> None:
         raise Impossible(f"a batch of {question.batch:,} is more than the {most:,} sequences that {engine} may run")
 
 
+def on_machine(case: Case, machine: HardwareProfile) -> Case:
+    """The case with what the engine chooses by the card, where the question does not: chunk and attention backend."""
+    rules, question = case.rules, case.question
+    if rules.token_pool is None:
+        return case
+    if question.chunk_tokens is None:
+        case = replace(case, chunk_tokens=card_defaults(rules.token_pool, machine).chunk_tokens)
+    if question.backend is None:
+        backend = _backend_on(case, machine)
+        case = replace(case, backend=backend, verify_backend=backend)
+    return case
+
+
+def _backend_on(case: Case, machine: HardwareProfile) -> str:
+    """The default backend on a card: that of its compute capability, or the first, if it runs heads as wide."""
+    rules, fmt, widest = case.rules, case.fmt.name, case.rules.backends.widest_heads
+    by_card = rules.backends.by_capability.get(machine.gpu.compute_capability, {}).get(fmt, case.backend)
+    latents = rules.backends.of_latents
+    if latents and isinstance(case.mixer, LatentAttention):
+        by_card = latents.get(machine.gpu.compute_capability, latents[""])
+    if not machine.gpu.runs_cuda and rules.backends.without_cuda in rules.backends_of(fmt):
+        by_card = rules.backends.without_cuda
+    heads = max((mixer.head_dim for mixer in case.model.caches if isinstance(mixer, Attention)), default=0)
+    order = (by_card, *rules.backends_of(fmt))
+    return next((name for name in order if heads <= widest.get(name, heads)), by_card)
+
+
+def settled(question: Question, profile: HardwareProfile | None) -> tuple[Case, HardwareProfile]:
+    """The case and the machine that it runs on, each as the other makes it."""
+    case = resolve(question, devices=profile.gpu_count if profile else None)
+    machine = machine_of(case, profile)
+    case = on_machine(case, machine)
+    check_capability(case, machine)
+    return case, machine
+
+
 def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
     """`profile` or the machine that the question names, as it is asked about; refused where it cannot run it."""
     machine, question = profile or load_profile(case.hw), case.question
     try:
-        if question.gpus is not None:
-            machine = machine.repeated(question.gpus)
+        count = case.devices or question.gpus
+        if count is not None and count != machine.gpu_count:
+            machine = machine.repeated(count)
         if question.ram_bytes is not None:
             machine = machine.with_ram(question.ram_bytes)
         if question.vram_free_bytes is not None:
@@ -193,8 +251,12 @@ def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
 
 
 def check_capability(case: Case, machine: HardwareProfile) -> None:
-    """Refuse a format whose kernels do not start on this device."""
+    """Refuse an engine that does not start on this device, and a format whose kernels do not."""
+    least, gpu = case.rules.least_capability, machine.gpu
+    if least and gpu.runs_cuda and _version(gpu.compute_capability) < _version(least):
+        raise Impossible(f"{case.rules.name} needs SM {least} or newer, {gpu.name} has SM {gpu.compute_capability}")
     needs = case.rules.needs.get(case.fmt.name, case.fmt.min_capability)
+    needs = case.rules.needs.get(f"{case.backend}/{case.fmt.name}", needs)
     has = machine.gpu.compute_capability
     if needs and _version(has) < _version(needs) and not case.question.what_if:
         own = f"has SM {has}" if machine.gpu.runs_cuda else "has no CUDA"

@@ -129,7 +129,7 @@ class Breakdown:
 
     def _add_work(self, op: Op, cost: Cost, calls: float) -> None:
         self._add_busy(op.engine, cost.seconds * calls, cost.floor_s * calls)
-        if op.part in NOT_CACHE:
+        if op.part in NOT_CACHE or op.engine is Engine.PEER:
             return
         if op.engine is Engine.D2H:
             self.link_write_bytes += op.link_bytes * op.calls * calls

@@ -10,10 +10,16 @@ from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
 from twin.operations.occupancy import RESIDENT, FlashGrid
-from twin.operations.ops import Engine, Op
+from twin.operations.ops import PEER, Engine, Op
 
 WALLS = {"vram": "VRAM bandwidth", "tensor": "tensor cores", "h2d": "host link (H2D)", "d2h": "host link (D2H)"}
-WALLS |= {"decode": "dequantisation", "dram": "host DRAM", "disk": "disk", "latency": "launch and link latency"}
+WALLS |= {
+    "peer": "link between devices",
+    "decode": "dequantisation",
+    "dram": "host DRAM",
+    "disk": "disk",
+    "latency": "launch and link latency",
+}
 """What can hold an op, by key."""
 
 ATTENTION_OPS = ("attend_sparse/", "attend_dense/", "score/")
@@ -80,6 +86,13 @@ class _Bound(NamedTuple):
     floor_s: float
 
 
+def _of_memory(op: Op, kernel: "_KernelRates", efficiency: float) -> float:
+    """Share of the memory's rate that a rank's product reaches, of what the whole one does, latency and all (A21)."""
+    if op.ranks == 1 or kernel.latency_s:
+        return efficiency
+    return 1 / (1 + op.ranks * (1 / efficiency - 1))
+
+
 class Roofs:
     """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
 
@@ -98,6 +111,7 @@ class Roofs:
             Engine.D2H: ("d2h", gpu.d2h),
             Engine.HOST: ("dram", host.dram),
             Engine.DISK: ("disk", host.disk),
+            Engine.PEER: ("peer", gpu.between),
         }
         self._vram = (gpu.vram_read.rate.value, gpu.vram_read.datasheet.value)
         self._tensor = {name: (roof.rate.value, roof.datasheet.value) for name, roof in gpu.tensor.items()}
@@ -189,20 +203,19 @@ class Roofs:
         The efficiency of ATTENTION_OPS is a share of the tensor roof alone: their bytes stream beside the products. Any
         other efficiency lowers every roof.
         """
-        if op.or_plain:
-            op = replace(op, run_bytes=0) if op.kernel in self.profile.kernels else replace(op, kernel="")
+        op = self._as_run_here(op)
         kernel = self.kernel(op.kernel) if op.kernel else self._plain_of.get(op.engine, NO_KERNEL)
         efficiency = self._efficiency(op, kernel.efficiency) if kernel.efficiency is not None else 1.0
         bound = self._slowest_roof(op, efficiency if kernel.of_attention else 1.0)
         wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
         if op.row_tile and kernel.efficiency is not None:
-            bound_s = self._in_order(op, kernel.efficiency)
+            bound_s = self._in_order(op, kernel, kernel.efficiency)
         elif not kernel.of_attention:
-            bound_s /= efficiency
+            bound_s /= _of_memory(op, kernel, efficiency) if wall == "vram" else efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
             rungs = kernel.rungs.products if wall == "tensor" else kernel.rungs.bound
             rates = self._with_efficiency(rates, op, kernel) + rungs
-        latency_s = kernel.latency_s
+        latency_s = kernel.latency_s * op.latencies
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
         if op.split_kv is not None and (kernel.operations is not None or kernel.combine):
@@ -219,6 +232,14 @@ class Roofs:
         calls = op.calls
         times = ((latency_s + bound_s) * calls, latency_s * calls, bound_s * calls)
         return Cost(*times, bound.sol_s * calls, bound.floor_s * calls, wall, rates, kernel.latency_rates)
+
+    def _as_run_here(self, op: Op) -> Op:
+        """The op with its kernel's whole name; as a plain copy where it may be one and this machine lacks the rates."""
+        if op.engine is Engine.PEER:
+            op = replace(op, kernel=op.kernel.replace(f"/{PEER}", f"/{self.profile.gpu.peer_kind}"))
+        if op.or_plain:
+            return replace(op, run_bytes=0) if op.kernel in self.profile.kernels else replace(op, kernel="")
+        return op
 
     def products_floor_s(self, op: Op) -> float:
         """Seconds of the products of all calls at the tensor cores' datasheet peak."""
@@ -248,7 +269,7 @@ class Roofs:
                 rates = (name, f"{name}.run_length") if share < 1 else (name,)
         return _Bound(wall, bound_s, rates, sol_s, floor_s)
 
-    def _in_order(self, op: Op, curve: Curve) -> float:
+    def _in_order(self, op: Op, kernel: _KernelRates, curve: Curve) -> float:
         """Seconds of products with the same weights, in the order of their tokens.
 
         Efficiency is interpolated between the tokens that it was calibrated at, roofs are not: inside a tile, or where
@@ -257,19 +278,20 @@ class Roofs:
         """
         below, above = curve.around(op.grain)
         first = (op.grain - 1) // op.row_tile * op.row_tile + 1
-        smaller_s, larger_s = self._products_s(op, curve, below), self._products_s(op, curve, above)
-        seconds = max(self._products_s(op, curve, op.grain), self._products_s(op, curve, first))
+        smaller_s, larger_s = self._products_s(op, kernel, curve, below), self._products_s(op, kernel, curve, above)
+        seconds = max(self._products_s(op, kernel, curve, op.grain), self._products_s(op, kernel, curve, first))
         if below <= op.grain:
             seconds = max(seconds, smaller_s)
         if above >= op.grain and larger_s >= smaller_s:
             seconds = min(seconds, larger_s)
         return seconds
 
-    def _products_s(self, op: Op, curve: Curve, tokens: float) -> float:
+    def _products_s(self, op: Op, kernel: _KernelRates, curve: Curve, tokens: float) -> float:
         """Seconds of the same products of another number of tokens, at the efficiency of that many."""
         tiles = -(-tokens // op.row_tile) / -(-op.grain // op.row_tile)
-        roof_s = max(op.vram_bytes / self._vram[0], op.flops * tiles / self._tensor_rate(op.dtype)[0])
-        return roof_s / curve(tokens)
+        efficiency = curve(tokens)
+        memory_s = op.vram_bytes / self._vram[0] / _of_memory(op, kernel, efficiency)
+        return max(memory_s, op.flops * tiles / self._tensor_rate(op.dtype)[0] / efficiency)
 
     def _with_efficiency(self, roofs: tuple[str, ...], op: Op, kernel: _KernelRates) -> tuple[str, ...]:
         """What an op hangs on: the roof and the kernel's share of it, or both as one where they were measured so."""

@@ -13,6 +13,7 @@ from twin.units import MIB
 RULES = EngineRules(
     name="exllamav3",
     summary="exllamav3 1.6 with the KV-offload patch: layers split over devices in order, one sequence at a time",
+    splits=("layer", "row"),
     page_tokens=256,
     layouts=("offload", "vram"),
     formats=("fp16", *(f"exl3_k{key}v{value}" for key in EXL3_BITS for value in EXL3_BITS)),

@@ -49,6 +49,51 @@ class BlockPoolRules(Struct, frozen=True, kw_only=True):
     untracked: Rate  # bytes outside the engine's share: the context and what other libraries allocate
 
 
+class CardDefaults(Struct, frozen=True, kw_only=True):
+    """What an engine chooses by the memory of a card, where it is not told."""
+
+    below_bytes: float  # of cards with less memory than this
+    chunk_tokens: int  # prompt tokens of one prefill pass
+    graph_sequences: int  # most sequences of a decode step that is captured in a graph
+    graph_sequences_of_four: int  # the same where four cards or more share the layers
+
+
+class TokenPoolRules(Struct, frozen=True, kw_only=True):
+    """How an engine that sizes pools of tokens by what is free before and after it loads weights goes about it.
+
+    A share of what was free before is for weights and pools. Windows have a pool of their own, with a share of the
+    other's tokens, and recurrent states one of whole states.
+    """
+
+    by_card: tuple[CardDefaults, ...]  # the smallest cards first; the last is of all that are larger
+    reserved_bytes: float  # what it leaves for back ends, before any of the following
+    reserved_per_chunk_token: float  # bytes, with a least chunk
+    least_reserved_chunk: int
+    reserved_per_sequence: float  # bytes of a captured sequence of a decode step
+    reserved_per_device: float  # bytes for each card that shares the layers
+    reserved_per_prefill_graph: float
+    prefill_graph_steps: tuple[tuple[int, int], ...]  # up to so many tokens a graph each so many
+    floor_from_bytes: float  # cards with more memory than this are left at least `floor_bytes`
+    floor_bytes: float
+    driver_bytes: float  # of the card that its driver reports and no program can have
+    tower_share: float  # of the share, for models with a tower of the size of `tower_parameters`
+    tower_parameters: float
+    tower_slope: float  # by how much the share falls with each such tower more
+    tower_bounds: tuple[float, float]  # of that correction
+    window_share: float  # tokens of the pool of windows to one of the other's
+    whole_windows_from: int  # windows at least so long, of layers shaped as those without, are kept whole
+    state_share: float  # bytes of states to one byte of tokens
+    states_per_sequence: int  # states that each running sequence may need: its own and those kept for prefixes
+    state_kept_every: int  # tokens of a prompt between two states that later prompts may go on from
+    evicted_every: int  # tokens after which what a window no longer sees is given back
+    max_sequences: int  # at most, whatever the pool
+    drafted_sequences: int  # at most where tokens are drafted
+    bounds_context: bool  # whether it refuses a longest request beyond what the model's own configuration takes
+    context: Rate  # bytes of a process's context on its card
+    collectives: dict[str, dict[int, Rate]]  # bytes of the ranks' buffers, by link and number of cards
+    loading: Rate  # bytes that loading leaves beside weights: tables of rotation, reordered scales, what is not reused
+
+
 class BackendRules(Struct, frozen=True, kw_only=True):
     """Which attention backend runs what, where an engine has several; empty: its own kernels run every format."""
 
@@ -56,6 +101,11 @@ class BackendRules(Struct, frozen=True, kw_only=True):
     verify_only: dict[str, tuple[str, ...]] = {}
     """Backends that run a format in steps of several query tokens only, beside those of `by_format`."""
     verify: dict[str, str] = {}  # default backend of a step of several query tokens by format, where it differs
+    by_capability: dict[str, dict[str, str]] = {}  # default backend by format on cards of a compute capability
+    of_latents: dict[str, str] = {}
+    """Default backend of compressed caches by compute capability; under an empty key that of all other cards."""
+    without_cuda: str = ""  # default backend on cards without CUDA, where it is another
+    widest_heads: dict[str, int] = {}  # elements of the widest heads that a backend runs, where there is such a bound
     piecewise: tuple[str, ...] = ()  # backends whose steps of several query tokens are not captured whole in a graph
 
 
@@ -68,6 +118,17 @@ class OwnKernelRules(Struct, frozen=True, kw_only=True):
     kv_chunk_tokens: int = 0  # cached tokens that a chunk's dense attention dequantises at a time; 0: none
     interleaved_formats: tuple[str, ...] = ()
     """Formats that it keeps on the host in interleaved blocks: codes and scales of K and V of one block in one run."""
+
+
+class TensorCacheRules(Struct, frozen=True, kw_only=True):
+    """What an engine does that keeps a layer's K and V as two tensors of a framework, made anew as they grow.
+
+    Windows are kept no longer than they see, and a prompt passes whole, so that its transients grow with it.
+    """
+
+    residual_tokens: int  # newest tokens that quantised planes are kept without, in 16 bits, until all are made anew
+    live_hidden: int  # vectors of the model's width that a token holds at the widest place of a layer
+    live_intermediate: int  # vectors of the feed-forward's width there
 
 
 class EngineRules(Struct, frozen=True, kw_only=True):
@@ -91,15 +152,32 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     heeds_full_states: bool = False  # whether it keeps states in fp32 where the model's makers want them so
     full_states: tuple[str, ...] = ()  # kinds of mixers whose states are kept in fp32 whatever is asked
     loads_as: dict[str, str] = {}  # weights that it converts as it loads them
+    splits: tuple[str, ...] = ("layer",)  # how it spreads a model over devices, its default first
     hop_element_bytes: int = 2  # bytes of one element of the residual streams that cross from device to device
     row_tiles: dict[str, int] = {}  # tokens that a product with weights of a format is rounded up to, else 1
-    needs: dict[str, str] = {}  # least compute capability of its kernels of a format, where above the format's own
+    least_capability: str = ""  # of a CUDA card that it starts on at all
+    needs: dict[str, str] = {}
+    """Least compute capability of its kernels of a format, or of a backend's, where above the format's own."""
     implementations: dict[str, str] = {}  # whose kernel runs `<operation>/<variant>`, where not its own
     host_step: bool = False  # whether scheduling, sampling and launches of a step take time of their own
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None
     block_pool: BlockPoolRules | None = None
+    token_pool: TokenPoolRules | None = None
+    volunteers: bool = True  # whether a question that names no engine may be answered by it
+    tensor_cache: TensorCacheRules | None = None
+
+    @property
+    def shares_pool(self) -> bool:
+        """Whether requests share one pool of the cache."""
+        return self.block_pool is not None or self.token_pool is not None
+
+    @property
+    def bounds_context(self) -> bool:
+        """Whether it refuses requests beyond what the model's own configuration takes."""
+        pool = self.block_pool or self.token_pool
+        return pool is not None and pool.bounds_context
 
     @property
     def sparse(self) -> SparseRules:

@@ -16,7 +16,8 @@ KVARN = ("kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64")
 TURBOQUANT = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
 RULES = EngineRules(
     name="vllm",
-    summary="vLLM 0.28 on one device: continuous batching over one pool of blocks",
+    summary="vLLM 0.28: continuous batching over one pool of blocks, each layer shared by all devices",
+    splits=("row", "layer"),
     page_tokens=16,
     layouts=("vram",),
     formats=("bf16", "fp8", *TRITON, *KVARN, *TURBOQUANT),
@@ -76,5 +77,6 @@ RULES = EngineRules(
     row_tiles={"w4a16": 16},
     host_step=True,
     implementations=dict.fromkeys(("linear/w4a16", "experts/w4a16"), "marlin")
-    | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library"),
+    | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library")
+    | dict.fromkeys(("all_reduce/peer", "all_gather/peer"), "nccl"),
 )

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
-from twin.errors import Impossible
 from twin.layouts import Placement
-from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.memory.block_pool import KVPool, plan_pool, pool_rules, pool_stages, scratch_token_bytes, share_bytes
+from twin.memory.tensors import tensor_parts
+from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes, token_pools, window_parts
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
@@ -125,8 +126,9 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def token_bytes(self) -> Placement:
-        """Cache bytes of one token of a short context, in each memory tier."""
-        return placement_of(self.case, self.case.model.layer_kinds)
+        """Cache bytes of one token of a short context, in each memory tier, over all devices."""
+        placed, ranks = placement_of(self.case, self.case.model.layer_kinds), self.case.tp
+        return Placement(vram_bytes=placed.vram_bytes * ranks, host_bytes=placed.host_bytes * ranks)
 
     @property
     def unified(self) -> bool:
@@ -159,7 +161,7 @@ def _short(what: str, needed: float, who: str, there: float) -> str:
 
 def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """Lay the case's weights, state, workspace and cache over the machine's memories."""
-    if case.rules.block_pool is not None:
+    if case.rules.shares_pool:
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
@@ -168,47 +170,89 @@ def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
 
 
 def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
-    """One device whose engine keeps a share of it: blocks in that share, scratch that grows in the rest.
+    """Devices whose engine keeps a share of each: blocks in that share, scratch that grows in the rest.
 
     A pool of given size takes the place of that share and is taken whole. A page is a block of attention in each of
-    its groups. A model's windows are counted as far as the context fills them, those of a drafter alone in full.
+    its groups. A model's windows are counted as far as the context fills them, those of a drafter alone in full. Ranks
+    of a stage are alike; of several stages the one with the fewest tokens says what the engine prints.
     """
-    if profile.gpu_count > 1:
-        hint = "name a machine with one, such as --hw rtx3090 or --hw h200"
-        raise Impossible(
-            f"{case.rules.name} is modelled on one device, {profile.name} has {profile.gpu_count}", hint=hint
-        )
-    kv_pool, parts, spread = plan_pool(case, profile)
+    stages = pool_stages(case, case.stages(profile.gpu_count))
+    planner = plan_token_pool if case.rules.token_pool else plan_pool
+    planned = [planner(stage, profile) for stage in stages]
+    kv_pool = min((pool for pool, _, _ in planned), key=lambda pool: pool.printed_tokens)
+    page_tokens = max(pool.plan.block_tokens for pool, _, _ in planned)
+    memories: list[Memory] = []
+    for index in range(profile.gpu_count):
+        stage = index // case.tp
+        memories += _pool_device(stages[stage], profile, *planned[stage], name=f"gpu{index}", page_tokens=page_tokens)
+    joined = _memories(profile, *memories, host_memory(case, profile))
+    if any(memory.free_bytes() < 0 for memory in joined if memory.name not in _in_share(profile)):
+        kv_pool = replace(kv_pool, blocks=0)  # the engine does not start: there are no blocks
+    pages = -(-case.question.ctx_tokens // page_tokens)
+    return MemoryPlan(
+        case=case, machine=profile, memories=joined, pages=pages, page_tokens=page_tokens, kv_pool=kv_pool
+    )
+
+
+def _in_share(profile: HardwareProfile) -> set[str]:
+    """Memories that hold blocks; where the host's is the device's, the last of them is what lies outside."""
+    return {f"gpu{index}" for index in range(profile.gpu_count)}
+
+
+def _pool_device(
+    case: Case,
+    profile: HardwareProfile,
+    kv_pool: KVPool,
+    parts: dict[str, float],
+    spread: float,
+    *,
+    name: str,
+    page_tokens: int,
+) -> tuple[Memory, ...]:
+    """The engine's share of one device, that of windows where they have a pool of their own, and what is outside."""
+    tokens = case.rules.token_pool
     plan, batch = kv_pool.plan, case.question.batch
     windows = any(mixer.reach for mixer in case.model.caches)
     held = plan.held_blocks(case.question.ctx_tokens if windows else MAX_TOKENS)
-    fixed = parts | {"null block": float(plan.block_bytes), "state and windows": float(held * plan.block_bytes * batch)}
-    capacity, taken = share_bytes(case, profile), 0.0
+    nobodys = float(kv_pool.null_blocks * plan.block_bytes)
+    fixed = parts | {"null block": nobodys, "state and windows": float(held * plan.block_bytes * batch)}
+    capacity, taken = static_bytes(case, profile) if tokens else share_bytes(case, profile), 0.0
     if case.question.pool_bytes is not None:
         taken = sum(parts.values()) + kv_pool.pool_bytes
         capacity = min(taken, profile.gpu.vram.value)
-    outside, untracked = profile.gpu.vram.value - capacity, pool_rules(case).untracked
+    outside = max(0.0, profile.gpu.vram.value - capacity)
+    untracked = tokens.context if tokens else pool_rules(case).untracked
+    grown = plan.growing_blocks * plan.block_bytes * batch * (page_tokens / plan.block_tokens)
     device = Memory(
-        name="gpu0",
+        name=name,
         capacity_bytes=capacity,
-        fixed={name: size for name, size in fixed.items() if size},
-        page_bytes={"kv cache": float(plan.growing_blocks * plan.block_bytes * batch)},
+        fixed={part: size for part, size in fixed.items() if size},
+        page_bytes={"kv cache": float(grown)},
         capacity_spread=spread,
         held_bytes=taken,
     )
     headroom = Memory(
-        name="gpu0 outside the engine's share",
+        name=f"{name} outside the engine's share",
         capacity_bytes=outside,
-        fixed={"context": min(untracked.value, outside)},
-        page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
+        fixed={"context": min(outside_bytes(case, profile) if tokens else untracked.value, outside)},
+        page_bytes={"prefill scratch": 0.0 if tokens else scratch_token_bytes(case) * page_tokens},
         capacity_spread=untracked.deviation,
     )
-    pages = -(-case.question.ctx_tokens // plan.block_tokens)
-    memories = _memories(profile, device, headroom, host_memory(case, profile))
-    if any(memory.free_bytes() < 0 for memory in memories[1:]):  # the engine does not start: there are no blocks
-        kv_pool = replace(kv_pool, blocks=0)
-    return MemoryPlan(
-        case=case, machine=profile, memories=memories, pages=pages, page_tokens=plan.block_tokens, kv_pool=kv_pool
+    return (*(_apart(device, case, kv_pool) if kv_pool.window_tokens else (device,)), headroom)
+
+
+def _apart(device: Memory, case: Case, kv_pool: KVPool) -> tuple[Memory, Memory]:
+    """The device without the pool that windows have of their own, and that pool."""
+    pool_bytes, held_bytes = window_parts(case, kv_pool)
+    page_bytes = float(token_pools(case).token_bytes * kv_pool.plan.block_tokens * case.question.batch)
+    left = replace(
+        device,
+        capacity_bytes=device.capacity_bytes - pool_bytes,
+        page_bytes={"kv cache": page_bytes},
+        held_bytes=max(0.0, device.held_bytes - pool_bytes),
+    )
+    return left, Memory(
+        name=f"{device.name} windows", capacity_bytes=pool_bytes, fixed={"windows": held_bytes}, page_bytes={}
     )
 
 
@@ -227,8 +271,11 @@ def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]
 
 
 def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
-    """Each device with its layers' weights, state and cache, under an engine that takes what it needs."""
-    devices = split_layers(case.model.layers, profile.gpu_count)
+    """Each device with its layers' weights, state and cache, under an engine that takes what it needs.
+
+    Ranks that share a stage's layers are alike.
+    """
+    devices = split_layers(case.model.layers, case.stages(profile.gpu_count))
     kinds = case.model.layer_kinds
     layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
     fixed = [
@@ -241,19 +288,25 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
     return [
         Memory(
-            name=f"gpu{device}",
+            name=f"gpu{device * case.tp + rank}",
             capacity_bytes=profile.gpu.vram.value,
             fixed=parts | {"workspace": workspace},
             page_bytes={"kv cache": place.vram_bytes * page, "page tables": tables},
             capacity_spread=spread,
         )
         for device, (place, parts, workspace) in enumerate(zip(placed, fixed, spare, strict=True))
+        for rank in range(case.tp)
     ]
 
 
 def placement_of(case: Case, kinds: Sequence[str]) -> Placement:
-    """Cache bytes of one token in all these layers; what a window no longer sees is kept, as these engines keep it."""
+    """Cache bytes of one token in all these layers that grow with every token.
+
+    What a window no longer sees is kept, unless the engine keeps windows no longer than they see.
+    """
     mixers = (mixer for kind in kinds for mixer in case.model.kinds[kind].attending if mixer.keeps_cache)
+    if case.rules.tensor_cache is not None:
+        mixers = (mixer for mixer in mixers if not mixer.reach)
     placed = [(own := case.of(mixer)).layout.placement(own) for mixer in mixers]
     return Placement(
         vram_bytes=sum(place.vram_bytes for place in placed), host_bytes=sum(place.host_bytes for place in placed)
@@ -273,6 +326,8 @@ def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -
     parts = {"weights": weights, "recurrent state": float(state * case.question.batch)}
     if not rules.embedding_on_host and kinds:
         parts["embedding"] = model.weight_bytes["embedding"] if first else 0.0
+    if rules.tensor_cache is not None:
+        parts |= tensor_parts(case, layers)
     if any(layer.attending for layer, _ in layers):
         parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
     return {name: size for name, size in parts.items() if size}
@@ -317,10 +372,10 @@ def host_memory(case: Case, profile: HardwareProfile) -> Memory:
     model, batch = case.model, case.question.batch
     fixed = {"reserved": profile.host.reserved.value}
     if case.rules.embedding_on_host:
-        fixed["embedding"] = model.weight_bytes["embedding"]
+        fixed["embedding"] = model.weight_bytes["embedding"] * case.tp
     if model.ngram is not None and case.ngram == "ram":
         fixed["n-gram table"] = float(model.ngram.table_bytes)
-    per_token = placement_of(case, model.layer_kinds).host_bytes
+    per_token = placement_of(case, model.layer_kinds).host_bytes * case.tp
     return Memory(
         name="host",
         capacity_bytes=profile.host.memory.value,

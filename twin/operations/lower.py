@@ -15,6 +15,7 @@ from twin.models.mixers import Attending, Attention, GatedDeltaNet, LatentAttent
 from twin.models.spec import Drafter, Layer, Part
 from twin.models.speculation import Speculation
 from twin.operations import counts, latent
+from twin.operations.collectives import embedding_program, gathered_logits, layer_sums
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
 
@@ -60,6 +61,7 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
     needed_at = case.model.ngram.before_layer if case.model.ngram else 0
     graphs = [] if needed_at else list(prefetch_program(case, step))
     tokens = step.q_tokens * step.batch
+    graphs += embedding_program(case, tokens)
     for group in layer_groups(case.model.layer_kinds, device_count, alone=needed_at if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group.device, tokens)
@@ -68,6 +70,7 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
                 ops += _decode_ops(case.of(mixer), step, group.device, first=len(ops))
             else:
                 ops += (_recurrence(case, mixer, step, group.device, after=len(ops) - 1),)
+        ops += layer_sums(case, layer, group.device, tokens, after=len(ops) - 1)
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         graphs.append(OpGraph(ops=ops, times=group.count))
@@ -85,13 +88,14 @@ def backbone_program(
     case: Case, tokens: int, sequences: int, device_count: int, *, chunk: Step | None = None, grouped: bool = True
 ) -> Program:
     """Products over `tokens` tokens, states of `sequences` after their last; attention of a `chunk` alone."""
-    graphs: list[OpGraph] = []
+    graphs = list(embedding_program(case, tokens))
     last_token = Step(kv_tokens=0, q_tokens=1, batch=sequences)
     for group in layer_groups(case.model.layer_kinds, device_count, alone=0 if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group.device, tokens)
         for mixer in layer.recurrent:
             ops += (_recurrence(case, mixer, last_token, group.device, after=len(ops) - 1),)
+        ops += layer_sums(case, layer, group.device, tokens, after=len(ops) - 1)
         graphs.append(OpGraph(ops=ops, times=group.count))
         if chunk is not None:
             graphs.extend(_prefill_graphs(case, chunk, group))
@@ -142,9 +146,10 @@ def head_program(case: Case, tokens: int, device_count: int) -> Program:
     weight_format = model.weights.stored(part).format
     read = model.stored_bytes({part: active})
     ops: tuple[Op, ...] = (_linear(case, device, read, active, tokens, weight_format=weight_format),)
+    ops += gathered_logits(case, device, tokens, after=0)
     if "sample/fp32" in case.rules.implementations:  # sampling over all logits has a rate of its own
-        kernel, logits = case.rules.kernel("sample", "fp32"), tokens * model.vocab
-        ops += (Op("sampling", device, kernel=kernel, vram_bytes=logits * LOGIT_BYTES, grain=tokens, after=(0,)),)
+        kernel, moved = case.rules.kernel("sample", "fp32"), tokens * model.vocab * case.tp * LOGIT_BYTES
+        ops += (Op("sampling", device, kernel=kernel, vram_bytes=moved, grain=tokens, after=(len(ops) - 1,)),)
     if case.rules.host_step:
         ops += (Op("host", device, kernel=case.rules.kernel("step", "decode"), after=(len(ops) - 1,)),)
     return (OpGraph(ops=ops),)
@@ -224,6 +229,7 @@ def _linear(
         flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.compute_dtype,
         grain=tokens,
+        ranks=case.tp,
         row_tile=tile if operation == "linear" and not drafted else 0,
         after=after,
     )

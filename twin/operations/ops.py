@@ -57,8 +57,11 @@ class Engine(StrEnum):
     D2H = "D2H"
     HOST = "HOST"
     DISK = "DISK"
+    PEER = "PEER"
 
 
+PEER = "peer"
+"""What a collective's kernel works over, as long as nobody has said of what kind the link between devices is."""
 HOST_DEVICE = -1  # device index of HOST and DISK, which all devices share
 
 
@@ -70,14 +73,17 @@ class Op(Struct, frozen=True, gc=False):
     engine: Engine = Engine.SM
     kernel: str = ""  # key of the kernel's rates: operation/implementation/format; empty for a plain copy
     calls: float = 1  # back-to-back calls, each of which pays the latency
+    latencies: float = 1  # how many of it a call pays: more where messages go over several hops
     vram_bytes: float = 0
-    link_bytes: float = 0  # bytes over the device's host link, in the engine's direction (SM ops read from the host)
+    link_bytes: float = 0
+    """Bytes over the device's link to host or other devices, in the engine's direction (SM ops read from the host)."""
     host_bytes: float = 0  # bytes read from host memory or disk by HOST or DISK itself
     run_bytes: float = 0  # length of one contiguous run of link, host or disk bytes; 0 for one long run
     flops: float = 0
     dequantised_elements: float = 0  # stored elements that the kernel dequantises; 0 for plain formats
     dtype: str = "fp16"
     grain: float = 1  # the quantity that the kernel's efficiency depends on (tokens in the batch, ...)
+    ranks: int = 1  # that share a product: what it misses of the memory's rate does not shrink with their shares (A21)
     row_tile: int = 0  # of products with the same weights whatever `grain` is: tokens fill whole tiles of so many
     split_kv: SplitKV | None = None  # how a decode attention is split into thread blocks, where that is known
     flash_grid: FlashGrid | None = None

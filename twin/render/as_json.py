@@ -73,6 +73,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "weights": case.model.weights.format,
         "lanes": question.lanes,
         **_machine_question(question),
+        **({"tp": case.tp} if case.tp > 1 else {}),
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
         **_pool_question(prediction),
@@ -82,19 +83,19 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
 
 def _machine_question(question: Question) -> dict[str, Any]:
     """What is asked about the machine that is not as its profile says; nothing else."""
-    names = ("gpus", "pcie_generation", "ram_bytes", "vram_free_bytes")
+    names = ("gpus", "tp", "pp", "split", "pcie_generation", "ram_bytes", "vram_free_bytes")
     return {name: value for name in names if (value := getattr(question, name)) is not None}
 
 
 def _pool_question(prediction: Prediction) -> dict[str, Any]:
-    question, rules = prediction.case.question, prediction.case.rules.block_pool
-    if rules is None:
+    question, pool = prediction.case.question, prediction.memory.kv_pool
+    if pool is None:
         return {}
     return {
-        "utilisation": question.utilisation or rules.utilisation,
+        "utilisation": pool.limits.utilisation,
         "pool_bytes": question.pool_bytes,
         "max_model_tokens": question.max_model_tokens or question.ctx_tokens,
-        "max_sequences": question.max_sequences or rules.max_sequences,
+        "max_sequences": pool.limits.max_sequences,
         **{name: getattr(question, name) for name in ("prefix_caching", "cold_start", "patched", "async_scheduling")},
         "state_element_bytes": prediction.case.state_element_bytes,
     }
@@ -151,7 +152,9 @@ def _kv_pool_json(plan: MemoryPlan) -> dict[str, Any]:
         return {}
     printed = {"kv_pool_tokens": pool.printed_tokens, "kv_pool_bytes": pool.pool_bytes, "kv_pool_blocks": pool.blocks}
     blocks = {"block_tokens": pool.plan.block_tokens, "block_bytes": pool.plan.block_bytes}
-    return printed | blocks | {"max_concurrency": pool.concurrency, "state_blocks_per_request": pool.plan.state_blocks}
+    requests = {"max_concurrency": pool.concurrency, "state_blocks_per_request": pool.plan.state_blocks}
+    beside = {"window_pool_tokens": pool.window_tokens, "state_pool_slots": pool.states}
+    return printed | blocks | requests | {name: size for name, size in beside.items() if size}
 
 
 def _cache_bytes(plan: MemoryPlan, pools: list[Memory]) -> float:

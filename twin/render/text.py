@@ -25,6 +25,7 @@ def headline(prediction: Prediction) -> str:
     lines = [
         f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
         f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} token{plural(ctx)} of context{batch}",
+        *_shared(prediction),
         *_drafted(case),
         "",
         row("fits", f"yes; longest context {longest}" if prediction.fits else f"NO: {plan.shortage()}"),
@@ -57,6 +58,18 @@ def _on(case: Case) -> str:
     return f" on {case.backend}{verify}" if case.backend else ""
 
 
+def _shared(prediction: Prediction) -> list[str]:
+    """How devices share the model, where ranks do or stages were asked for, and whether that is the engine's default."""
+    case, asked = prediction.case, prediction.case.question
+    stages = case.stages(prediction.machine.gpu_count)
+    if case.tp == 1 and (stages == 1 or (asked.pp is None and asked.split is None)):
+        return []
+    ways = [f"each layer shared by {case.tp} ranks"] if case.tp > 1 else []
+    ways += [f"layers in {stages} stages"] if stages > 1 else []
+    usual = "" if asked.tp or asked.pp or asked.split else f", as {case.rules.name} does unless told otherwise"
+    return [f"{' and '.join(ways)}{usual}"]
+
+
 def _drafted(case: Case) -> list[str]:
     speculation = case.speculation
     if speculation is None:
@@ -72,7 +85,9 @@ def _pooled(prediction: Prediction) -> list[str]:
         return []
     blocks = f"{pool.blocks:,} blocks of {pool.plan.holds} ({format_bytes(pool.plan.block_bytes)})"
     prints = f"{pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x {pool.max_model_tokens:,}"
-    return [row("block pool", f"{blocks}; prints {prints}")]
+    sizes = ((pool.window_tokens, "tokens of windows"), (pool.states, "sequences' states"))
+    beside = ", ".join(f"{size:,} {what}" for size, what in sizes if size)
+    return [row("block pool", f"{blocks}; prints {prints}"), *([row("", f"beside it {beside}")] if beside else [])]
 
 
 def _speeds(prediction: Prediction) -> list[str]:

@@ -29,7 +29,7 @@ _TRACK_ORDER = {engine: index for index, engine in enumerate(Engine)}
 
 def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
     """The decode step, or the last chunk of the prefill if it has any, layer by layer in true order."""
-    program = (_decode if phase == "decode" else _last_chunk)(case, roofs.profile.gpu_count)
+    program = (_decode if phase == "decode" else _last_chunk)(case, case.stages(roofs.profile.gpu_count))
     seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
     events = trace_events(schedule(program, seconds, spans=True))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hwprofiles import load_profile
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import machine_of, resolve
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.units import GIB, MIB
 
@@ -26,7 +25,7 @@ def planned(row: dict[str, Any]) -> MemoryPlan:
     question = Question(**({"engine": "vllm", "hw": "h200"} | row["question"] | {"model": model}))
     case = resolve(question)
     case = replace(case, model=replace(case.model, towers=row.get("towers", case.model.towers)))
-    return plan_memory(case, load_profile(case.hw))
+    return plan_memory(case, machine_of(case, None))
 
 
 def found(plan: MemoryPlan, compared: str) -> float:
