@@ -14,7 +14,7 @@ from hwprofiles.names import known_as
 from hwprofiles.spelling import plain, without_vendor
 from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.errors import BadFile, BadValue, Impossible
 from twin.models import load_model
 from twin.models.spec import ModelSpec
@@ -63,9 +63,12 @@ def evidence(paths: Sequence[Path], given: Given) -> Evidence:
     for reading in readings:
         question = _question(reading, given, engine, given.hw or machine.name)
         if question not in cases:
-            cases[question] = resolve(question)
-            machine_of(cases[question], machine)
-            _check_model(reading.told, cases[question].model)
+            cases[question], own = settled(question, machine)
+            if own.gpu_count != machine.gpu_count and len(cases) > 1:
+                told_by = f"{machine.gpu_count} and {own.gpu_count} devices"
+                raise BadFile(f"the files are of different machines: of {told_by}", hint=ONE_BY_ONE)
+            machine = own
+            _check_model(reading.told, load_model(question.model))
         asked.append(Asked(reading.point, cases[question]))
     return Evidence(machine, tuple(asked), tuple(left), tuple(paths))
 

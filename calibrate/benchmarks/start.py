@@ -29,15 +29,18 @@ def start_of(profile: HardwareProfile, key: str) -> Start | None:
         rate = own.efficiency or own.latency
         return Start(own, max(AT_LEAST, rate.spread if rate else 0.0), "measured")
     found = borrowed(profile, key)
-    return None if found is None else _as_known(found)
+    return None if found is None else _as_known(found, unissued=profile.gpu.instructions is None)
 
 
-def _as_known(found: Borrowed) -> Start:
-    """A borrowed kernel whose rates are as uncertain as their rung."""
+def _as_known(found: Borrowed, *, unissued: bool) -> Start:
+    """A borrowed kernel whose rates are as uncertain as their rung.
+
+    unissued: nobody counted the device's instructions; it is taken to issue as many as the kernel needs.
+    """
     groups = (found.group, f"{found.group}{MANY}") if found.kernel.efficiency is not None else (LATENCIES, found.group)
     told = [found.spreads[group].spread for group in groups if group in found.spreads]
     spread = min(1.0, max(AT_LEAST, *told))
-    kernel = found.kernel
+    kernel = replace(found.kernel, operations=None) if unissued else found.kernel
     if kernel.efficiency is not None:
         curve = kernel.efficiency
         kernel = replace(kernel, efficiency=replace(curve, spread=min(1.0, math.hypot(curve.spread, spread))))
