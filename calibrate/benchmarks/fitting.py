@@ -39,6 +39,8 @@ STEP = 5e-3
 """Of a parameter's logarithm, over which slopes are taken."""
 FLOOR_SLACK = 1.02
 """Clocks and memory of a card may be a little above its data sheet's."""
+MATTERS = 0.02
+"""What a change moves of some point at the least, to be kept although the points leave it uncertain."""
 MOVES = 0.01
 """Per cent of a point's time that one per cent of a parameter moves at the least, for the point to stand behind it."""
 STRANGE = 0.25
@@ -78,9 +80,11 @@ def fit(found: Evidence) -> Fitted:
     _check_floor(found.asked, kernels.at(search.nothing))
     every, slopes = search.minimum(kernels.parameters)
     spreads = search.spreads(kernels.parameters, every, slopes)
-    known = zip(kernels.parameters, every, spreads, strict=True)
+    matters = np.max(np.abs(slopes * every), axis=0, initial=0.0) > MATTERS
     chosen = [
-        at for at, (each, value, spread) in enumerate(known) if spread < DETERMINED * each.spread or value > each.spread
+        at
+        for at, each in enumerate(kernels.parameters)
+        if spreads[at] < DETERMINED * each.spread or matters[at]
     ]  # fmt: skip
     fitted, slopes = search.minimum([kernels.parameters[at] for at in chosen])
     moves = np.abs(slopes) > MOVES

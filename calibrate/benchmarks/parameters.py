@@ -4,10 +4,13 @@ A share is changed as a whole around the places at which points ask for it, as f
 away on it is as it was. Only shares over tokens of a pass are set in several places: a decode step says nothing of a
 prefill, but much of a decode step over a longer context. A roof that is assumed can be set, too, up to its peak: no
 share is above it.
+
+Products with weights are changed together, whatever the weights' format and whether experts are chosen: a step's time
+cannot tell them apart.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 
@@ -30,12 +33,13 @@ APART = 8.0
 HELD, FADED = 16.0, 64.0
 LEAST_PLACE, LEAST_SHARE = 1e-3, 1e-6
 NO_CHANGE = 0.0
+PRODUCTS = ("linear", "experts")
 
 
 class Parameter(Struct, frozen=True, kw_only=True):
-    """A kernel's share around some places, or with none its latency; or a roof by its name."""
+    """Shares of kernels around some places, or with none a latency; or a roof by its name."""
 
-    kernel: str
+    kernels: tuple[str, ...]
     places: tuple[float, float] | None = None
     over: str = ""
     spread: float
@@ -46,14 +50,22 @@ class Parameter(Struct, frozen=True, kw_only=True):
     @property
     def is_roof(self) -> bool:
         """Whether it is a roof of the machine, not of a kernel."""
-        return "/" not in self.kernel
+        return "/" not in self.kernels[0]
 
-    def __str__(self) -> str:
+    @property
+    def where(self) -> str:
+        """Its places, in words; empty where it has none."""
         if self.places is None:
-            return self.kernel if self.is_roof else f"{self.kernel}, latency"
+            return ""
         low, high = self.places
         at = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        return f"{self.kernel} at {at} {self.over.replace('_', ' ')}"
+        return f"{at} {self.over.replace('_', ' ')}"
+
+    def __str__(self) -> str:
+        named = ", ".join(self.kernels)
+        if self.places is None:
+            return named if self.is_roof else f"{named}, latency"
+        return f"{named} at {self.where}"
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
@@ -74,7 +86,7 @@ class Kernels(Struct, frozen=True, kw_only=True):
         gpu = self.machine.gpu
         for parameter, value in zip(parameters, values, strict=True):
             if parameter.is_roof:
-                gpu = _with_roof(gpu, parameter.kernel, math.exp(float(value)))
+                gpu = _with_roof(gpu, parameter.kernels[0], math.exp(float(value)))
         return gpu
 
     def _with(self, kernels: dict[str, Kernel]) -> HardwareProfile:
@@ -90,7 +102,8 @@ class Kernels(Struct, frozen=True, kw_only=True):
         for parameter, value in zip(parameters, values, strict=True):
             if parameter.is_roof:
                 continue
-            by_kernel.setdefault(parameter.kernel, []).append((parameter, float(value)))
+            for key in parameter.kernels:
+                by_kernel.setdefault(key, []).append((parameter, float(value)))
         for key, own in by_kernel.items():
             kernels[key] = _changed(kernels[key], own)
         return kernels
@@ -106,12 +119,17 @@ def kernels_of(machine: HardwareProfile, ops: Iterable[Op]) -> Kernels:
         if op.kernel in machine.kernels or not op.or_plain:
             places.setdefault(op.kernel, set()).add(float(op.grain))
     starts = {key: start for key in sorted(places) if (start := start_of(machine, key)) is not None}
-    parameters = [each for key, start in starts.items() for each in _parameters(key, start, sorted(places[key]))]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for key, start in starts.items():
+        operation, curve = key.partition("/")[0], start.kernel.efficiency
+        together = operation in PRODUCTS and curve is not None and curve.over == "tokens"
+        alike.setdefault(("products",) if together else (key,), []).append(key)
+    parameters = [each for keys in alike.values() for each in _parameters(keys, starts, places)]
     for name in roofs:
         roof = roof_of(machine.gpu, name)
         if roof is not None and roof.rate.source == "datasheet" and roof.rate.spread:
             most = math.log(roof.datasheet.value / roof.rate.value)
-            parameters.append(Parameter(kernel=name, spread=roof.rate.spread, most=most))
+            parameters.append(Parameter(kernels=(name,), spread=roof.rate.spread, most=most))
     return Kernels(machine=machine, starts=starts, parameters=tuple(parameters))
 
 
@@ -131,24 +149,31 @@ def _with_roof(gpu: Gpu, name: str, factor: float) -> Gpu:
     return replace(gpu, tensor=gpu.tensor | {name.partition(".")[2]: changed})
 
 
-def _parameters(key: str, start: Start, places: Sequence[float]) -> list[Parameter]:
-    curve = start.kernel.efficiency
+def _parameters(keys: Sequence[str], starts: Mapping[str, Start], places: Mapping[str, set[float]]) -> list[Parameter]:
+    """Of kernels that are changed together: one where their places are near each other."""
+    spread, curve = max(starts[key].spread for key in keys), starts[keys[0]].kernel.efficiency
     if curve is None:
-        return [Parameter(kernel=key, spread=start.spread)]
-    groups = [[places[0]]]
-    for before, place in pairwise(places):
+        return [Parameter(kernels=tuple(keys), spread=spread)]
+    found = sorted((place, key) for key in keys for place in places[key])
+    groups = [[found[0]]]
+    for (before, _), (place, key) in pairwise(found):
         if curve.over == "tokens" and place / before >= APART:
             groups.append([])
-        groups[-1].append(place)
+        groups[-1].append((place, key))
     if curve.over == RESIDENT_PROGRAMS:
-        groups = [list(curve.at)]
+        groups = [[(place, keys[0]) for place in curve.at]]
     return [
         Parameter(
-            kernel=key, places=(group[0], group[-1]), over=curve.over, spread=start.spread,
-            most=-math.log(min(curve(place) for place in group)),
+            kernels=tuple(dict.fromkeys(sorted(key for _, key in group))), places=(group[0][0], group[-1][0]),
+            over=curve.over, spread=spread, most=max(-math.log(_share(starts[key], place)) for place, key in group),
         )
         for group in groups
     ]  # fmt: skip
+
+
+def _share(start: Start, place: float) -> float:
+    curve = start.kernel.efficiency
+    return curve(place) if curve is not None else 1.0
 
 
 def _changed(kernel: Kernel, own: Sequence[tuple[Parameter, float]]) -> Kernel:

@@ -63,16 +63,16 @@ def fitted_gpu(fitted: Fitted, found: Evidence) -> Gpu:
     """The device with the roofs that points determine, each as a rate that was fitted."""
     gpu = fitted.kernels.gpu_at(fitted.parameters, fitted.values)
     for parameter, spread, ids in zip(fitted.parameters, fitted.spreads, fitted.points_of, strict=True):
-        roof = roof_of(gpu, parameter.kernel) if parameter.is_roof else None
+        roof = roof_of(gpu, parameter.kernels[0]) if parameter.is_roof else None
         if roof is None:
             continue
         note = f"fitted: {roof.rate.note}"
         rate = _with(roof.rate, spread=min(1.0, max(LEAST_SPREAD, spread)), note=note, **_evidence(ids, found))
         changed = replace(roof, rate=rate)
-        if parameter.kernel == "vram":
+        if parameter.kernels[0] == "vram":
             gpu = replace(gpu, vram_read=changed)
         else:
-            gpu = replace(gpu, tensor=gpu.tensor | {parameter.kernel.partition(".")[2]: changed})
+            gpu = replace(gpu, tensor=gpu.tensor | {parameter.kernels[0].partition(".")[2]: changed})
     return gpu
 
 
@@ -80,13 +80,13 @@ def roofs_of(fitted: Fitted, gpu: Gpu) -> Table:
     """Of a device, those that points determine, as a file holds them."""
     held: Table = {}
     for parameter in fitted.parameters:
-        roof = roof_of(gpu, parameter.kernel) if parameter.is_roof else None
+        roof = roof_of(gpu, parameter.kernels[0]) if parameter.is_roof else None
         if roof is not None:
             entry = {"rate": _bare(msgspec.to_builtins(roof.rate))}
-            if parameter.kernel == "vram":
+            if parameter.kernels[0] == "vram":
                 held["vram_read"] = entry
             else:
-                held.setdefault("tensor", {})[parameter.kernel.partition(".")[2]] = entry
+                held.setdefault("tensor", {})[parameter.kernels[0].partition(".")[2]] = entry
     return held
 
 
@@ -101,14 +101,14 @@ def _evidence(ids: Sequence[str], found: Evidence) -> dict[str, Any]:
 
 def fitted_kernels(fitted: Fitted, found: Evidence) -> dict[str, Kernel]:
     """Kernels with a parameter that points determine."""
-    keys = dict.fromkeys(parameter.kernel for parameter in fitted.parameters if not parameter.is_roof)
+    keys = dict.fromkeys(key for each in fitted.parameters if not each.is_roof for key in each.kernels)
     changed = fitted.kernels.changed(fitted.parameters, fitted.values)
     kernels = {}
     for key in keys:
         own = [
             (parameter, spread, ids)
             for parameter, spread, ids in zip(fitted.parameters, fitted.spreads, fitted.points_of, strict=True)
-            if parameter.kernel == key
+            if key in parameter.kernels
         ]
         points = tuple(dict.fromkeys(id_ for _, _, ids in own for id_ in ids))
         before = fitted.kernels.starts[key].spread
@@ -123,7 +123,7 @@ def _known(kernel: Kernel, before: float, own: list[tuple[Parameter, float]], kn
         return replace(kernel, latency=_with(kernel.latency, spread=spreads[0], **known))
     curve = kernel.efficiency
     near = [_spread_near(place, own, spreads) for place in curve.at]
-    where = ", ".join(str(parameter).rpartition(" at ")[2] for parameter, _ in own)
+    where = ", ".join(parameter.where for parameter, _ in own)
     note = f"fitted around {where}; {HELD:g} times further and beyond {FADED:g} as it was: {curve.note}"
     return replace(kernel, efficiency=_with(curve, spread=min(1.0, before), spreads=tuple(near), note=note, **known))
 

@@ -75,7 +75,7 @@ def _rates(fitted: Fitted) -> list[tuple[str, ...]]:
     after, before = (_valued(fitted, values) for values in (fitted.values, nothing))
     known = zip(fitted.parameters, fitted.spreads, fitted.points_of, after, before, strict=True)
     for parameter, spread, ids, now, then in known:
-        start = fitted.kernels.starts.get(parameter.kernel)
+        start = fitted.kernels.starts.get(parameter.kernels[0])
         rung = "assumed" if start is None else start.rung
         on = f"{len(ids)} point{'s' if len(ids) > 1 else ''}"
         rows.append((str(parameter), now, f"{100 * spread:.2g} %", f"{then}, {rung}", on))
@@ -88,7 +88,7 @@ def _valued(fitted: Fitted, values: Sequence[float]) -> list[str]:
     kernels = fitted.kernels.changed(fitted.parameters, values)
     told = []
     for parameter in fitted.parameters:
-        kernel, roof = kernels.get(parameter.kernel), roof_of(gpu, parameter.kernel)
+        kernel, roof = kernels.get(parameter.kernels[0]), roof_of(gpu, parameter.kernels[0])
         if roof is not None:
             told.append(format_rate(roof.rate.value, roof.rate.unit))
         elif kernel is not None and kernel.efficiency is not None and parameter.places is not None:

@@ -67,7 +67,7 @@ def test_two_depths_give_the_shares_back_and_the_rest_of_the_curve(tmp_path: Pat
     rows = llama_tests(truth, CURVE)
     some = files.write(tmp_path / "some.jsonl", [rows[0], rows[3]])
     outcome = calibrate_from([some], LLAMA, name=None, output=tmp_path / "me.json")
-    fitted = {parameter.kernel for parameter in outcome.fitted.parameters}
+    fitted = {key for parameter in outcome.fitted.parameters for key in parameter.kernels}
     assert fitted == set(SHARES)
     others = files.write(tmp_path / "others.jsonl", [rows[1], rows[2], rows[4]])
     told = compare_points(evidence([others], replace(LLAMA, hw=str(tmp_path / "me.json"))))
@@ -81,10 +81,10 @@ def test_a_prompt_sets_the_products_of_many_tokens_and_steps_those_of_one(tmp_pa
     truth = slower(load_profile("h200"), {"linear/library/bf16": 0.7})
     path = files.write(tmp_path / "a.jsonl", llama_tests(truth, [(512, 0, 0)]))
     (one,) = fit(evidence([path], LLAMA)).parameters
-    assert (one.kernel, one.places) == ("linear/library/bf16", (512, 512))
+    assert (one.kernels, one.places) == (("linear/library/bf16",), (512, 512))
     path = files.write(tmp_path / "a.jsonl", llama_tests(truth, [(0, 128, 0)]))
     (one,) = fit(evidence([path], LLAMA)).parameters
-    assert (one.kernel, one.places) == ("linear/library/bf16", (1, 1))
+    assert (one.kernels, one.places) == (("linear/library/bf16",), (1, 1))
 
 
 def test_what_points_say_nothing_of_stays_as_it_was(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_served_requests_set_what_their_steps_hang_on(tmp_path: Path) -> None:
     row = files.SERVE | {"max_concurrency": 4, "duration": measured(truth, point, question)}
     found = evidence([files.write(tmp_path / "a.json", row)], Given(hw="h200"))
     fitted = fit(found)
-    assert "linear/library/bf16" in {parameter.kernel for parameter in fitted.parameters}
+    assert "linear/library/bf16" in {key for parameter in fitted.parameters for key in parameter.kernels}
     assert fitted.after[0] == pytest.approx(found.asked[0].point.seconds, rel=0.005)
 
 
