@@ -53,6 +53,7 @@ def twin(context: click.Context) -> None:
 
 @twin.command(epilog=EXIT_CODES)
 @with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED))
+@with_options(ask.CELL_OPTIONS)
 @with_options(ask.SPECULATION_OPTIONS)
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
 @click.option("--trace", type=OUTPUT, help="Write the simulated step for Perfetto (ui.perfetto.dev).")
@@ -101,6 +102,7 @@ def predict(
 
 @twin.command(epilog=EXIT_CODES)
 @with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.POOL_OPTIONS, (ask.MAX_LEN,), ask.SPECULATION_OPTIONS)
+@with_options(ask.CELL_OPTIONS)
 @click.option("--over", type=click.Choice(["layouts", "formats"]),
               help="What to set side by side [default: formats under one layout, else layouts].")  # fmt: skip
 @click.option("--formats", metavar="A,B,...", help="Which formats [default: those that the engine keeps].")

@@ -22,6 +22,7 @@ from calibrate.published.curves import KernelRow, kernel_rows
 from calibrate.published.speeds import SpeedRow, speed_rows
 from hwprofiles import load_profile
 from hwprofiles.ladder import (
+    ANY,
     GROUP_OF,
     LADDER,
     LATENCIES,
@@ -36,7 +37,7 @@ from hwprofiles.ladder import (
     is_plain,
     likenesses,
 )
-from hwprofiles.profile import Kernel
+from hwprofiles.profile import LEAST_LATENCY_S, Kernel
 from hwprofiles.rates import Curve, Provenance, Rate
 from hwprofiles.store import shipped_kernels
 from twin.cost.roofline import Roofs
@@ -49,6 +50,7 @@ LEAST = 0.02
 TELLS = 0.1  # of a step's time that hangs on a group, from which on the step tells of it
 FEWEST = 3  # machines or engines that tell of a group; of fewer, kernels tell
 Row = SpeedRow | KernelRow
+WIDER = ("cuda", ANY)
 Shelf = Mapping[str, Mapping[str, Kernel]]  # kernels by machine
 
 
@@ -61,16 +63,30 @@ def ladder_of(shelf: Shelf, carried: Mapping[str, Learned], typical: Mapping[str
     for machine in sorted(shelf):
         gpu = load_profile(machine).gpu
         for key, kernel in shelf[machine].items():
-            if key.split("/")[0] in GROUP_OF:
+            if key.split("/")[0] in GROUP_OF and not _is_none(kernel):
                 for likeness in dict.fromkeys(likenesses(gpu)):
                     by_key.setdefault(key, {}).setdefault(likeness, {})[machine] = kernel
     return Ladder(
         schema=SCHEMA,
-        carried={key: {kind: _carried(own) for kind, own in kinds.items()} for key, kinds in sorted(by_key.items())},
+        carried={key: _by_likeness(found) for key, found in sorted(by_key.items())},
         typical=_typical(by_key),
         carried_spreads=dict(carried),
         typical_spreads=dict(typical),
     )
+
+
+def _by_likeness(found: Mapping[str, Mapping[str, Kernel]]) -> dict[str, Carried]:
+    """Each likeness once: one whose machines are all that a wider one has says nothing more."""
+    names = {likeness: tuple(sorted(own)) for likeness, own in found.items()}
+    wider = {likeness: [other for other in names if other != likeness and set(names[other]) == set(own)]
+             for likeness, own in names.items()}  # fmt: skip
+    kept = [likeness for likeness in found if likeness == ANY or not any(o in WIDER for o in wider[likeness])]
+    return {likeness: _carried(found[likeness]) for likeness in kept}
+
+
+def _is_none(kernel: Kernel) -> bool:
+    """Whether it says that a machine's other rates hold what it takes."""
+    return kernel.efficiency is None and kernel.latency is not None and kernel.latency.value <= LEAST_LATENCY_S
 
 
 def _carried(own: Mapping[str, Kernel]) -> Carried:
@@ -183,7 +199,7 @@ def _missed(row: Row, roofs: Roofs, left_out: str) -> Missed:
             shares[group] = shares.get(group, 0.0) + hanging / seconds
         else:
             known += (hanging / seconds * roofs.rates[rate].spread) ** 2
-    return Missed(math.log(seconds / row.seconds), shares, known, left_out, row.machine.name, engine_of(row))
+    return Missed(math.log(seconds / row.seconds), shares, known, left_out, row.machine.device_name, engine_of(row))
 
 
 def engine_of(row: Row) -> str:
@@ -339,7 +355,7 @@ def document() -> bytes:
     """The ladder as it is shipped."""
     shelf = shipped_kernels()
     rows: list[Row] = [*speed_rows(), *kernel_rows()]
-    by_machine = missed_steps(rows, shelf, without=lambda row: row.machine.name, drop=without_machine)
+    by_machine = missed_steps(rows, shelf, without=lambda row: row.machine.device_name, drop=without_machine)
     by_engine = missed_steps(rows, shelf, without=engine_of, drop=without_engine)
     carried = of_kernels(missed_kernels(shelf, of_engines=False)) | likeliest(by_machine)
     typical = of_kernels(missed_kernels(shelf, of_engines=True)) | likeliest(by_engine)

@@ -27,7 +27,8 @@ PLAIN = ("fp16", "f16", "bf16", "fp32", "f32")
 """Formats whose elements a kernel multiplies as they are stored."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "products": ("linear", "experts"),
+    "products": ("linear",),
+    "experts": ("experts",),
     "attention": ("attend_decode", "attend_dense", "attend_sparse", "attend_latent_decode", "attend_latent_dense",
                   "attend_latent_sparse", "dequantise"),
     "selection": ("scan", "select", "score", "index_tokens", "combine"),

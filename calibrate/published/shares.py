@@ -31,7 +31,8 @@ Row = SpeedRow | KernelRow
 
 DATE = "2026-12-01"
 NOISE = 0.05  # relative, of a published figure: two runs of a benchmark on machines of one name differ by as much
-ROUNDS = 12
+ROUNDS = 8
+FOLDS = 8  # that a machine's curves are left out in
 ALIKE = 4  # rows of a curve that tell as much as all of it: its errors go together
 LONGEST_STEP = 0.7
 KNOWN = 0.9  # of what machines differ by: a kernel of which a machine's rows leave more is not that machine's
@@ -115,10 +116,12 @@ ENGINES: dict[str, tuple[Parameter, ...]] = {
     ),
     "library": of_each("library", "bf16"),
     "vllm": (
+        Parameter(("step/vllm/decode",), None, 3e-4),
         *of_each("vllm", "fp8", "nvfp4"),
         *of_each("vllm", "bf16", "fp8", "mxfp4", "nvfp4", operation="experts"),
     ),
     "sglang": (
+        Parameter(("step/sglang/decode",), None, 3e-4),
         *of_each("sglang", "fp8", "nvfp4"),
         *of_each("sglang", "bf16", "fp8", "mxfp4", "nvfp4", "w4a16", operation="experts"),
     ),
@@ -223,7 +226,10 @@ def _weight(curve: Curve, place: float, grain: float) -> float:
 
 def fit(parameters: Sequence[Parameter], rows: Sequence[Row]) -> Fitted:
     """An engine's parameters on all machines of one kind that have rows."""
-    of = {name: [row for row in rows if row.machine.name == name] for name in sorted({r.machine.name for r in rows})}
+    of = {
+        name: [row for row in rows if row.machine.device_name == name]
+        for name in sorted({r.machine.device_name for r in rows})
+    }
     mean = np.log([parameter.start for parameter in parameters])
     tau = np.array([parameter.tau for parameter in parameters])
     logs, deviations = {name: mean.copy() for name in of}, {name: tau.copy() for name in of}
@@ -275,16 +281,18 @@ def _over_machines(
 def left_out(parameters: Sequence[Parameter], rows: Sequence[Row], fitted: Fitted) -> dict[str, float]:
     """Logarithm of predicted over measured by row, of a machine's curves each told by its others and the mean.
 
-    A machine of one curve is told by the mean alone: that is the rung below, and no error of this one.
+    Whole curves are left out, in FOLDS parts. A machine of one curve is told by the mean alone: that is the rung below,
+    and no error of this one.
     """
     errors: dict[str, float] = {}
     for name in fitted.machines:
-        own = [row for row in rows if row.machine.name == name]
+        own = [row for row in rows if row.machine.device_name == name]
         curves = sorted({row.curve for row in own})
-        for curve in curves if len(curves) > 1 else ():
-            others = [row for row in own if row.curve != curve]
+        for fold in range(min(FOLDS, len(curves)) if len(curves) > 1 else 0):
+            away = set(curves[fold::FOLDS])
+            rest = [row for row in own if row.curve in away]
+            others = [row for row in own if row.curve not in away]
             logs, _ = on_machine(parameters, others, fitted.mean, fitted.tau, fitted.machines[name])
-            rest = [row for row in own if row.curve == curve]
             errors |= {row.id: each.error for row, each in zip(rest, told(rest, parameters, logs), strict=True)}
     return errors
 
@@ -296,7 +304,7 @@ def spreads_of(rows: Sequence[Row], errors: Mapping[str, float]) -> dict[str, fl
         squares: dict[str, list[float]] = {}
         for row in rows:
             if row.id in errors and row.phase.startswith(name):
-                squares.setdefault(row.machine.name, []).append(errors[row.id] ** 2)
+                squares.setdefault(row.machine.device_name, []).append(errors[row.id] ** 2)
         means = [sum(own) / len(own) for own in squares.values()]
         found[name] = round(max(LEAST_SPREAD, math.sqrt(sum(means) / len(means))), 3) if means else MANY_TAU
     return found
@@ -306,11 +314,11 @@ def rows_of(engine: str) -> list[Row]:
     """All published rows that tell of the engine's kernels."""
     own = {key for parameter in ENGINES[engine] for key in parameter.kernels}
     kernels: list[Row] = [row for row in kernel_rows() if row.op.kernel in own]
-    return [*(row for row in speed_rows() if row.engine == engine), *kernels]
+    return [*(row for row in speed_rows() if row.engine == engine and not row.held_out), *kernels]
 
 
 def document_of(engine: str) -> tuple[Table, str]:
-    """The engine's file with the kernels that its rows set over those that it has, and how each kind of machine fits."""
+    """The engine's file, kernels that rows set over those that it has, and how each kind of machine fits."""
     path = KERNELS / f"{engine}.json"
     document: Table = json.loads(path.read_bytes()) if path.exists() else {}
     machines = {name: dict(kernels) for name, kernels in document.get("machines", {}).items()}
@@ -329,7 +337,7 @@ def document_of(engine: str) -> tuple[Table, str]:
             place = "latency" if parameter.place is None else f"at {parameter.place:g}"
             lines.append(f"  {names:44s} {place:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}")
         for name, logs in fitted.machines.items():
-            ids = tuple(sorted({f"{row.file} {name}" for row in rows if row.machine.name == name}))
+            ids = tuple(sorted({f"{row.file} {name}" for row in rows if row.machine.device_name == name}))
             known = {
                 key
                 for parameter, deviation, tau in zip(parameters, fitted.deviations[name], fitted.tau, strict=True)

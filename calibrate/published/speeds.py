@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
@@ -12,7 +11,7 @@ from hwprofiles import HardwareProfile
 from hwprofiles.store import RECORDS
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import TwinError
@@ -22,6 +21,10 @@ from twin.prediction import chunk_breakdown, decode_breakdown_of, prefill_breakd
 PUBLIC = RECORDS / "public"
 MOST_ALIKE = 2
 """Sequences of a benchmark that decode the same tokens, from which on they choose fewer experts than others would."""
+SERVING = PUBLIC / "serving.json"
+MOST_BESIDE = 0.05
+"""Share of a served token's time that prompts of others took beside it, up to which the rest is taken for its step."""
+MOST_SERVED = 8  # sequences of a served step: of more, prompts come too often
 ENGINES = PUBLIC / "engines.json"
 
 UNFUSED = "llama.cpp_unfused"  # what a row without flash attention ran on
@@ -43,6 +46,23 @@ class Published(Struct, frozen=True, kw_only=True):
     flash_attention: bool | None = None
 
 
+class Served(Struct, frozen=True, kw_only=True):
+    """A row of serving.json: so many requests at a time, alike."""
+
+    id: str
+    depth: int  # prompt
+    tokens: int  # output
+    batch: int
+    tpot_ms: float
+    ttft_ms: float
+    ask: dict[str, object]
+
+    @property
+    def beside_s(self) -> float:
+        """Of each output token, what prompts of the other requests take: each once in every request's output."""
+        return (self.batch - 1) * self.ttft_ms / 1e3 / self.tokens
+
+
 class SpeedRow(NamedTuple):
     """One published speed."""
 
@@ -54,11 +74,12 @@ class SpeedRow(NamedTuple):
     depth: int  # cached tokens before
     tokens: int  # new tokens of each sequence
     seconds: float
+    file: str  # where it is kept
 
     @property
-    def file(self) -> str:
-        """Where it is kept."""
-        return ENGINES.name
+    def held_out(self) -> bool:
+        """Whether no rate is set by it: served steps whose tokens choose experts judge what kernels tell."""
+        return self.file == SERVING.name and chooses(self.case)
 
     @property
     def engine(self) -> str:
@@ -88,9 +109,11 @@ class SpeedRow(NamedTuple):
 
 
 @cache
-def speed_rows(path: Path = ENGINES) -> tuple[SpeedRow, ...]:
-    """All rows of a file that can be asked. Raises BadFile."""
-    return tuple(_asked(decode(path.read_bytes(), type=tuple[Published, ...])))
+def speed_rows() -> tuple[SpeedRow, ...]:
+    """All rows that can be asked: of benchmarks of one step, and of served steps of few sequences."""
+    benchmarks = decode(ENGINES.read_bytes(), type=tuple[Published, ...])
+    served = decode(SERVING.read_bytes(), type=tuple[Served, ...])
+    return (*_asked(benchmarks), *_steps(served))
 
 
 def _asked(rows: tuple[Published, ...]) -> Iterator[SpeedRow]:
@@ -101,18 +124,32 @@ def _asked(rows: tuple[Published, ...]) -> Iterator[SpeedRow]:
         model = str(ask["model"])
         ask["model"] = str(PUBLIC / model) if model.startswith("models/") else model
         try:
-            case = resolve(Question(**ask))  # type: ignore[arg-type]
-            machine = machine_of(case, None)
+            case, machine = settled(Question(**ask), None)  # type: ignore[arg-type]
         except TwinError:
             continue  # an engine or a format that no rulebook has
-        if row.batch > MOST_ALIKE and _chooses(case):
+        if row.batch > MOST_ALIKE and chooses(case):
             continue
         seconds = (row.batch if row.kind == "decode" else row.tokens * row.batch) / row.value
         curve = f"{row.group} {machine.name} {case.model.name} {ask.get('weights')}"
-        yield SpeedRow(row.id, curve, case, machine, row.kind, row.depth, row.tokens, seconds)
+        yield SpeedRow(row.id, curve, case, machine, row.kind, row.depth, row.tokens, seconds, ENGINES.name)
 
 
-def _chooses(case: Case) -> bool:
+def _steps(rows: tuple[Served, ...]) -> Iterator[SpeedRow]:
+    """The decode step behind each served row that others' prompts hardly touch."""
+    for row in rows:
+        step_s = row.tpot_ms / 1e3 - row.beside_s
+        if row.batch > MOST_SERVED or row.beside_s > MOST_BESIDE * step_s:
+            continue
+        ask = {key: value for key, value in row.ask.items() if key in Question.__struct_fields__}
+        try:
+            case, machine = settled(Question(**ask), None)  # type: ignore[arg-type]
+        except TwinError:
+            continue
+        curve = f"serving {machine.name} {case.model.name}"
+        yield SpeedRow(row.id, curve, case, machine, "decode", row.depth, row.tokens, step_s, SERVING.name)
+
+
+def chooses(case: Case) -> bool:
     """Whether tokens choose among experts."""
     feeds = (layer.feed_forward for layer in case.model.kinds.values())
     return any(feed is not None and feed.experts > feed.active for feed in feeds)

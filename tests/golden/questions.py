@@ -277,7 +277,7 @@ def questions() -> dict[str, list[Words]]:
     """All of them, each once, by the name of the file that keeps their answers."""
     made: dict[str, Iterable[Words]] = {
         "predict": _predictions(),
-        "options": _with_options(),
+        "options": (*_with_options(), *_celled()),
         "speculation": _speculating(),
         "compare": _comparisons(),
         "simulate": _simulations(),
@@ -458,6 +458,24 @@ def _machines() -> Iterator[Words]:
         words = _usually(pooled, ("--gpus", "1") if option == "--gpus" else value, "simulate")
         at = words.index("--layout")
         yield (*words[:at], *words[at + 2 :], *REQUESTS)
+
+
+CELLED = valued(
+    ngl=("0", "9", "200"), n_cpu_moe=("1", "300"), max_seqs=("2",), chunk=("96", "2k"), swa_full=("",), gpus=("3",),
+    kv_dtype=("q8_0/q4_0", "iq4_nl"), backend=("llama.cpp_unfused",), batch=("3",), engine=("ollama",),
+)  # fmt: skip
+"""What is asked of an engine that lays its whole context out at the start."""
+
+
+def _celled() -> Iterator[Words]:
+    """Each on a model that many can hold and a machine of its own, whatever these are measured for."""
+    specs = [load_model(name) for name in model_names()]
+    able = [spec.name for spec in specs if not spec.selects_blocks and spec.active_parameters < 2**35]
+    for value in (words for values in CELLED.values() for words in values):
+        by = " ".join(value)
+        asked = value if "--engine" in value else ("--engine", "llama.cpp", *value)
+        where = ("--hw", one(profile_names(), by), "--ctx", one(CONTEXTS, by), "--weights", "q4_k_m")
+        yield ("predict", "--model", one(able, by), *where, *asked)
 
 
 def _compared_on(place: Place, value: Words) -> Words:

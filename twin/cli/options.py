@@ -139,7 +139,7 @@ _NAMES = (
     option("--engine", type=Name("engine"),
            help="The inference engine whose rules apply [default: one that loads the model]."),
     option("--kv-dtype", type=Name("format"),
-           help="Format of the cache, listed by twin formats [default: the engine's]."),
+           help="Format of the cache, listed by twin formats; q8_0/q4_0: of K and of V [default: the engine's]."),
     option("--chunk", "chunk_tokens", type=TOKENS, help="Prompt tokens of one prefill pass [default: the engine's]."),
     option("--gpus", type=int, help="What if: so many of the machine's device, each on a link of its own."),
     option("--tp", type=int, help="Devices that share every layer [default: the engine's]."),
@@ -200,6 +200,15 @@ POOL_OPTIONS = (
            help="Without the published patches to groups and pages."),
     option("--sync-scheduling", "async_scheduling", is_flag=True, default=True, flag_value=False,
            help="Schedule a step only when the one before has ended."),
+)  # fmt: skip
+
+CELL_OPTIONS = (
+    option("--ngl", "gpu_layers", type=int,
+           help="llama.cpp: layers on devices, the output counted as one; the processor runs the first others "
+                "[default: all]."),
+    option("--n-cpu-moe", "cpu_experts", type=int, default=0,
+           help="llama.cpp: layers, from the first on, whose experts the processor has (-ot exps=CPU: all)."),
+    option("--swa-full", "whole_windows", is_flag=True, help="llama.cpp: windows keep what they no longer see."),
 )  # fmt: skip
 
 SPECULATION_OPTIONS = (

@@ -22,6 +22,7 @@ RULES = EngineRules(
     layouts=("vram",),
     formats=("bf16", "fp8", *TRITON, *KVARN, *TURBOQUANT),
     weight_formats=("w4a16", "bf16", "fp8", "int8", "w8a16", "mxfp4", "nvfp4", "nf4", "fp32", "f16", *QUANTISED),
+    usual_for=("w4a16", "bf16", "fp8", "int8", "w8a16", "mxfp4", "nvfp4", "nf4", "fp32"),
     loads_as={"fp32": "bf16"},
     heeds_full_states=True,
     full_states=("kimi_delta",),

@@ -7,7 +7,8 @@ from hwprofiles.rates import Curve, Provenance, Rate
 from twin.answers.remedies import remedies
 from twin.ask.case import Case
 from twin.assumptions import ASSUMPTIONS
-from twin.memory.plan import Memory, MemoryPlan
+from twin.memory.memory import Memory
+from twin.memory.plan import MemoryPlan
 from twin.prediction import Phase, Prediction, Quantity
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
