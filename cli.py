@@ -158,12 +158,12 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
 
 
 @twin.command(epilog=EXIT_CODES)
-@with_options(ask.MEASURED_OPTIONS)
+@with_options(ask.MEASURED_OPTIONS, ask.BENCHMARK_OPTIONS)
 @JSON
 @OUT
 def validate(
     *, recorded: bool, hw: str | None, device: str | None, quick: bool, groups: tuple[str, ...], keep: bool,
-    as_json: bool, output: Path | None,
+    as_json: bool, output: Path | None, **benchmarks: Any,
 ) -> int:  # fmt: skip
     """Hold predictions against measurements, case by case. The rows that set a rate are shown apart.
 
@@ -175,13 +175,23 @@ def validate(
       twin validate --hw my-machine.json --device cuda --group formats --group operations --record
       twin validate --hw my-machine.json --device cpu --quick
       twin validate --hw my-machine.json         what was recorded of it
+      twin validate --hw my-machine.json --from llama-bench.jsonl
     """
     from msgspec import to_builtins  # noqa: PLC0415
 
     from calibrate.validation import validation_text  # noqa: PLC0415
 
+    files, given = ask.benchmarks_of(benchmarks, hw)
     check_outputs(output)
-    if device is None:
+    if files:
+        if recorded or device is not None or keep or quick or groups:
+            raise click.UsageError("--from goes without --recorded, --device, --quick, --group and --record")
+        from calibrate.benchmarks.asking import evidence  # noqa: PLC0415
+        from calibrate.benchmarks.comparing import compare_points  # noqa: PLC0415
+        from calibrate.benchmarks.points import Given  # noqa: PLC0415
+
+        validation = compare_points(evidence(files, Given(**given)))
+    elif device is None:
         if keep or quick or groups:
             raise click.UsageError("--quick, --group and --record go with --device")
         from calibrate.records import validate_records  # noqa: PLC0415
@@ -231,24 +241,41 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
 
 
 @twin.command(epilog=EXIT_CODES)
-@click.option("--device", default="cuda:0", show_default=True, help="What to measure: cuda:0, cuda:1 or cpu.")
+@click.option("--device", help="What to measure: cuda:0, cuda:1 or cpu [default: cuda:0].")
 @click.option("--quick", is_flag=True, help="Under three minutes instead of under ten; wider intervals.")
 @click.option("--name", help="What the profile calls the machine [default: the file's name].")
 @click.option("-o", "--output", type=FILE, required=True, help="The profile to write, such as my-machine.json.")
-def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> int:
+@click.option(
+    "--hw", type=Name("machine"), help="With --from: the machine that the files are of [default: as they say]."
+)
+@with_options(ask.BENCHMARK_OPTIONS)
+def calibrate(
+    *, device: str | None, quick: bool, name: str | None, output: Path, hw: str | None, **benchmarks: Any
+) -> int:
     """Measure this machine and write its profile. An interrupted run is continued by the same command.
+
+    With --from nothing is measured: rates are fitted to what an engine's own benchmark measured, here or elsewhere.
 
     \b
     Examples:
       twin calibrate -o my-machine.json
       twin calibrate --device cpu --quick -o my-cpu.json
       twin predict --hw ./my-machine.json --engine twin
+      twin calibrate --from llama-bench.jsonl --model llama-3.1-8b -o my-machine.json
+      twin calibrate --from perf.txt --hw 3090 --model qwen3.8-27b --kv-dtype exl3_k8v8 -o my-machine.json
     """
+    files, given = ask.benchmarks_of(benchmarks, hw)
+    if files:
+        if device is not None or quick:
+            raise click.UsageError("--from measures nothing: it goes without --device and --quick")
+        return _calibrate_from(files, given, name=name, output=output)
+    if hw is not None:
+        raise click.UsageError("--hw goes with --from: without it this machine is measured")
     from calibrate.session import run_calibration  # noqa: PLC0415
 
     with progress_bar("calibrating") as progress:
         outcome = run_calibration(
-            device=device,
+            device=device or "cuda:0",
             quick=quick,
             output=output,
             name=name,
@@ -259,6 +286,17 @@ def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> in
     for probe, reason in outcome.skipped.items():
         click.echo(f"skipped: {probe}: {reason}", err=True)
     click.echo(f"{outcome.profile_path} written in {outcome.seconds:.0f} s; records in {outcome.record_path}")
+    return 0
+
+
+def _calibrate_from(files: list[Path], given: dict[str, Any], *, name: str | None, output: Path) -> int:
+    from calibrate.benchmarks.points import Given  # noqa: PLC0415
+    from calibrate.benchmarks.summary import calibrate_from, outcome_text, strange  # noqa: PLC0415
+
+    outcome = calibrate_from(files, Given(**given), name=name, output=output)
+    for told in strange(outcome):
+        click.echo(f"warning: {told}", err=True)
+    deliver(outcome_text(outcome), None)
     return 0
 
 

@@ -113,7 +113,7 @@ def _shipped(name: str) -> HardwareProfile:
 
 def _profile(raw: Any, path: Path) -> HardwareProfile:
     """`raw`, read from `path`, with what it extends. Raises BadFile."""
-    shelf = "machine", profile_names(), lambda name: _measured_on(name, shipped_document(name)), _lay_over
+    shelf = "machine", profile_names(), lambda name: _measured_on(name, shipped_document(name)), lay_over
     raw = extended(raw, path, shelf)
     if isinstance(raw, dict):
         raw = _measured_on(raw.get("name"), raw)
@@ -129,7 +129,7 @@ def _filled(raw: Any) -> Any:
         return raw
     from hwprofiles.sheets import expanded  # noqa: PLC0415 - a measured machine has none
 
-    return _lay_over(expanded(raw), {key: value for key, value in raw.items() if key != SHEET})
+    return lay_over(expanded(raw), {key: value for key, value in raw.items() if key != SHEET})
 
 
 def _measured_on(machine: Any, document: Table) -> Table:
@@ -157,7 +157,7 @@ def _named(raw: Any, wrong: Exception) -> str:
     return message
 
 
-def _lay_over(parent: Table, own: Table) -> Table:
+def lay_over(parent: Table, own: Table) -> Table:
     """`own` over `parent`, key by key at every level; what has a source of its own is replaced whole.
 
     A sheet over a machine that is no short file replaces its device and host.
@@ -168,7 +168,7 @@ def _lay_over(parent: Table, own: Table) -> Table:
     for key, there in parent.items():
         mine = own.get(key)
         if isinstance(there, dict) and isinstance(mine, dict) and "source" not in there:
-            laid[key] = {**there, **mine} if key == "kernels" else _lay_over(there, mine)
+            laid[key] = {**there, **mine} if key == "kernels" else lay_over(there, mine)
     return laid
 
 

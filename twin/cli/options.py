@@ -267,6 +267,22 @@ MEASURED_OPTIONS = (
     option("--record", "keep", is_flag=True, help="With --device: add the rows to the profile's measurements."),
 )  # fmt: skip
 
+BENCHMARK_OPTIONS = (
+    option("--from", "files", multiple=True, type=click.Path(path_type=Path), metavar="FILE...",
+           help="Results of an engine's own benchmark: llama-bench -o json or jsonl, vllm bench latency, throughput "
+                "and serve, SGLang's bench_one_batch and bench_serving, what exllamav3's eval/perf.py prints."),
+    option("--model", type=Name("model"), help="With --from, where the files do not say it: which model was run."),
+    *_NAMES[:1],
+    option("--engine", type=Name("engine"), help="With --from: the engine, where the files name another or none."),
+    option("--kv-dtype", type=Name("format"), help="With --from: the cache's format [default: as the files say]."),
+    option("--ctx", "prompt_tokens", type=TOKENS, help="With --from: length of prompts, where files do not say it."),
+    option("--output-tokens", type=TOKENS, help="With --from: tokens of each answer, where files do not say it."),
+    option("--batch", type=int, help="With --from: sequences at once, where files do not say it."),
+    option("--chunk", "chunk_tokens", type=TOKENS, help="With --from: prompt tokens of one prefill pass."),
+    click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]..."),
+)  # fmt: skip
+"""Of the two commands that take what somebody else measured; `more` are further files after one of --from."""
+
 QUALITY_OPTIONS = (
     option("--kv-dtype", metavar="A,B,...",
            help="Which formats [default: all; of exl3_* k8v8, k6v6, k4v4, k3v3 and k2v2]."),
@@ -281,3 +297,19 @@ QUALITY_OPTIONS = (
     option("--device", default="cpu", show_default=True, help="Where to measure: cpu, cuda or cuda:1."),
     option("--explain", is_flag=True, help="Show all heads, or all layers of a file, in full."),
 )  # fmt: skip
+
+
+def benchmarks_of(asked: dict[str, Any], hw: str | None) -> tuple[list[Path], dict[str, Any]]:
+    """(files of --from, what is given beside them); UsageError for what goes with --from and stands alone."""
+    files, more = list(asked.pop("files")), list(asked.pop("more"))
+    if files:
+        return [*files, *more], {"hw": hw, **asked}
+    if more:
+        raise click.UsageError(f"{more[0]}: --from FILE... reads results of a benchmark")
+    alone = next((name for name, value in asked.items() if value is not None), None)
+    if alone is not None:
+        raise click.UsageError(f"--{_BENCHMARK_FLAGS.get(alone, alone).replace('_', '-')} goes with --from")
+    return [], {}
+
+
+_BENCHMARK_FLAGS = {"prompt_tokens": "ctx", "chunk_tokens": "chunk"}

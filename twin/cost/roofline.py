@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Ladder, Rung, borrowed
@@ -212,7 +213,8 @@ class Roofs:
         elif not kernel.of_attention:
             bound_s /= _of_memory(op, kernel, efficiency) if wall == "vram" else efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
-            rates += kernel.efficiency_rates + (kernel.rungs.products if wall == "tensor" else kernel.rungs.bound)
+            rungs = kernel.rungs.products if wall == "tensor" else kernel.rungs.bound
+            rates = self._with_efficiency(rates, op, kernel) + rungs
         latency_s = kernel.latency_s * op.latencies
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
@@ -290,6 +292,16 @@ class Roofs:
         efficiency = curve(tokens)
         memory_s = op.vram_bytes / self._vram[0] / _of_memory(op, kernel, efficiency)
         return max(memory_s, op.flops * tiles / self._tensor_rate(op.dtype)[0] / efficiency)
+
+    def _with_efficiency(self, roofs: tuple[str, ...], op: Op, kernel: _KernelRates) -> tuple[str, ...]:
+        """What an op hangs on: the roof and the kernel's share of it, or both as one where they were measured so."""
+        curve = kernel.efficiency
+        spread = curve.spread_with_roof(op.grain) if curve is not None else None
+        if curve is None or spread is None:
+            return roofs + kernel.efficiency_rates
+        name = f"{op.kernel}#efficiency with its roof, {100 * spread:.2g} %"  # places known alike err together
+        self.rates[name] = replace(curve, spread=spread, spreads=UNSET)
+        return (name,)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
         if curve.over == RESIDENT_PROGRAMS and op.flash_grid is not None:
