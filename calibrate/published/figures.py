@@ -298,13 +298,14 @@ def concurrency(asked: Asked) -> Estimate:
 
 RATES: dict[str, Callable[[Gpu], Link | Roof]] = {
     "link_rate": lambda gpu: gpu.h2d,
+    "link_write_rate": lambda gpu: gpu.d2h,
     "vram_rate": lambda gpu: gpu.vram_read,
 }
 """Rates of the profile, as they are."""
 
 
 def _of_rate(name: str, asked: Asked) -> Estimate:
-    roof = RATES[name](asked.profile.gpu)
+    roof = RATES[name](asked.machine.gpu)
     return within_spread(roof.rate.value / GB, roof.rate.spread, naive=roof.datasheet.value / GB)
 
 
