@@ -298,7 +298,6 @@ def concurrency(asked: Asked) -> Estimate:
 
 RATES: dict[str, Callable[[Gpu], Link | Roof]] = {
     "link_rate": lambda gpu: gpu.h2d,
-    "link_write_rate": lambda gpu: gpu.d2h,
     "vram_rate": lambda gpu: gpu.vram_read,
 }
 """Rates of the profile, as they are."""

@@ -231,8 +231,11 @@ def public_text(validation: PublicValidation) -> str:
     lines = table(_HEADS, [_line(case) for case in cases])
     refused = "".join(f"  {case.id}: {case.note}\n" for case in cases if case.predicted is None)
     skipped = "".join(f"  {row.id}: {row.system}: {row.reason}\n" for row in validation.skipped)
+    asked, answered = len(cases), sum(case.predicted is not None for case in cases)
+    verdict = f"{asked} rows asked, {answered} answered, {sum(not case.within for case in cases)} outside; "
+    verdict += f"{len(validation.skipped)} not asked\n"
     parts = [lines, "not answered\n" + refused if refused else "", "not asked\n" + skipped if skipped else ""]
-    return "\n".join(part for part in (*parts, groups_text(validation.groups)) if part)
+    return "\n".join(part for part in (*parts, groups_text(validation.groups), verdict) if part)
 
 
 _HEADS = ("row", "predicted", "90 % interval", "measured", "unit", "error", "", "rung", "role", "figure")

@@ -16,7 +16,7 @@ from hwprofiles.files import read_as
 from hwprofiles.store import RECORDS
 
 FOLDER = RECORDS / "public"
-ROWS, CASES = FOLDER / "rows.json", FOLDER / "asked.json"
+ROWS, CASES = (FOLDER / "rows.json", FOLDER / "tried.json"), FOLDER / "asked.json"
 
 Text = Annotated[str, Meta(min_length=1)]
 Table = dict[str, Any]
@@ -132,7 +132,8 @@ class Public(Struct, frozen=True, kw_only=True):
 
 def load_public() -> Public:
     """The shipped rows and cases. Raises BadFile in one line."""
-    rows, told = read_as(ROWS, PublicRows).rows, read_as(CASES, PublicCases)
+    rows = tuple(row for path in ROWS for row in read_as(path, PublicRows).rows)
+    told = read_as(CASES, PublicCases)
     try:
         return joined(rows, told)
     except ValueError as wrong:

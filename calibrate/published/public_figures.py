@@ -12,7 +12,7 @@ from twin.models.mixers import Attending
 from twin.operations.counts import state_bytes
 from twin.operations.ops import Step
 from twin.prediction import Z90, chunk_breakdown
-from twin.units import GIB
+from twin.units import GB, GIB
 
 
 def _whole(case: Case) -> Iterator[tuple[Attending, int]]:
@@ -72,6 +72,7 @@ COUNTS: dict[str, tuple[str, Callable[[Asked], float]]] = {
         lambda asked: sum(mixer.kv_elements * layers for mixer, layers in asked.case.model.caches.items()),
     ),
     "kv_heads_per_gpu": ("heads", _heads_per_gpu),
+    "parameters": ("parameters", lambda asked: sum(asked.case.model.parameters.values())),
     "fits": ("", lambda asked: float(asked.memory.fits)),
 }
 """(unit, value) of figures without an interval."""
@@ -100,6 +101,12 @@ def kv_pool_bytes(asked: Asked) -> Estimate:
     margin = Z90 * device.capacity_spread
     naive = device.capacity_bytes - device.fixed.get("weights", 0.0) - device.fixed.get("embedding", 0.0)
     return Estimate(value=size / GIB, low=(size - margin) / GIB, high=(size + margin) / GIB, naive=naive / GIB)
+
+
+def link_write_rate(asked: Asked) -> Estimate:
+    """Bytes a second from device to host, as the machine has it."""
+    link = asked.machine.gpu.d2h
+    return within_spread(link.rate.value / GB, link.rate.spread, naive=link.datasheet.value / GB)
 
 
 def chunk_speed(asked: Asked) -> Estimate:
@@ -144,6 +151,7 @@ PUBLIC_FIGURES: dict[str, Figure] = (
     | {
         "vram_used": Figure(unit="GiB", estimate=vram_used),
         "kv_pool_bytes": Figure(unit="GiB", estimate=kv_pool_bytes),
+        "link_write_rate": Figure(unit="GB/s", estimate=link_write_rate),
         "chunk_speed": Figure(unit="tok/s", estimate=chunk_speed),
         "decode_ratio": Figure(unit="x", estimate=decode_ratio, paired=True),
         "vram_difference": Figure(unit="GiB", estimate=vram_difference, paired=True),
