@@ -9,7 +9,6 @@ from twin.ask.question import Question
 from twin.cost.roofline import Roofs
 from twin.memory.plan import Memory, MemoryPlan
 from twin.models.mixers import Attending
-from twin.operations.counts import state_bytes
 from twin.operations.ops import Step
 from twin.prediction import Z90, chunk_breakdown
 from twin.units import GB, GIB
@@ -29,13 +28,6 @@ def _whole_bytes(asked: Asked) -> int:
     return _whole_token_bytes(asked) * asked.question.ctx_tokens * asked.question.batch
 
 
-def _state_bytes(asked: Asked) -> int:
-    """Recurrent states of all sequences."""
-    case = asked.case
-    one = (state_bytes(mixer, case.state_bytes_of(mixer)) * layers for mixer, layers in case.model.states.items())
-    return sum(one) * asked.question.batch
-
-
 def _first(plan: MemoryPlan) -> Memory:
     return plan.devices()[0]
 
@@ -45,11 +37,10 @@ def _cache_bytes(plan: MemoryPlan) -> float:
     return _first(plan).page_bytes.get("kv cache", 0.0) * plan.pages
 
 
-def _context_bytes(asked: Asked) -> float:
-    """Cache and states of the asked context over all devices, as the engine keeps them."""
+def _on_devices(asked: Asked, *parts: str) -> float:
+    """Bytes of parts of the asked context over all devices, as the engine keeps them."""
     plan = asked.memory
-    parts = (memory.parts(plan.pages) for memory in plan.devices())
-    return sum(own.get(name, 0.0) for own in parts for name in ("kv cache", "recurrent state"))
+    return sum(memory.parts(plan.pages).get(part, 0.0) for memory in plan.devices() for part in parts)
 
 
 def _heads_per_gpu(asked: Asked) -> float:
@@ -63,9 +54,8 @@ def _heads_per_gpu(asked: Asked) -> float:
 
 COUNTS: dict[str, tuple[str, Callable[[Asked], float]]] = {
     "kv_of_whole_layers": ("GiB", lambda asked: _whole_bytes(asked) / GIB),
-    "kv_of_context_per_gpu": ("GiB", lambda asked: _cache_bytes(asked.memory) / GIB),
-    "states": ("GiB", lambda asked: _state_bytes(asked) / GIB),
-    "context_buffer": ("GiB", lambda asked: _context_bytes(asked) / GIB),
+    "states": ("GiB", lambda asked: _on_devices(asked, "recurrent state") / GIB),
+    "context_buffer": ("GiB", lambda asked: _on_devices(asked, "kv cache", "recurrent state") / GIB),
     "growing_bytes_per_token": ("B", _whole_token_bytes),
     "kv_elements_of_token": (
         "elements",
