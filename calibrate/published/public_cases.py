@@ -85,6 +85,8 @@ class PublicCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     reason: str = ""
     differs: dict[str, Text] = {}
     """What the row had and the question has not, and why."""
+    also_from: str = ""
+    """What else the question says, and where its publisher says it beside the row."""
     sets: str = ""
     """What this row is a source of elsewhere in the project, so that it is no evidence."""
 
