@@ -15,7 +15,7 @@ CPU_CAPABILITY = "0.0"  # what the profile of a CPU has for a compute capability
 
 _OVER_CTX = ("scan", "select", "score", "gather_vram", "gather_host", "gather_host_4k", "gather_rows_host")
 KERNEL_AXES = {
-    **dict.fromkeys(("linear", "recurrent", "append", "dequantise", "sample", "elementwise"), "tokens"),
+    **dict.fromkeys(("linear", "experts", "recurrent", "append", "dequantise", "sample", "elementwise"), "tokens"),
     **dict.fromkeys(_OVER_CTX, "ctx_tokens"),
     **dict.fromkeys(("attend_dense", "combine"), "rows"),
     "attend_decode": "query_tokens",

@@ -96,6 +96,17 @@ def shipped_document(name: str) -> Table:
 
 
 @cache
+def shipped_kernels() -> dict[str, dict[str, Kernel]]:
+    """Shipped kernels of all engines by the machine that they were measured on."""
+    found: dict[str, dict[str, Kernel]] = {}
+    for path in sorted(KERNELS.glob("*.json")):
+        for machine, raw in msgspec.json.decode(path.read_bytes(), type=EngineKernels).machines.items():
+            kernels = msgspec.json.decode(raw, type=dict[str, Kernel])
+            found.setdefault(machine, {}).update(kernels)
+    return found
+
+
+@cache
 def _shipped(name: str) -> HardwareProfile:
     return _profile(shipped_document(name), MACHINES / f"{name}.json")
 

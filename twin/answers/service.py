@@ -19,7 +19,7 @@ from twin.memory.block_pool import KVPool, pool_rules
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations.lower import backbone_program, draft_prefill_program, head_program, prefill_attention_program
 from twin.operations.ops import Step
-from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of
+from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of, refuse_borrowed
 from twin.serving.engine import StepCosts, simulate_serving
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Limits, Request
@@ -84,9 +84,11 @@ def serve(
         tokens_per_step=speculation.accepted if speculation else 1.0,
         prefix_cache=question.prefix_caching,
     )
-    roofs = Roofs(machine)
+    roofs = Roofs(machine, strict=False)
     costs, pool = CaseCosts(case, roofs), CasePool(plan.kv_pool)
     result = simulate_serving(requests(), costs, pool, limits, **(watch or {}))
+    if question.strict:
+        refuse_borrowed(roofs)
     fast = slow = None
     if intervals and result.steps:
         factor = math.exp(Z90 * _spread(case, roofs, result))

@@ -65,6 +65,7 @@ class Question(Struct, frozen=True, kw_only=True):
     ram_bytes: int | None = None  # the host's memory
     vram_free_bytes: int | None = None  # what others leave of each device's memory
     backend: str | None = None  # attention backend, where the engine has several for the format
+    strict: bool = False  # refuse rates that were not measured on the machine, in place of borrowing them
     what_if: bool = False  # ask for a format that the engine does not keep: bytes count, dequantising is free (A14)
     speculation: str | None = None  # `<drafter>:<tokens>`, such as mtp:3
     accepted: float | None = None  # tokens that a verify step yields on average, 1 to k + 1

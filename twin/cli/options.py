@@ -149,6 +149,7 @@ _NAMES = (
            help="What if: so much of each device's memory is free, as if it had no more."),
     option("--what-if", is_flag=True,
            help="Ask for a format that the engine does not keep: bytes count, decoding it is taken as free."),
+    option("--strict", is_flag=True, help="Refuse rates of kernels that were not measured on the machine."),
 )  # fmt: skip
 
 SERVED_MODEL_OPTIONS = (_model("qwen3.8-27b"), *_NAMES)

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
+from hwprofiles.ladder import MANY, Borrowed, Rung, borrowed
+from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
 from twin.operations.occupancy import RESIDENT, FlashGrid
@@ -19,6 +20,9 @@ ATTENTION_OPS = ("attend_sparse/", "attend_dense/", "score/")
 
 MOSTLY_PRODUCTS = 2
 """Operations an element over those of the narrowest thread block, from which on most belong to products of its rows."""
+
+WIDER = {"bf16": ("fp16", "fp32"), "fp16": ("fp32",), "fp32": ()}
+"""What products are computed in on a device without their operand type; 8 and 4 bits: in 16."""
 
 KERNEL_RATES = ("efficiency", "latency", "combine", "operations")
 VRAM_RATES: tuple[str, ...] = ("vram",)
@@ -48,6 +52,8 @@ class _KernelRates(NamedTuple):
     operations: Counts | None = None  # operations that an element costs; None: free, or inside the efficiency
     operations_rates: tuple[str, ...] = ()
     combine: float = 0.0  # share of the memory's rate for partial results; 0: combining is inside the latency
+    bound_rung: tuple[str, ...] = ()  # what more a borrowed kernel's share hangs on, off with all of its group
+    products_rung: tuple[str, ...] = ()  # the same where products hold it
 
 
 NO_KERNEL = _KernelRates(efficiency=None, efficiency_rates=(), latency_s=0.0, latency_rates=(), of_attention=False)
@@ -66,9 +72,11 @@ class _Bound(NamedTuple):
 class Roofs:
     """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
 
-    def __init__(self, profile: HardwareProfile) -> None:
-        self.profile = profile
+    def __init__(self, profile: HardwareProfile, *, strict: bool = True) -> None:
+        """strict: whether a kernel that was not measured on this machine is refused, not borrowed."""
+        self.profile, self.strict = profile, strict
         self.rates: dict[str, Provenance] = {}
+        self.rungs: dict[str, Rung] = {}  # of the rates of borrowed kernels, by name; all others are measured
         self.extrapolated: set[str] = set()
         gpu, host = profile.gpu, profile.host
         self._links: dict[Engine, tuple[str, Link]] = {
@@ -106,9 +114,12 @@ class Roofs:
         return self._kernels[key]
 
     def _looked_up(self, key: str) -> _KernelRates:
-        kernel = self.profile.kernels.get(key)
+        kernel, rung, rung_of_products = self.profile.kernels.get(key), (), ()
         if kernel is None:
-            raise MissingRate(f"machine {self.profile.name} has no rate for {key}", hint=self._alike(key))
+            found = None if self.strict else borrowed(self.profile, key)
+            if found is None:
+                raise MissingRate(f"machine {self.profile.name} has no rate for {key}", hint=self._alike(key))
+            kernel, rung, rung_of_products = self._taken(key, found)
         efficiency, latency, combine, operations = (
             (f"{key}#{name}",) if getattr(kernel, name) is not None else () for name in KERNEL_RATES
         )
@@ -116,12 +127,38 @@ class Roofs:
             efficiency=kernel.efficiency,
             efficiency_rates=efficiency,
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
-            latency_rates=(*latency, *combine),
+            latency_rates=(*latency, *combine, *rung),
             of_attention=key.startswith(ATTENTION_OPS),
             operations=kernel.operations,
             operations_rates=("instructions", *operations),
             combine=kernel.combine.value if kernel.combine is not None else 0.0,
+            bound_rung=rung,
+            products_rung=rung_of_products,
         )
+
+    def _taken(self, key: str, found: Borrowed) -> tuple[Kernel, tuple[str, ...], tuple[str, ...]]:
+        """A borrowed kernel with its rates entered, and what its share hangs on where bytes and where products hold it.
+
+        A device whose instructions nobody counted is taken to issue as many as its kernels need.
+        """
+        kernel = found.kernel
+        if kernel.operations is not None and self._instructions is None:
+            kernel = replace(kernel, operations=None)
+            self.extrapolated.add(f"{key} without a rate of instructions")
+        for name in KERNEL_RATES:
+            if (rate := getattr(kernel, name)) is not None:
+                self.rates[f"{key}#{name}"] = rate
+                self.rungs[f"{key}#{name}"] = found.rung
+        names = []
+        for spread, what in ((found.spread, found.group), (found.products_spread, f"{found.group}{MANY}")):
+            name = f"{found.rung} {what}"
+            self.rates[name], self.rungs[name] = spread, found.rung
+            names.append((name,))
+        return kernel, names[0], names[1]
+
+    def has(self, key: str) -> bool:
+        """Whether the kernel `key` has rates here, its own or borrowed ones."""
+        return key in self.profile.kernels or not (self.strict or borrowed(self.profile, key) is None)
 
     def _alike(self, key: str) -> str:
         """What the profile has of the same operation."""
@@ -150,7 +187,7 @@ class Roofs:
         elif not kernel.of_attention:
             bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
-            rates += kernel.efficiency_rates
+            rates += kernel.efficiency_rates + (kernel.products_rung if wall == "tensor" else kernel.bound_rung)
         latency_s = kernel.latency_s
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
@@ -178,10 +215,11 @@ class Roofs:
         wall, bound_s, rates = "vram", op.vram_bytes / self._vram[0], VRAM_RATES
         sol_s, floor_s = bound_s, op.vram_bytes / self._vram[1]
         if op.flops:
-            rate, peak = self._tensor_rate(op.dtype)
+            operands = self._operands(op.dtype)
+            rate, peak = self._tensor[operands]
             sol_s, floor_s = max(sol_s, op.flops / rate), max(floor_s, op.flops / peak)
             if op.flops / (rate * of_tensor) > bound_s:
-                wall, bound_s, rates = "tensor", op.flops / (rate * of_tensor), (f"tensor.{op.dtype}",)
+                wall, bound_s, rates = "tensor", op.flops / (rate * of_tensor), (f"tensor.{operands}",)
         moved = op.link_bytes + op.host_bytes
         if moved:
             # a kernel that reads host memory holds the SMs and pulls over H2D
@@ -243,7 +281,13 @@ class Roofs:
         return self._instructions
 
     def _tensor_rate(self, dtype: str) -> tuple[float, float]:
-        try:
-            return self._tensor[dtype]
-        except KeyError:
-            raise MissingRate(f"machine {self.profile.name} has no {dtype} tensor rate") from None
+        """Rate and peak of products of that operand type."""
+        return self._tensor[self._operands(dtype)]
+
+    def _operands(self, dtype: str) -> str:
+        """The operand type; where a device has none, the next wider that it has, in which engines compute then."""
+        wider = () if self.strict else WIDER.get(dtype, ("fp16", "bf16", "fp32"))
+        for name in (dtype, *wider):
+            if name in self._tensor:
+                return name
+        raise MissingRate(f"machine {self.profile.name} has no {dtype} tensor rate")

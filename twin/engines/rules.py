@@ -95,6 +95,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     row_tiles: dict[str, int] = {}  # tokens that a product with weights of a format is rounded up to, else 1
     needs: dict[str, str] = {}  # least compute capability of its kernels of a format, where above the format's own
     implementations: dict[str, str] = {}  # whose kernel runs `<operation>/<variant>`, where not its own
+    host_step: bool = False  # whether scheduling, sampling and launches of a step take time of their own
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None

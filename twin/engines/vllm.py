@@ -74,6 +74,7 @@ RULES = EngineRules(
         piecewise=("flashinfer", "kvarn"),
     ),
     row_tiles={"w4a16": 16},
-    implementations={"linear/w4a16": "marlin"}
+    host_step=True,
+    implementations=dict.fromkeys(("linear/w4a16", "experts/w4a16"), "marlin")
     | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library"),
 )

@@ -133,7 +133,10 @@ def _prefill_graphs(case: Case, chunk: Step, group: LayerGroup) -> Iterator[OpGr
 
 
 def head_program(case: Case, tokens: int, device_count: int) -> Program:
-    """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate."""
+    """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate.
+
+    A step ends with its logits: what the host takes for it beside kernels is counted here, once.
+    """
     model, device = case.model, split_layers(case.model.layers, device_count)[-1]
     part, active = model.head_part, model.hidden * model.vocab
     weight_format = model.weights.stored(part).format
@@ -142,6 +145,8 @@ def head_program(case: Case, tokens: int, device_count: int) -> Program:
     if "sample/fp32" in case.rules.implementations:  # sampling over all logits has a rate of its own
         kernel, logits = case.rules.kernel("sample", "fp32"), tokens * model.vocab
         ops += (Op("sampling", device, kernel=kernel, vram_bytes=logits * LOGIT_BYTES, grain=tokens, after=(0,)),)
+    if case.rules.host_step:
+        ops += (Op("host", device, kernel=case.rules.kernel("step", "decode"), after=(len(ops) - 1,)),)
     return (OpGraph(ops=ops),)
 
 
@@ -163,14 +168,14 @@ def _weights(case: Case, layer: Layer, device: int, tokens: int) -> tuple[Op, ..
     model, feed_forward = case.model, layer.feed_forward
     read = layer.parameters(model.hidden, counts.expected_experts(feed_forward, tokens) if feed_forward else None)
     active = layer.parameters(model.hidden, feed_forward.active if feed_forward else None)
-    alike: dict[tuple[str, str], list[Part]] = {}
+    some = feed_forward is not None and feed_forward.experts != feed_forward.active
+    alike: dict[tuple[str, str, bool], list[Part]] = {}
     for part in (part for part in _PARTS if active.get(part)):
         operands = model.weights.mlp_operands if part != "attention" else ""
         kept = "" if operands == case.rules.compute_dtype else operands
-        alike.setdefault((model.weights.stored(part).format, kept), []).append(part)
+        alike.setdefault((model.weights.stored(part).format, kept, some and part == "experts"), []).append(part)
     ops: tuple[Op, ...] = ()
-    for (weight_format, operands), parts in alike.items():
-        chosen = "experts" in parts and feed_forward is not None and feed_forward.experts != feed_forward.active
+    for (weight_format, operands, chosen), parts in alike.items():
         ops += (
             _linear(
                 case,
@@ -179,7 +184,7 @@ def _weights(case: Case, layer: Layer, device: int, tokens: int) -> tuple[Op, ..
                 sum(active[part] for part in parts),
                 tokens,
                 weight_format=weight_format,
-                dense=not chosen,
+                operation="experts" if chosen else "linear",
                 operands=operands,
                 after=(len(ops) - 1,) if ops else (),
             ),
@@ -200,26 +205,26 @@ def _linear(
     *,
     weight_format: str,
     part: str = "weights",
-    dense: bool = True,
+    operation: str = "linear",
     operands: str = "",
     after: tuple[int, ...] = (),
 ) -> Op:
     """Matrix products of `tokens` tokens with `active` parameters each, stored in `read_bytes` bytes.
 
-    `dense`: other numbers of tokens read the same bytes, as they do not where each chooses its experts. Tokens fill up
-    whole tiles of the model's own products, a drafter's are taken as they are.
+    Other numbers of tokens read the same bytes, unless each chooses its experts. Tokens fill up whole tiles of the
+    model's own products, a drafter's are taken as they are.
     """
     drafted = part == "draft"
     tile = 1 if drafted else case.rules.row_tiles.get(weight_format, 1)
     return Op(
         part,
         device,
-        kernel=case.rules.kernel("linear", weight_format),
+        kernel=case.rules.kernel(operation, weight_format),
         vram_bytes=read_bytes,
         flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.compute_dtype,
         grain=tokens,
-        row_tile=tile if dense and not drafted else 0,
+        row_tile=tile if operation == "linear" and not drafted else 0,
         after=after,
     )
 

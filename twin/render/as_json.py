@@ -40,6 +40,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "sources": [
             {"rate": name, "value": getattr(rate, "value", None) or list(getattr(rate, "efficiency", ()))}
             | {key: getattr(rate, key) for key in ("spread", "source", "date", "fitted_on", "note")}
+            | ({"rung": prediction.rung_of(name)} if "#" in name or name in prediction.rungs else {})
             for name, rate in prediction.sources.items()
         ],
     }
