@@ -31,8 +31,6 @@ UNITS = {
 }  # fmt: skip
 """Sizes of the units that rows and figures have different ones of; all others must be the same."""
 ALIKE = {"bool": "", "fraction": ""}
-RUNGS = ("measured", "carried", "typical")
-"""From the surest to the least sure."""
 
 
 class PublicComparison(Comparison, frozen=True, kw_only=True):
@@ -170,9 +168,8 @@ def _is_timed(case: PublicCase) -> bool:
 
 
 def _rung(question: Question) -> str:
-    """The least sure rung of the rates of kernels behind a prediction."""
-    told = {str(getattr(source, "rung", "measured")) for source in predict(question).sources.values()}
-    return next((rung for rung in reversed(RUNGS) if rung in told), "")
+    """The least sure rung of the kernels' rates behind a prediction."""
+    return next(reversed(predict(question).standing()), "")
 
 
 def architecture(model: ModelSpec) -> str:
