@@ -43,6 +43,12 @@ def _on_devices(asked: Asked, *parts: str) -> float:
     return sum(memory.parts(plan.pages).get(part, 0.0) for memory in plan.devices() for part in parts)
 
 
+def _draft_layers(asked: Asked) -> float:
+    """Layers like the model's own that the cache of a drafter's context would fill."""
+    one = asked.case.plane_bytes * asked.question.ctx_tokens * asked.question.batch
+    return _on_devices(asked, "draft cache") / one
+
+
 def _heads_per_gpu(asked: Asked) -> float:
     """KV heads of a layer that the first device keeps."""
     plan, case = asked.memory, asked.case
@@ -62,6 +68,7 @@ COUNTS: dict[str, tuple[str, Callable[[Asked], float]]] = {
         lambda asked: sum(mixer.kv_elements * layers for mixer, layers in asked.case.model.caches.items()),
     ),
     "kv_heads_per_gpu": ("heads", _heads_per_gpu),
+    "draft_layers": ("layers", _draft_layers),
     "parameters": ("parameters", lambda asked: sum(asked.case.model.parameters.values())),
     "fits": ("", lambda asked: float(asked.memory.fits)),
 }
@@ -130,6 +137,11 @@ def vram_difference(asked: Asked) -> Estimate:
     return count(vram_used(asked).value - vram_used(_other(asked)).value)
 
 
+def buffer_growth(asked: Asked) -> Estimate:
+    """Buffers of a step on the first device beyond those of the other question."""
+    return count((_first(asked.memory).fixed["buffers"] - _first(_other(asked).memory).fixed["buffers"]) / GIB)
+
+
 def cache_ratio(asked: Asked) -> Estimate:
     """Cache bytes of the asked question on the first device, over those of the other there."""
     return count(_cache_bytes(asked.memory) / _cache_bytes(_other(asked).memory))
@@ -145,6 +157,7 @@ PUBLIC_FIGURES: dict[str, Figure] = (
         "chunk_speed": Figure(unit="tok/s", estimate=chunk_speed),
         "decode_ratio": Figure(unit="x", estimate=decode_ratio, paired=True),
         "vram_difference": Figure(unit="GiB", estimate=vram_difference, paired=True),
+        "buffer_growth": Figure(unit="GiB", estimate=buffer_growth, paired=True),
         "cache_ratio": Figure(unit="x", estimate=cache_ratio, paired=True),
     }
 )
