@@ -5,6 +5,7 @@ Run `python -m calibrate.published.public [part of an id ...]` for a line a row:
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ UNITS = {
 ALIKE = {"bool": "", "fraction": ""}
 
 
+SORTS = dict.fromkeys(("decode", "prefill", "ttft", "decode_ratio"), "speed")
+SORTS |= dict.fromkeys(("kv_pool", "vram", "kv_size", "fit"), "memory")
+"""What kinds of rows are judged together; any other kind is by itself."""
+
+
 class PublicComparison(Comparison, frozen=True, kw_only=True):
     """One public row and what the twin says of it."""
 
@@ -47,6 +53,11 @@ class PublicComparison(Comparison, frozen=True, kw_only=True):
     """The least sure rung that a time stands on; empty for a count."""
     question: dict[str, Any]
     differs: dict[str, str]
+
+    @property
+    def sort(self) -> str:
+        """Speed, memory, or its kind."""
+        return SORTS.get(self.kind, self.kind)
 
 
 class Group(Struct, frozen=True, kw_only=True):
@@ -210,7 +221,7 @@ def _skipped(rows: Iterable[PublicRow], public: Public) -> Iterator[Skipped]:
 
 
 def _groups(cases: Sequence[PublicComparison]) -> Iterator[Group]:
-    for by in ("kind", "architecture", "engine", "rung"):
+    for by in ("sort", "kind", "architecture", "engine", "rung"):
         for name in dict.fromkeys(getattr(case, by) for case in cases):
             own = [case for case in cases if getattr(case, by) == name]
             held_out = [case for case in own if case.role == "held_out"]
@@ -230,7 +241,9 @@ def public_text(validation: PublicValidation) -> str:
     skipped = "".join(f"  {row.id}: {row.system}: {row.reason}\n" for row in validation.skipped)
     asked, answered = len(cases), sum(case.predicted is not None for case in cases)
     verdict = f"{asked} rows asked, {answered} answered, {sum(not case.within for case in cases)} outside; "
-    verdict += f"{len(validation.skipped)} not asked\n"
+    reasons = Counter(row.system for row in validation.skipped)
+    told = ", ".join(f"{count} {because.replace('_', ' ')}" for because, count in reasons.most_common())
+    verdict += f"{len(validation.skipped)} not asked{f' ({told})' if told else ''}\n"
     parts = [lines, "not answered\n" + refused if refused else "", "not asked\n" + skipped if skipped else ""]
     return "\n".join(part for part in (*parts, groups_text(validation.groups), verdict) if part)
 

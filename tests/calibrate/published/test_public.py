@@ -207,6 +207,11 @@ def test_a_question_that_cannot_be_asked_yet_is_told_in_the_twins_own_line() -> 
         question_of({"ctx_tokens": 1, "model": "llama-3.1-8b", "no_such": 2})
 
 
+def test_speeds_and_memory_are_each_judged_together() -> None:
+    sorts = [group for group in validate_public(("exl3-100-6-1-2k", "exl2")).groups if group.by == "sort"]
+    assert [(group.name, group.held_out.n) for group in sorts] == [("speed", 2), ("memory", 2)]
+
+
 def test_architectures_are_told_apart() -> None:
     kinds = {
         "llama-3.1-8b": "full attention", "qwen3-30b-a3b": "full attention, experts", "qwen3.8-27b": "recurrent",
@@ -220,9 +225,9 @@ def test_the_text_has_a_line_a_row_and_a_line_a_group() -> None:
     found = validate_public(("K16", "K20", "K30"))
     text = public_text(found)
     assert all(id_ in text for id_ in ("K16-4b", "K16-72b", "K20: not_a_figure", "K30"))
-    assert text.endswith("not asked\n")
+    assert text.endswith("3 rows asked, 3 answered, 0 outside; 1 not asked (1 not a figure)\n")
     assert groups_text(found.groups) in text
-    assert [group.name for group in found.groups if group.by == "kind"] == ["tried"]
+    assert [group.name for group in found.groups if group.by in {"sort", "kind"}] == ["tried", "tried"]
     kind = next(group for group in found.groups if group.by == "kind")
     assert kind.held_out.n == 3
     assert kind.fit.n == 0
