@@ -155,7 +155,7 @@ def _compared(
         within=error is not None and abs(error) <= tolerance + ROUNDING,
         measured_low=measured, measured_high=measured, note=why,
         kind=row.kind, architecture=architecture(model),
-        engine=str(case.ask.get("engine", "")), curve=case.curve, curve_seen=curve_seen and role == "held_out",
+        engine=str(case.ask.get("engine", "")).partition("==")[0], curve=case.curve, curve_seen=curve_seen and role == "held_out",
         rung=rung, question=case.ask, differs=dict(case.differs),
     )  # fmt: skip
 
