@@ -80,7 +80,7 @@ class PublicValidation(Validation, frozen=True, kw_only=True):
 def validate_public(names: Sequence[str] = ()) -> PublicValidation:
     """Ask and compare every public row, or those whose id has one of `names` in it."""
     public, fitted = load_public(), fitted_ids()
-    seen = {case.curve for case in public.cases.values() if case.id in fitted}
+    seen = {case.curve for case in public.cases.values() if _role_reason(case, fitted)}
     rows = [row for row in public.rows if not names or any(name in row.id for name in names)]
     cases = [
         _compared(row, case, public, role_reason=_role_reason(case, fitted), curve_seen=case.curve in seen)
@@ -155,8 +155,8 @@ def _compared(
         within=error is not None and abs(error) <= tolerance + ROUNDING,
         measured_low=measured, measured_high=measured, note=why,
         kind=row.kind, architecture=architecture(model),
-        engine=str(case.ask.get("engine", "")).partition("==")[0], curve=case.curve, curve_seen=curve_seen and role == "held_out",
-        rung=rung, question=case.ask, differs=dict(case.differs),
+        engine=str(case.ask.get("engine", "")).partition("==")[0], curve=case.curve,
+        curve_seen=curve_seen and role == "held_out", rung=rung, question=case.ask, differs=dict(case.differs),
     )  # fmt: skip
 
 
