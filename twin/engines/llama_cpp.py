@@ -48,7 +48,6 @@ RULES = EngineRules(
     ngram="ram",
     embedding_on_host=True,
     state_element_bytes=4,
-    host_step=True,
     workspace=stated(
         390 * MIB,
         0.4,
