@@ -71,6 +71,8 @@ class Carried(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     kernel: Kernel
     machines: tuple[str, ...]
+    of_group: bool = True
+    """Whether too few machines tell how far it is off: then that is its group's spread, else its own rates' spreads."""
 
 
 class Typical(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,7 +98,7 @@ class Borrowed(NamedTuple):
     kernel: Kernel
     rung: Rung
     group: str
-    spreads: dict[str, Learned]
+    spreads: dict[str, Learned]  # by group; empty where the kernel's own rates say how far they are off
 
 
 @cache
@@ -134,7 +136,7 @@ def borrowed(profile: HardwareProfile, key: str, ladder: Ladder | None = None) -
     elsewhere = ladder.carried.get(key)
     if elsewhere:
         found = next(elsewhere[each] for each in likenesses(profile.gpu) if each in elsewhere)
-        return Borrowed(found.kernel, "carried", group, ladder.carried_spreads)
+        return Borrowed(found.kernel, "carried", group, ladder.carried_spreads if found.of_group else {})
     kernel = _typical(ladder, operation, fmt)
     return Borrowed(kernel, "typical", group, ladder.typical_spreads) if kernel is not None else None
 

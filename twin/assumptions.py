@@ -24,7 +24,6 @@ ASSUMPTIONS = {
     "A18": "every decode step of a served sequence yields the mean acceptance",
     "A19": "an engine without a pool of blocks keeps what a window no longer sees",
     "A20": "ranks that share layers are alike and start each sum together; messages go around a ring",
-    "A21": "what a product misses of the memory's rate is time that does not shrink with a rank's share of it",
     "A22": "a host's processor reads its weights once a pass, its cache once for every row of queries",
 }
 
@@ -65,7 +64,6 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A16": case.cached_tokens > 0 and bool(case.model.states),
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
         "A20": case.tp > 1,
-        "A21": case.tp > 1,
         "A22": case.rules.cells is not None
         and bool(case.cpu_layers or case.question.cpu_experts or case.layout.host_planes),
         "A19": not case.rules.shares_pool

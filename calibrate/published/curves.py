@@ -66,6 +66,11 @@ class KernelRow(NamedTuple):
         return self.op.grain
 
     @property
+    def named(self) -> str:
+        """What a rate that it sets says of it."""
+        return f"{self.file} {self.machine.device_name}"
+
+    @property
     def phase(self) -> str:
         """Of which phase it tells."""
         return "decode" if self.op.grain <= DECODED else "prefill"

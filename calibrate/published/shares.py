@@ -117,6 +117,11 @@ ENGINES: dict[str, tuple[Parameter, ...]] = {
             for operation, start in (("attend_decode", 0.5), ("attend_dense", 0.3))
         ),
     ),
+    "exllamav3": (
+        *products("exllamav3", "exl3", places={1.0: 0.4, 2048.0: 0.5}),
+        Parameter(("attend_decode/exllamav3/exl3_k8v8",), 1.0, 0.3),
+        Parameter(("attend_dense/exllamav3/exl3_k8v8",), 1.0, 0.5),
+    ),
     "library": of_each("library", "bf16"),
     "vllm": (
         *of_each("vllm", "fp8", "nvfp4"),
@@ -338,7 +343,7 @@ def document_of(engine: str) -> tuple[Table, str]:
             place = "latency" if parameter.place is None else f"at {parameter.place:g}"
             lines.append(f"  {names:44s} {place:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}")
         for name, logs in fitted.machines.items():
-            ids = tuple(sorted({f"{row.file} {name}" for row in rows if row.machine.device_name == name}))
+            ids = tuple(sorted({row.named for row in rows if row.machine.device_name == name}))
             known = {
                 key
                 for parameter, deviation, tau in zip(parameters, fitted.deviations[name], fitted.tau, strict=True)

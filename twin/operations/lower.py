@@ -269,7 +269,6 @@ def _linear(
         flops=2.0 * active * -(-tokens // tile) * tile,
         dtype=operands or case.rules.operands_of(weight_format),
         grain=tokens,
-        ranks=case.tp,
         row_tile=tile if operation == "linear" and not drafted else 0,
         after=after,
     )
