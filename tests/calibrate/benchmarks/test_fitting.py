@@ -301,3 +301,12 @@ def test_evidence_names_its_machine_by_its_cards(tmp_path: Path) -> None:
     row = STEP | {"gpu_info": "NVIDIA GeForce RTX 3090, NVIDIA GeForce RTX 3090"}
     found: Evidence = evidence([files.write(tmp_path / "a.json", [row])], replace(LLAMA, hw=None))
     assert (found.machine.name, found.machine.gpu_count) == ("2x-rtx3090", 2)
+
+
+def test_devices_that_shared_every_layer_are_told_by_the_file_or_by_an_option(tmp_path: Path) -> None:
+    said = files.SERVING | {"server_info": files.SERVING["server_info"] | {"tp_size": 2}}  # type: ignore[operator]
+    by_file = evidence([files.write(tmp_path / "a.jsonl", [said])], Given(hw="2x-h200"))
+    by_option = evidence([files.write(tmp_path / "b.json", files.SERVE)], Given(hw="2x-h200", tp=2))
+    for found in (by_file, by_option):
+        assert (found.asked[0].case.question.tp, found.machine.gpu_count) == (2, 2)
+    assert "tensor parallelism" in str(refused(tmp_path, [STEP], replace(LLAMA, tp=0)))
