@@ -162,8 +162,8 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
 @JSON
 @OUT
 def validate(
-    *, recorded: bool, hw: str | None, device: str | None, quick: bool, groups: tuple[str, ...], keep: bool,
-    as_json: bool, output: Path | None, **benchmarks: Any,
+    *, recorded: bool, public: bool, hw: str | None, device: str | None, quick: bool, groups: tuple[str, ...],
+    keep: bool, as_json: bool, output: Path | None, **benchmarks: Any,
 ) -> int:  # fmt: skip
     """Hold predictions against measurements, case by case. The rows that set a rate are shown apart.
 
@@ -171,6 +171,7 @@ def validate(
     Examples:
       twin validate --recorded
       twin validate --recorded --hw 3x-rtx3090 --json
+      twin validate --recorded --public          what strangers published of other machines and engines
       twin validate --hw my-machine.json --device cuda --record
       twin validate --hw my-machine.json --device cuda --group formats --group operations --record
       twin validate --hw my-machine.json --device cpu --quick
@@ -179,29 +180,32 @@ def validate(
     """
     from msgspec import to_builtins  # noqa: PLC0415
 
-    from calibrate.validation import validation_text  # noqa: PLC0415
-
     files, given = ask.benchmarks_of(benchmarks, hw)
     check_outputs(output)
     if files:
-        if recorded or device is not None or keep or quick or groups:
-            raise click.UsageError("--from goes without --recorded, --device, --quick, --group and --record")
+        if recorded or public or device is not None or keep or quick or groups:
+            raise click.UsageError("--from goes without --recorded, --public, --device, --quick, --group and --record")
         from calibrate.benchmarks.asking import evidence  # noqa: PLC0415
         from calibrate.benchmarks.comparing import compare_points  # noqa: PLC0415
         from calibrate.benchmarks.points import Given  # noqa: PLC0415
 
-        validation = compare_points(evidence(files, Given(**given)))
+        from calibrate.validation import validation_text  # noqa: PLC0415
+
+        validation, text = compare_points(evidence(files, Given(**given))), validation_text
     elif device is None:
         if keep or quick or groups:
             raise click.UsageError("--quick, --group and --record go with --device")
-        from calibrate.records import validate_records  # noqa: PLC0415
-
-        validation = validate_records(hw)
+        if public and hw is not None:
+            raise click.UsageError("--public is of many machines: it goes without --hw")
+        validation, text = _recorded(hw, public=public)
     else:
-        if hw is None or recorded:
-            raise click.UsageError("--device needs --hw, the profile to judge, and goes without --recorded")
+        if hw is None or recorded or public:
+            raise click.UsageError(
+                "--device needs --hw, the profile to judge, and goes without --recorded and --public"
+            )
         from calibrate.live import validate_live  # noqa: PLC0415
         from calibrate.measurements import check_record, record  # noqa: PLC0415
+        from calibrate.validation import validation_text  # noqa: PLC0415
 
         if keep:
             check_record(hw)
@@ -213,8 +217,21 @@ def validate(
             click.echo(f"left out: {row.case.id}: {row.reason}", err=True)
         if keep:
             click.echo(f"recorded in {record(measurements, hw)}", err=True)
-    deliver(dump(to_builtins(validation)) if as_json else validation_text(validation), output)
+        text = validation_text
+    deliver(dump(to_builtins(validation)) if as_json else text(validation), output)
     return 0 if validation.within else EXIT_OUTSIDE_TOLERANCE
+
+
+def _recorded(hw: str | None, *, public: bool) -> tuple[Any, Any]:
+    """What was recorded of a machine or of all, or what is public; and how it is told."""
+    if public:
+        from calibrate.published.public import public_text, validate_public  # noqa: PLC0415
+
+        return validate_public(), public_text
+    from calibrate.records import validate_records  # noqa: PLC0415
+    from calibrate.validation import validation_text  # noqa: PLC0415
+
+    return validate_records(hw), validation_text
 
 
 @twin.command(epilog=EXIT_CODES)

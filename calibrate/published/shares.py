@@ -1,6 +1,7 @@
 """Sets rates of engines' kernels from what others published of whole steps on many machines.
 
-`python -m calibrate.published.shares [engine ...]` writes them into `hwprofiles/kernels/<engine>.json`. An engine has a
+`python -m calibrate.published.shares [engine ...]` writes them into `hwprofiles/kernels/<engine>.json`, and for
+`step/<engine>` what its host takes of a step beside kernels. An engine has a
 few (ENGINES): shares of a roof and latencies, each of one or several of its kernels. On every machine with rows they
 are found by least squares on relative errors, and drawn to the engine's mean over machines as strongly as machines are
 alike, which is learned with them: one row moves a machine a little, a curve of rows sets it.
@@ -18,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from calibrate.published.curves import KernelRow, kernel_rows
-from calibrate.published.speeds import SpeedRow, speed_rows
+from calibrate.published.speeds import SERVING, SpeedRow, speed_rows
 from hwprofiles.files import Table
 from hwprofiles.ladder import kind_of
 from hwprofiles.profile import KERNEL_AXES, Kernel
@@ -41,6 +42,8 @@ FEW = 45.0  # tokens up to which bytes hold products
 LATENCY_TAU, FEW_TAU, MANY_TAU = 0.5, 0.15, 0.3  # how far machines differ, before it is learned
 LEAST_S, MOST_S = 1e-7, 1e-2  # of a latency
 LEAST_SHARE = 2e-3
+LEAST_STEP_S = 1e-5
+MAD = 1.4826  # standard deviations of a normal distribution in a median distance from its middle
 
 
 class Parameter(NamedTuple):
@@ -116,12 +119,10 @@ ENGINES: dict[str, tuple[Parameter, ...]] = {
     ),
     "library": of_each("library", "bf16"),
     "vllm": (
-        Parameter(("step/vllm/decode",), None, 3e-4),
         *of_each("vllm", "fp8", "nvfp4"),
         *of_each("vllm", "bf16", "fp8", "mxfp4", "nvfp4", operation="experts"),
     ),
     "sglang": (
-        Parameter(("step/sglang/decode",), None, 3e-4),
         *of_each("sglang", "fp8", "nvfp4"),
         *of_each("sglang", "bf16", "fp8", "mxfp4", "nvfp4", "w4a16", operation="experts"),
     ),
@@ -314,7 +315,7 @@ def rows_of(engine: str) -> list[Row]:
     """All published rows that tell of the engine's kernels."""
     own = {key for parameter in ENGINES[engine] for key in parameter.kernels}
     kernels: list[Row] = [row for row in kernel_rows() if row.op.kernel in own]
-    return [*(row for row in speed_rows() if row.engine == engine and not row.held_out), *kernels]
+    return [*(row for row in speed_rows() if row.engine == engine and not row.served), *kernels]
 
 
 def document_of(engine: str) -> tuple[Table, str]:
@@ -356,6 +357,33 @@ def document_of(engine: str) -> tuple[Table, str]:
     return document, "\n".join(lines)
 
 
+def steps_of(engine: str) -> tuple[Table, str]:
+    """The engine's file with what the host takes of a step: the median of what kernels leave of served steps.
+
+    One number for all machines, each model on each machine once, however its layers are shared.
+    """
+    some = Rate(value=LEAST_STEP_S, unit="s", spread=0.0, n=1, source="published", date=DATE)
+    left: dict[tuple[str, str], list[float]] = {}
+    for row in (row for row in speed_rows() if row.engine == engine and row.served):
+        kernels = {**row.machine.kernels, f"step/{engine}/decode": Kernel(latency=some)}
+        breakdown = row.breakdown(Roofs(replace(row.machine, kernels=kernels), strict=False))
+        host_s = sum(seconds for (part, _, _), (seconds, _) in breakdown.by_account.items() if part.startswith("host"))
+        left.setdefault((row.machine.device_name, row.case.model.name), []).append(
+            row.seconds - breakdown.seconds + host_s
+        )
+    medians = [float(np.median(own)) for own in left.values()]
+    value = round_to(max(LEAST_STEP_S, float(np.median(medians))), 2)
+    spread = round(min(1.0, float(np.median(np.abs(np.array(medians) - value))) * MAD / value), 2)
+    document: Table = json.loads((KERNELS / f"{engine}.json").read_bytes())
+    rows = tuple(sorted({f"{SERVING.name} {machine}" for machine, _ in left}))
+    latency = {"value": value, "unit": "s", "spread": spread, "n": len(medians), "source": "fitted", "date": DATE,
+               "fitted_on": rows, "note": "what kernels leave of served steps"}  # fmt: skip
+    for machine in sorted({machine for machine, _ in left}):
+        document["machines"].setdefault(machine, {})[f"step/{engine}/decode"] = {"latency": latency}
+    document["machines"] = dict(sorted(document["machines"].items()))
+    return document, f"{engine}: {value * 1e3:.2f} ms a step, of {len(medians)} models on machines, {spread:.0%}"
+
+
 def _told(errors: Mapping[str, float]) -> str:
     if not errors:
         return "no machine has two curves"
@@ -376,9 +404,11 @@ def _plain(kernel: Kernel) -> Table:
 
 def main(engines: Sequence[str]) -> None:
     """Write the files of the engines named, or of all."""
-    for engine in engines or ENGINES:
-        document, told_of = document_of(engine)
-        (KERNELS / f"{engine}.json").write_text(json.dumps(document, indent=1) + "\n")
+    served = {row.engine for row in speed_rows() if row.served}
+    for engine in engines or (*ENGINES, *sorted(f"step/{name}" for name in served)):
+        word, _, name = engine.rpartition("/")
+        document, told_of = steps_of(name) if word else document_of(name)
+        (KERNELS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
         sys.stdout.write(f"{told_of}\n")
 
 

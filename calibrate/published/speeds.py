@@ -77,9 +77,9 @@ class SpeedRow(NamedTuple):
     file: str  # where it is kept
 
     @property
-    def held_out(self) -> bool:
-        """Whether no rate is set by it: served steps whose tokens choose experts judge what kernels tell."""
-        return self.file == SERVING.name and chooses(self.case)
+    def served(self) -> bool:
+        """Whether it is of a served workload: kernels are not set by it, only what the host takes beside them."""
+        return self.file == SERVING.name
 
     @property
     def engine(self) -> str:

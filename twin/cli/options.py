@@ -257,6 +257,7 @@ WORKLOAD_OPTIONS = (
 
 MEASURED_OPTIONS = (
     option("--recorded", is_flag=True, help="Against everything that was ever recorded (the default)."),
+    option("--public", is_flag=True, help="Against what strangers published of many machines, engines and models."),
     option("--hw", type=Name("machine"),
            help="Whose measurements [default: all that are recorded]; with --device, the profile to judge."),
     option("--device", help="Run the kernels here and now: cuda, cuda:1 or cpu."),

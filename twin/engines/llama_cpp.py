@@ -48,7 +48,6 @@ RULES = EngineRules(
     ngram="ram",
     embedding_on_host=True,
     state_element_bytes=4,
-    host_step=True,
     workspace=stated(
         390 * MIB,
         0.4,
@@ -56,6 +55,7 @@ RULES = EngineRules(
         "(ggml-org/llama.cpp#15860), PRO 6000 749 (#27953)",
     ),
     compute_dtype="fp16",
+    family_operands={"quantised": "int8"},  # `ggml/src/ggml-cuda/mmq.cu`: what meets them is quantised to q8_1
     weight_families=dict.fromkeys((*TYPES, "mxfp4", "nvfp4"), "quantised")
     | dict.fromkeys(("f16", "f32", "bf16", "fp32"), "f16"),
     backends=BackendRules(

@@ -177,6 +177,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     host_step: bool = False  # whether scheduling, sampling and launches of a step take time of their own
     kernels_of: str = ""  # whose kernels run all others, where not its own
     weight_families: dict[str, str] = {}  # formats of weights whose products are known by the name of a family
+    family_operands: dict[str, str] = {}  # what products of a family multiply in, where not `compute_dtype`
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None
@@ -228,6 +229,10 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     def pages(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)
+
+    def operands_of(self, weight_format: str) -> str:
+        """Operand type of products with weights of a format."""
+        return self.family_operands.get(self.weight_families.get(weight_format, ""), self.compute_dtype)
 
     def kernel(self, operation: str, variant: str) -> str:
         """Key in a machine's profile of the kernel that runs `operation` on `variant` (a format)."""

@@ -14,6 +14,8 @@ from twin.units import GIB
 TRITON = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 KVARN = ("kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64")
 TURBOQUANT = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
+ELEMENTWISE = ("bf16", "fp8", "int8", "mxfp4", "nvfp4")
+"""Weights whose products have rates without the norms, rotation and gating between them."""
 RULES = EngineRules(
     name="vllm",
     summary="vLLM 0.28: continuous batching over one pool of blocks, each layer shared by all devices",
@@ -78,6 +80,6 @@ RULES = EngineRules(
     row_tiles={"w4a16": 16},
     host_step=True,
     implementations=dict.fromkeys(("linear/w4a16", "experts/w4a16"), "marlin")
-    | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library")
+    | dict.fromkeys(("linear/bf16", "sample/fp32", *(f"elementwise/{fmt}" for fmt in ELEMENTWISE)), "library")
     | dict.fromkeys(("all_reduce/peer", "all_gather/peer"), "nccl"),
 )

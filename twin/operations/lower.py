@@ -236,7 +236,7 @@ def _weights(case: Case, layer: Layer, group: LayerGroup, tokens: int) -> tuple[
         )
     if f"elementwise/{model.weights.format}" not in case.rules.implementations:
         return ops  # norms, rotation and gating are in the rate of the products (A3)
-    kernel = case.rules.kernel("elementwise", model.weights.format)
+    kernel = f"elementwise/{case.rules.implementations[f'elementwise/{model.weights.format}']}/bf16"
     moved = counts.elementwise_elements(layer, model.hidden) * HALF_BYTES * tokens
     return (*ops, Op("elementwise", device, kernel=kernel, vram_bytes=moved, grain=tokens, after=(len(ops) - 1,)))
 
@@ -267,7 +267,7 @@ def _linear(
         kernel=case.rules.kernel(operation, weight_format),
         vram_bytes=read_bytes,
         flops=2.0 * active * -(-tokens // tile) * tile,
-        dtype=operands or case.rules.compute_dtype,
+        dtype=operands or case.rules.operands_of(weight_format),
         grain=tokens,
         ranks=case.tp,
         row_tile=tile if operation == "linear" and not drafted else 0,
