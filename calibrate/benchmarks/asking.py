@@ -134,7 +134,9 @@ def _named_by(gpus: Sequence[str]) -> HardwareProfile:
 def _question(reading: Reading, given: Given, engine: str, hw: str) -> Question:
     point, told = reading.point, reading.told
     model = given.model or _told_model(told)
-    fields: dict[str, Any] = dict(told.flags)
+    fields: dict[str, Any] = dict(told.flags) | {
+        name: value for name, value in (("tp", given.tp), ("pp", given.pp)) if value is not None
+    }
     unknown = [name for name in fields if name not in Question.__struct_fields__]
     if unknown:
         flag = unknown[0].replace("_", " ")

@@ -39,6 +39,8 @@ STEP = 5e-3
 """Of a parameter's logarithm, over which slopes are taken."""
 FLOOR_SLACK = 1.02
 """Clocks and memory of a card may be a little above its data sheet's."""
+HOLDS, TINY = 0.1, 1e-30
+"""Share of a point's variance from which on a parameter is one of those that hold it."""
 MATTERS = 0.02
 """What a change moves of some point at the least, to be kept although the points leave it uncertain."""
 MOVES = 0.01
@@ -166,12 +168,25 @@ class _Search:
         return found, self.slopes(some, found)
 
     def spreads(self, some: Sequence[Parameter], values: Values, slopes: Matrix) -> Values:
-        """What is left of each parameter's spread, the others being as uncertain as they are."""
+        """What is left of each parameter's spread.
+
+        A prediction takes rates as independent. Those that points do not tell apart err against each other, so that
+        together they would claim less than is known: their spreads are scaled to what the points that they hold say of
+        all of them, by the point that says least.
+        """
         misfit = float(np.median(np.abs(self.errors(some, values) / self.noise))) / MEDIAN_OF_NORMAL
         noise = self.noise * max(1.0, misfit)
         before = np.array([parameter.spread for parameter in some])
         rows = np.concatenate([slopes / noise[:, None], np.diag(1 / before)])
-        return np.asarray(np.hypot(np.sqrt(np.diag(np.linalg.inv(rows.T @ rows))), ANOTHER_DAY))
+        covariance = np.linalg.inv(rows.T @ rows)
+        alone = np.sqrt(np.diag(covariance))
+        variances = (slopes * alone) ** 2
+        together = np.sum(slopes @ covariance * slopes, axis=1)
+        apart = np.maximum(np.sum(variances, axis=1), TINY)
+        holds = variances > HOLDS * apart[:, None]
+        scale = np.max(np.where(holds, np.sqrt(together / apart)[:, None], 0.0), axis=0)
+        scaled = np.where(np.any(holds, axis=0), alone * np.minimum(scale, 1.0), alone)
+        return np.asarray(np.hypot(scaled, ANOTHER_DAY))
 
 
 def check_alike(asked: Sequence[Asked]) -> None:

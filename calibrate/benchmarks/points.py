@@ -80,6 +80,8 @@ class Given(Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None
     batch: int | None = None
     chunk_tokens: int | None = None
+    tp: int | None = None
+    pp: int | None = None
 
     def check(self) -> None:
         """Raise BadValue for a number that is none of a benchmark's."""

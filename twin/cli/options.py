@@ -280,6 +280,8 @@ BENCHMARK_OPTIONS = (
     option("--output-tokens", type=TOKENS, help="With --from: tokens of each answer, where files do not say it."),
     option("--batch", type=int, help="With --from: sequences at once, where files do not say it."),
     option("--chunk", "chunk_tokens", type=TOKENS, help="With --from: prompt tokens of one prefill pass."),
+    option("--tp", type=int, help="With --from: devices that shared every layer, where files do not say it."),
+    option("--pp", type=int, help="With --from: stages of layers, where files do not say it."),
     click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]..."),
 )  # fmt: skip
 """Of the two commands that take what somebody else measured; `more` are further files after one of --from."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from calibrate.benchmarks.asking import Asked, Evidence, evidence
 from calibrate.benchmarks.comparing import compare_points
-from calibrate.benchmarks.fitting import fit
+from calibrate.benchmarks.fitting import Fitted, fit
 from calibrate.benchmarks.points import Given, Point
 from calibrate.benchmarks.predicted import breakdown_of, seconds_of, told_of
 from calibrate.benchmarks.summary import calibrate_from, outcome_text
@@ -58,6 +58,11 @@ def llama_tests(machine: HardwareProfile, sizes: list[tuple[int, int, int]]) -> 
     return rows
 
 
+def shares(fitted: Fitted) -> dict[str, Any]:
+    """Places of the shares that were fitted, by kernel: all but what the host takes for a step."""
+    return {key: each.places for each in fitted.parameters for key in each.kernels if each.places is not None}
+
+
 CURVE = [(0, 128, depth) for depth in (0, 4096, 16384, 65536, 131072 - 256)]
 SHARES = {"linear/library/bf16": 0.8, "attend_decode/flash_attention/bf16": 0.6}
 
@@ -67,8 +72,7 @@ def test_two_depths_give_the_shares_back_and_the_rest_of_the_curve(tmp_path: Pat
     rows = llama_tests(truth, CURVE)
     some = files.write(tmp_path / "some.jsonl", [rows[0], rows[3]])
     outcome = calibrate_from([some], LLAMA, name=None, output=tmp_path / "me.json")
-    fitted = {key for parameter in outcome.fitted.parameters for key in parameter.kernels}
-    assert fitted == set(SHARES)
+    assert shares(outcome.fitted).keys() == set(SHARES)
     others = files.write(tmp_path / "others.jsonl", [rows[1], rows[2], rows[4]])
     told = compare_points(evidence([others], replace(LLAMA, hw=str(tmp_path / "me.json"))))
     errors = [abs(case.error or 1.0) for case in told.cases]
@@ -80,11 +84,9 @@ def test_two_depths_give_the_shares_back_and_the_rest_of_the_curve(tmp_path: Pat
 def test_a_prompt_sets_the_products_of_many_tokens_and_steps_those_of_one(tmp_path: Path) -> None:
     truth = slower(load_profile("h200"), {"linear/library/bf16": 0.7})
     path = files.write(tmp_path / "a.jsonl", llama_tests(truth, [(512, 0, 0)]))
-    (one,) = fit(evidence([path], LLAMA)).parameters
-    assert (one.kernels, one.places) == (("linear/library/bf16",), (512, 512))
+    assert shares(fit(evidence([path], LLAMA)))["linear/library/bf16"] == (512, 512)
     path = files.write(tmp_path / "a.jsonl", llama_tests(truth, [(0, 128, 0)]))
-    (one,) = fit(evidence([path], LLAMA)).parameters
-    assert (one.kernels, one.places) == (("linear/library/bf16",), (1, 1))
+    assert shares(fit(evidence([path], LLAMA)))["linear/library/bf16"] == (1, 1)
 
 
 def test_what_points_say_nothing_of_stays_as_it_was(tmp_path: Path) -> None:
@@ -94,13 +96,14 @@ def test_what_points_say_nothing_of_stays_as_it_was(tmp_path: Path) -> None:
     calibrate_from([path], LLAMA, name="mine", output=tmp_path / "me.json")
     after = load_profile(str(tmp_path / "me.json"))
     assert after.name == "mine"
-    changed = {key for key, kernel in after.kernels.items() if kernel.efficiency != before.kernels[key].efficiency}
+    own = {key: kernel for key, kernel in after.kernels.items() if key in before.kernels}
+    changed = {key for key, kernel in own.items() if kernel.efficiency != before.kernels[key].efficiency}
     assert changed == {"linear/library/bf16"}
     (one, many), (was_one, was_many) = (
         [kernels["linear/library/bf16"].efficiency(tokens) for tokens in (1, 4096)]  # type: ignore[misc]
         for kernels in (after.kernels, before.kernels)
     )
-    assert one == pytest.approx(0.7 * was_one, rel=0.02)
+    assert one == pytest.approx(0.7 * was_one, rel=0.05)  # the host's part of a step takes the rest
     assert many == was_many
 
 
@@ -131,13 +134,15 @@ def test_a_fit_over_a_profile_of_one_s_own_keeps_what_that_had(tmp_path: Path) -
     second = files.write(tmp_path / "b.jsonl", llama_tests(truth, [(512, 0, 0)]))
     me = tmp_path / "me.json"
     calibrate_from([first], LLAMA, name=None, output=me)
+    once = load_profile(str(me)).kernels["linear/library/bf16"].efficiency
     calibrate_from([second], replace(LLAMA, hw=str(me)), name=None, output=me)
-    curve = load_profile(str(me)).kernels["linear/library/bf16"].efficiency
+    twice = load_profile(str(me)).kernels["linear/library/bf16"].efficiency
     truly = truth.kernels["linear/library/bf16"].efficiency
-    assert curve is not None
+    assert once is not None
+    assert twice is not None
     assert truly is not None
-    for tokens in (1, 512):
-        assert curve(tokens) == pytest.approx(truly(tokens), rel=0.03)
+    assert twice(1) == once(1) == pytest.approx(truly(1), rel=0.05)
+    assert twice(512) == pytest.approx(truly(512), rel=0.03)
 
 
 def test_an_assumed_roof_rises_where_no_share_of_it_is_enough(tmp_path: Path) -> None:
@@ -292,12 +297,21 @@ def test_a_written_profile_is_json_that_names_what_it_stands_on(tmp_path: Path) 
     calibrate_from([path], LLAMA, name=None, output=tmp_path / "me.json")
     document = json.loads((tmp_path / "me.json").read_text(encoding="utf-8"))
     assert document["extends"] == "h200"
-    (kernel,) = document["kernels"].values()
-    assert kernel["efficiency"]["fitted_on"] == ["a.jsonl:1 tg128@d0"]
-    assert all(spread is None or math.isfinite(spread) for spread in kernel["efficiency"]["spreads"])
+    share = document["kernels"]["linear/library/bf16"]["efficiency"]
+    assert share["fitted_on"] == ["a.jsonl:1 tg128@d0"]
+    assert all(spread is None or math.isfinite(spread) for spread in share["spreads"])
 
 
 def test_evidence_names_its_machine_by_its_cards(tmp_path: Path) -> None:
     row = STEP | {"gpu_info": "NVIDIA GeForce RTX 3090, NVIDIA GeForce RTX 3090"}
     found: Evidence = evidence([files.write(tmp_path / "a.json", [row])], replace(LLAMA, hw=None))
     assert (found.machine.name, found.machine.gpu_count) == ("2x-rtx3090", 2)
+
+
+def test_devices_that_shared_every_layer_are_told_by_the_file_or_by_an_option(tmp_path: Path) -> None:
+    said = files.SERVING | {"server_info": files.SERVING["server_info"] | {"tp_size": 2}}  # type: ignore[operator]
+    by_file = evidence([files.write(tmp_path / "a.jsonl", [said])], Given(hw="2x-h200"))
+    by_option = evidence([files.write(tmp_path / "b.json", files.SERVE)], Given(hw="2x-h200", tp=2))
+    for found in (by_file, by_option):
+        assert (found.asked[0].case.question.tp, found.machine.gpu_count) == (2, 2)
+    assert "tensor parallelism" in str(refused(tmp_path, [STEP], replace(LLAMA, tp=0)))
