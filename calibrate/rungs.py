@@ -9,6 +9,7 @@ each is held against what other machines or engines have of it.
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ Z90 = float(norm.ppf(0.95))
 WIDEST = 0.8  # of a spread: an interval from a quarter to four times says that nothing is known
 LEAST = 0.02
 TELLS = 0.1  # of a step's time that hangs on a group, from which on the step tells of it
+HELD = 0.9  # of left-out steps, by their 90 % intervals
 FEWEST = 3  # machines or engines that tell of a group; of fewer, kernels tell
 Row = SpeedRow | KernelRow
 WIDER = ("cuda", ANY)
@@ -58,11 +60,17 @@ Shelf = Mapping[str, Mapping[str, Kernel]]  # kernels by machine
 
 
 def ladder_of(
-    shelf: Shelf, carried: Mapping[str, Learned], typical: Mapping[str, Learned], *, by_group: bool = False
+    shelf: Shelf,
+    carried: Mapping[str, Learned],
+    typical: Mapping[str, Learned],
+    *,
+    by_group: bool = False,
+    stretch: float = 1.0,
 ) -> Ladder:
     """Borrowed rates from the kernels of a shelf, with these spreads.
 
     by_group: whether all carried kernels are taken to be off as their groups are, however many machines tell of them.
+    stretch: factor on what machines tell of a kernel by itself, so that whole steps are held.
     """
     by_key: dict[str, dict[str, dict[str, Kernel]]] = {}
     for machine in sorted(shelf):
@@ -73,20 +81,21 @@ def ladder_of(
                     by_key.setdefault(key, {}).setdefault(likeness, {})[machine] = kernel
     return Ladder(
         schema=SCHEMA,
-        carried={key: _by_likeness(found, by_group=by_group) for key, found in sorted(by_key.items())},
+        carried={key: _by_likeness(found, by_group=by_group, stretch=stretch) for key, found in sorted(by_key.items())},
         typical=_typical(by_key),
+        stretch=stretch,
         carried_spreads=dict(carried),
         typical_spreads=dict(typical),
     )
 
 
-def _by_likeness(found: Mapping[str, Mapping[str, Kernel]], *, by_group: bool) -> dict[str, Carried]:
+def _by_likeness(found: Mapping[str, Mapping[str, Kernel]], *, by_group: bool, stretch: float) -> dict[str, Carried]:
     """Each likeness once: one whose machines are all that a wider one has says nothing more."""
     names = {likeness: tuple(sorted(own)) for likeness, own in found.items()}
     wider = {likeness: [other for other in names if other != likeness and set(names[other]) == set(own)]
              for likeness, own in names.items()}  # fmt: skip
     kept = [likeness for likeness in found if likeness == ANY or not any(o in WIDER for o in wider[likeness])]
-    return {likeness: _carried(found[likeness], by_group=by_group) for likeness in kept}
+    return {likeness: _carried(found[likeness], by_group=by_group, stretch=stretch) for likeness in kept}
 
 
 def _is_none(kernel: Kernel) -> bool:
@@ -94,32 +103,34 @@ def _is_none(kernel: Kernel) -> bool:
     return kernel.efficiency is None and kernel.latency is not None and kernel.latency.value <= LEAST_LATENCY_S
 
 
-def _carried(own: Mapping[str, Kernel], *, by_group: bool) -> Carried:
+def _carried(own: Mapping[str, Kernel], *, by_group: bool, stretch: float) -> Carried:
     machines = tuple(sorted(own))
     kernel = averaged([own[name] for name in machines], f"carried from {_listed(machines)}")
     if by_group or len(machines) < FEWEST:
         return Carried(kernel=kernel, machines=machines)
-    return Carried(kernel=_with_spreads(kernel, own), machines=machines, of_group=False)
+    return Carried(kernel=_with_spreads(kernel, own, stretch), machines=machines, of_group=False)
 
 
-def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel]) -> Kernel:
+def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel], stretch: float) -> Kernel:
     """The kernel with how far each of its rates is off on one of the machines, told by all the others."""
     away = {name: averaged([own[other] for other in own if other != name], "") for name in own}
     curve, latency = kernel.efficiency, kernel.latency
     if curve is not None:
         spreads = tuple(
-            _apart(
+            stretch
+            * _apart(
                 (away[name].efficiency, each.efficiency, place)
                 for name, each in own.items()
                 if each.efficiency is not None
             )
             for place in curve.at
         )
+        spreads = tuple(round(min(WIDEST, each), 3) for each in spreads)
         curve = replace(curve, spreads=spreads, spread=max(spreads))
     if latency is not None:
         pairs = [(away[name].latency, each.latency) for name, each in own.items()]
         logs = [math.log(told.value / real.value) for told, real in pairs if told is not None and real is not None]
-        latency = replace(latency, spread=_root(logs))
+        latency = replace(latency, spread=round(min(WIDEST, stretch * _root(logs)), 3))
     return replace(kernel, efficiency=curve, latency=latency)
 
 
@@ -220,11 +231,12 @@ def missed_steps(
     drop: Callable[[Shelf, str], Shelf],
     carried: Mapping[str, Learned],
     typical: Mapping[str, Learned],
+    stretch: float = 1.0,
 ) -> list[Missed]:
     """Every row told without what is left out for it, where the rest has borrowed rates for it."""
     found: list[Missed] = []
     for name in sorted({without(row) for row in rows}):
-        ladder = ladder_of(drop(shelf, name), carried, typical, by_group=carried is NOTHING)
+        ladder = ladder_of(drop(shelf, name), carried, typical, by_group=carried is NOTHING, stretch=stretch)
         roofs: dict[int, Roofs] = {}
         for row in (row for row in rows if without(row) == name):
             if id(row.machine) not in roofs:
@@ -431,7 +443,19 @@ def learned(shelf: Shelf, rows: Sequence[Row]) -> Ladder:
         found[leaving.rung] = of_kernels(missed_kernels(shelf, of_engines=of_engines)) | likeliest(missed)
     carried, typical = found["carried"], found["typical"]
     typical = {group: max(own, carried.get(group, own), key=_spread) for group, own in typical.items()}
-    return ladder_of(shelf, carried, typical)
+    steps = [row for row in rows if isinstance(row, SpeedRow)]
+    missed = missed_steps(steps, shelf, without=_machine, drop=without_machine, carried=carried, typical=typical)
+    return ladder_of(shelf, carried, typical, stretch=_stretched(missed))
+
+
+def _stretched(missed: Sequence[Missed]) -> float:
+    """The least factor on deviations at which 90 % intervals hold 90 % of whole steps, each machine counting once."""
+    rows = Counter(each.left_out for each in missed)
+    for factor in np.geomspace(1.0, 3.0, 56):
+        held = sum((abs(each.log) <= Z90 * factor * each.deviation) / rows[each.left_out] for each in missed)
+        if held >= HELD * len(rows):
+            return round(float(factor), 2)
+    return 3.0
 
 
 class Judged(NamedTuple):
@@ -453,13 +477,14 @@ def judged(ladder: Ladder, shelf: Shelf, rows: Sequence[Row]) -> list[Judged]:
     for leaving in (BY_MACHINE, BY_ENGINE):
         missed = missed_steps(
             rows, shelf, without=leaving.without, drop=leaving.drop, carried=ladder.carried_spreads,
-            typical=ladder.typical_spreads,
+            typical=ladder.typical_spreads, stretch=ladder.stretch,
         )  # fmt: skip
         for what in sorted({each.what for each in missed}):
             own = [each for each in missed if each.what == what]
             found.append(
                 Judged(
-                    leaving.rung, what, len(own), len({each.machine for each in own}), len({each.engine for each in own}),
+                    leaving.rung, what, len(own),
+                    machines=len({each.machine for each in own}), engines=len({each.engine for each in own}),
                     median=float(np.median([abs(math.expm1(each.log)) for each in own])),
                     covered=sum(abs(each.log) <= Z90 * each.deviation for each in own) / len(own),
                     half_width=float(np.median([math.expm1(Z90 * each.deviation) for each in own])),

@@ -61,8 +61,8 @@ class Parameter(NamedTuple):
         return FEW_TAU if self.place <= FEW and not self.kernels[0].startswith("attend") else MANY_TAU
 
 
-STEPS_ALONE = {16.0: 0.9, 512.0: 0.5}
-"""Places, with first values, where whole steps tell of few tokens and of a prompt's alone."""
+STEPS_ALONE = {1.0: 0.9, 12.0: 0.7, 512.0: 0.5}
+"""Places, with first values, where whole steps tell: of one token, of a few at once, of a prompt's."""
 CURVES = {16.0: 0.9, 160.0: 0.7, 1024.0: 0.6}
 
 
