@@ -15,7 +15,7 @@ from twin.models.mixers import Attending, Attention, GatedDeltaNet, LatentAttent
 from twin.models.spec import Drafter, Layer, Part
 from twin.models.speculation import Speculation
 from twin.operations import counts, latent
-from twin.operations.collectives import embedding_program, gathered_logits, layer_sums
+from twin.operations.collectives import draft_sums, embedding_program, gathered_logits, layer_sums
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
 
@@ -318,13 +318,16 @@ def draft_program(case: Case, speculation: Speculation, step: Step, device: int)
     elements = head * 8 / model.part_bits[model.head_part]
     tokens = q_tokens * step.batch
     logits = _linear(case, device, head, elements, tokens, weight_format=stored, part="draft", after=(1,))
-    ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits)
+    sums = draft_sums(case, drafter, device, tokens, after=2)
+    ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits, *sums)
     return OpGraph(ops=launches), OpGraph(ops=ops, times=speculation.passes)
 
 
 def draft_prefill_program(case: Case, speculation: Speculation, chunk: Step, device: int) -> Program:
     """The drafter's layers over a prefill chunk, so that its cache follows the prompt."""
-    return (OpGraph(ops=_draft_ops(case, speculation.drafter, chunk, device, decoding=False)),)
+    ops: tuple[Op, ...] = _draft_ops(case, speculation.drafter, chunk, device, decoding=False)
+    ops += draft_sums(case, speculation.drafter, device, chunk.q_tokens * chunk.batch, after=1)
+    return (OpGraph(ops=ops),)
 
 
 def _draft_ops(case: Case, drafter: Drafter, step: Step, device: int, *, decoding: bool) -> tuple[Op, Op]:

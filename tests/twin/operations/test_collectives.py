@@ -9,7 +9,13 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
 from twin.operations.collectives import STEP_SHARE
-from twin.operations.lower import decode_program, head_program, prefill_program
+from twin.operations.lower import (
+    decode_program,
+    draft_prefill_program,
+    draft_program,
+    head_program,
+    prefill_program,
+)
 from twin.operations.ops import Engine, Op, Program, Step
 
 HIDDEN, VOCAB, LAYERS = 4096, 128_256, 32
@@ -86,3 +92,18 @@ def test_what_a_product_misses_of_the_memory_stays_as_ranks_share_it() -> None:
         assert Roofs(half).cost(replace(op, vram_bytes=2.5e8, ranks=4)).seconds == pytest.approx(1.25)
         bound_by_products = replace(op, vram_bytes=0, flops=1e12)
         assert Roofs(half).cost(replace(bound_by_products, ranks=4)).seconds == pytest.approx(2.0)
+
+
+def test_a_drafters_layers_are_summed_too_in_every_pass() -> None:
+    case = resolve(
+        Question(ctx_tokens=1024, model="qwen3.8-27b", engine="vllm", tp=2, speculation="mtp:3", accepted=3.0)
+    )
+    assert case.speculation is not None
+    step, layers = Step(kv_tokens=1024, q_tokens=1, batch=2), case.speculation.drafter.layers
+    message = 2 * case.model.hidden * 2
+    drafted = over_links(draft_program(case, case.speculation, step, 0))
+    assert drafted == [("all_reduce", 2 * layers * case.speculation.passes, message, 1)]
+    chunk = Step(kv_tokens=0, q_tokens=64)
+    assert over_links(draft_prefill_program(case, case.speculation, chunk, 0)) == [
+        ("all_reduce", 2 * layers, 64 * case.model.hidden * 2, 1)
+    ]
