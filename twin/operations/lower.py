@@ -6,9 +6,11 @@ Equal layers are one graph done several times, since every layer waits for the o
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
 from msgspec import Struct
 
+from hwprofiles.profile import Split
 from twin.ask.case import Case
 from twin.formats import kv_format
 from twin.models.mixers import Attending, Attention, GatedDeltaNet, LatentAttention, Recurrent, mixer_tag
@@ -35,34 +37,43 @@ class LayerGroup(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def split_layers(layers: int, device_count: int) -> tuple[int, ...]:
-    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first."""
-    share, larger = divmod(layers, device_count)
-    sizes = [share + (device < larger) for device in range(device_count)]
+def split_layers(layers: int, split: Split) -> tuple[int, ...]:
+    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first.
+
+    Over devices of several kinds as near to the shares of their memory as whole layers come.
+    """
+    if isinstance(split, int):
+        share, larger = divmod(layers, split)
+        sizes = [share + (device < larger) for device in range(split)]
+    else:
+        ends = [round(layers * sum(split[: device + 1]) / sum(split)) for device in range(len(split))]
+        sizes = [end - begin for begin, end in pairwise((0, *ends))]
     return tuple(device for device, size in enumerate(sizes) for _ in range(size))
 
 
 @cache
-def layer_groups(kinds: tuple[str, ...], device_count: int, *, alone: int = 0) -> tuple[LayerGroup, ...]:
-    """The first `alone` layers one by one in true order, the others grouped by kind, since devices are alike."""
-    devices, rest = split_layers(len(kinds), device_count), kinds[alone:]
+def layer_groups(kinds: tuple[str, ...], split: Split, *, alone: int = 0) -> tuple[LayerGroup, ...]:
+    """The first `alone` layers one by one in true order, the others grouped by kind, and by device unless alike."""
+    devices, rest = split_layers(len(kinds), split), kinds[alone:]
     groups = [LayerGroup(device=devices[at], kind=kinds[at], index=at, count=1) for at in range(alone)]
-    for kind in dict.fromkeys(rest):
-        first = alone + rest.index(kind)
-        groups.append(LayerGroup(device=devices[first], kind=kind, index=first, count=rest.count(kind)))
+    places = [0] * len(rest) if isinstance(split, int) else devices[alone:]
+    alike = list(zip(places, rest, strict=True))
+    for place in dict.fromkeys(alike):
+        first = alone + alike.index(place)
+        groups.append(LayerGroup(device=devices[first], kind=place[1], index=first, count=alike.count(place)))
     return tuple(groups)
 
 
 # Programs of the model
 
 
-def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool = True) -> Program:
+def decode_program(case: Case, step: Step, split: Split, *, grouped: bool = True) -> Program:
     """One decode step: all layers, the n-gram rows beside the layer before they are needed, the hops, the head."""
     needed_at = case.model.ngram.before_layer if case.model.ngram else 0
     graphs = [] if needed_at else list(prefetch_program(case, step))
     tokens = step.q_tokens * step.batch
     graphs += embedding_program(case, tokens)
-    for group in layer_groups(case.model.layer_kinds, device_count, alone=needed_at if grouped else case.model.layers):
+    for group in layer_groups(case.model.layer_kinds, split, alone=needed_at if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group.device, tokens)
         for mixer in layer.mixers:
@@ -74,23 +85,23 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         graphs.append(OpGraph(ops=ops, times=group.count))
-    graphs = _with_hops(case, tokens, device_count, graphs, grouped=grouped)
-    return (*graphs, *head_program(case, tokens, device_count))
+    graphs = _with_hops(case, tokens, split, graphs, grouped=grouped)
+    return (*graphs, *head_program(case, tokens, split))
 
 
-def prefill_program(case: Case, chunk: Step, device_count: int, *, grouped: bool = True) -> Program:
+def prefill_program(case: Case, chunk: Step, split: Split, *, grouped: bool = True) -> Program:
     """One prefill chunk through all layers, without logits."""
     tokens = chunk.q_tokens * chunk.batch
-    return backbone_program(case, tokens, chunk.batch, device_count, chunk=chunk, grouped=grouped)
+    return backbone_program(case, tokens, chunk.batch, split, chunk=chunk, grouped=grouped)
 
 
 def backbone_program(
-    case: Case, tokens: int, sequences: int, device_count: int, *, chunk: Step | None = None, grouped: bool = True
+    case: Case, tokens: int, sequences: int, split: Split, *, chunk: Step | None = None, grouped: bool = True
 ) -> Program:
     """Products over `tokens` tokens, states of `sequences` after their last; attention of a `chunk` alone."""
     graphs = list(embedding_program(case, tokens))
     last_token = Step(kv_tokens=0, q_tokens=1, batch=sequences)
-    for group in layer_groups(case.model.layer_kinds, device_count, alone=0 if grouped else case.model.layers):
+    for group in layer_groups(case.model.layer_kinds, split, alone=0 if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group.device, tokens)
         for mixer in layer.recurrent:
@@ -99,12 +110,12 @@ def backbone_program(
         graphs.append(OpGraph(ops=ops, times=group.count))
         if chunk is not None:
             graphs.extend(_prefill_graphs(case, chunk, group))
-    return tuple(_with_hops(case, tokens, device_count, graphs, grouped=grouped))
+    return tuple(_with_hops(case, tokens, split, graphs, grouped=grouped))
 
 
-def prefill_attention_program(case: Case, chunk: Step, device_count: int) -> Program:
+def prefill_attention_program(case: Case, chunk: Step, split: Split) -> Program:
     """Attention of one prefill chunk in all layers that have it."""
-    groups = layer_groups(case.model.layer_kinds, device_count)
+    groups = layer_groups(case.model.layer_kinds, split)
     return tuple(graph for group in groups for graph in _prefill_graphs(case, chunk, group))
 
 
@@ -136,9 +147,14 @@ def _prefill_graphs(case: Case, chunk: Step, group: LayerGroup) -> Iterator[OpGr
             yield from own.layout.prefill_graphs(own, _seen(mixer, chunk), group.device, times=group.count)
 
 
-def head_program(case: Case, tokens: int, device_count: int) -> Program:
+def last_device(split: Split) -> int:
+    """Where the head and a drafter lie."""
+    return (split if isinstance(split, int) else len(split)) - 1
+
+
+def head_program(case: Case, tokens: int, split: Split) -> Program:
     """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate."""
-    model, device = case.model, split_layers(case.model.layers, device_count)[-1]
+    model, device = case.model, split_layers(case.model.layers, split)[-1]
     part, active = model.head_part, model.hidden * model.vocab
     weight_format = model.weights.stored(part).format
     read = model.stored_bytes({part: active})
@@ -238,10 +254,14 @@ def _recurrence(case: Case, mixer: Recurrent, step: Step, device: int, *, after:
     return Op("state", device, kernel=kernel, vram_bytes=moved, grain=step.batch, after=(after,))
 
 
-def _with_hops(case: Case, tokens: int, device_count: int, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
+def _with_hops(case: Case, tokens: int, split: Split, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
     """The hops between devices: each where the device changes, or all of them in one graph at the end."""
     if grouped:
-        crossings = split_layers(case.model.layers, device_count)[-1]
+        devices = split_layers(case.model.layers, split)
+        if not isinstance(split, int):
+            crossed = pairwise(dict.fromkeys(devices))
+            return [*graphs, *(_hop(case, tokens, source, target, times=1) for source, target in crossed)]
+        crossings = devices[-1]
         return [*graphs, _hop(case, tokens, 0, 1, times=crossings)] if crossings else graphs
     placed: list[OpGraph] = []
     device = 0
