@@ -16,7 +16,7 @@ CPU_CAPABILITY = "0.0"  # what the profile of a CPU has for a compute capability
 
 _OVER_CTX = ("scan", "select", "score", "gather_vram", "gather_host", "gather_host_4k", "gather_rows_host")
 KERNEL_AXES = {
-    **dict.fromkeys(("linear", "recurrent", "append", "dequantise", "sample", "elementwise"), "tokens"),
+    **dict.fromkeys(("linear", "experts", "recurrent", "append", "dequantise", "sample", "elementwise"), "tokens"),
     **dict.fromkeys(_OVER_CTX, "ctx_tokens"),
     **dict.fromkeys(("attend_dense", "combine"), "rows"),
     **dict.fromkeys(("all_reduce", "all_gather"), "message_bytes"),
@@ -260,10 +260,15 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         peer = gpu.peer.narrowed(share) if gpu.peer is not None and gpu.peer_kind == PCIE else gpu.peer
         return self._with_gpu(replace(gpu, h2d=gpu.h2d.narrowed(share), d2h=gpu.d2h.narrowed(share), peer=peer))
 
+    @property
+    def device_name(self) -> str:
+        """What the machine is called with one of its devices, as kernels name it."""
+        return self.name.partition("x-")[2] if re.match(r"\d+x-", self.name) else self.name
+
     def repeated(self, count: int) -> "HardwareProfile":
         """So many of its device, each on a link of its own. Raises ValueError where its memory is the host's."""
         self._check_alike("a number of devices")
-        one = self.name.partition("x-")[2] if re.match(r"\d+x-", self.name) else self.name
+        one = self.device_name
         name = f"{count}x-{one}" if count > 1 else one
         summary = self.summary if count == self.gpu_count else f"{count} x {one}: {self.summary}"
         return replace(self, name=name, summary=summary, gpu_count=count)

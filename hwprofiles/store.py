@@ -107,13 +107,24 @@ def shipped_document(name: str) -> Table:
 
 
 @cache
+def shipped_kernels() -> dict[str, dict[str, Kernel]]:
+    """Shipped kernels of all engines by the machine that they were measured on."""
+    found: dict[str, dict[str, Kernel]] = {}
+    for path in sorted(KERNELS.glob("*.json")):
+        for machine, raw in msgspec.json.decode(path.read_bytes(), type=EngineKernels).machines.items():
+            kernels = msgspec.json.decode(raw, type=dict[str, Kernel])
+            found.setdefault(machine, {}).update(kernels)
+    return found
+
+
+@cache
 def _shipped(name: str) -> HardwareProfile:
     return _profile(shipped_document(name), MACHINES / f"{name}.json")
 
 
 def _profile(raw: Any, path: Path) -> HardwareProfile:
     """`raw`, read from `path`, with what it extends. Raises BadFile."""
-    shelf = "machine", profile_names(), lambda name: _measured_on(name, shipped_document(name)), _lay_over
+    shelf = "machine", profile_names(), lambda name: _measured_on(name, shipped_document(name)), lay_over
     raw = extended(raw, path, shelf)
     if isinstance(raw, dict):
         raw = _measured_on(raw.get("name"), raw)
@@ -129,7 +140,7 @@ def _filled(raw: Any) -> Any:
         return raw
     from hwprofiles.sheets import expanded  # noqa: PLC0415 - a measured machine has none
 
-    return _lay_over(expanded(raw), {key: value for key, value in raw.items() if key != SHEET})
+    return lay_over(expanded(raw), {key: value for key, value in raw.items() if key != SHEET})
 
 
 def _measured_on(machine: Any, document: Table) -> Table:
@@ -157,7 +168,7 @@ def _named(raw: Any, wrong: Exception) -> str:
     return message
 
 
-def _lay_over(parent: Table, own: Table) -> Table:
+def lay_over(parent: Table, own: Table) -> Table:
     """`own` over `parent`, key by key at every level; what has a source of its own is replaced whole.
 
     A sheet over a machine that is no short file replaces its device and host.
@@ -168,7 +179,7 @@ def _lay_over(parent: Table, own: Table) -> Table:
     for key, there in parent.items():
         mine = own.get(key)
         if isinstance(there, dict) and isinstance(mine, dict) and "source" not in there:
-            laid[key] = {**there, **mine} if key == "kernels" else _lay_over(there, mine)
+            laid[key] = {**there, **mine} if key == "kernels" else lay_over(there, mine)
     return laid
 
 

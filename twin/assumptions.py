@@ -25,6 +25,7 @@ ASSUMPTIONS = {
     "A19": "an engine without a pool of blocks keeps what a window no longer sees",
     "A20": "ranks that share layers are alike and start each sum together; messages go around a ring",
     "A21": "what a product misses of the memory's rate is time that does not shrink with a rank's share of it",
+    "A22": "a host's processor reads its weights once a pass, its cache once for every row of queries",
 }
 
 
@@ -33,8 +34,7 @@ def beyond_native(case: Case, tokens: int) -> tuple[str, ...]:
     native = case.model.native_ctx_tokens
     if tokens <= native:
         return ()
-    pool = case.rules.block_pool
-    refuses = f"; {case.rules.name} refuses so long a request without it" if pool and pool.bounds_context else ""
+    refuses = f"; {case.rules.name} refuses so long a request without it" if case.rules.bounds_context else ""
     return (
         f"{tokens:,} tokens are beyond the model's own {native:,}: only memory and speed are predicted, "
         f"answers need rope scaling{refuses}",
@@ -56,7 +56,7 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
     """Keys of the assumptions that matter to this case, then a line for each rate used outside its calibrated range."""
     applies = {
         "A4": "experts" in case.model.parameters,
-        "A6": machine.gpu_count > 1,
+        "A6": machine.gpu_count > 1 and case.rules.cells is None,
         "A7": case.model.selects_blocks,
         "A10": case.model.ngram is not None,
         "A11": case.question.batch > 1,
@@ -66,7 +66,12 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
         "A20": case.tp > 1,
         "A21": case.tp > 1,
-        "A19": case.rules.block_pool is None and any(mixer.reach for mixer in case.model.caches),
+        "A22": case.rules.cells is not None
+        and bool(case.cpu_layers or case.question.cpu_experts or case.layout.host_planes),
+        "A19": not case.rules.shares_pool
+        and case.rules.tensor_cache is None
+        and (case.rules.cells is None or case.question.whole_windows)
+        and any(mixer.reach for mixer in case.model.caches),
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))
     keys = [key for key in ASSUMPTIONS if key in always or applies.get(key)]

@@ -7,10 +7,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile
+from hwprofiles.ladder import RUNGS, Rung
 from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.assumptions import assumptions_of, beyond_native, not_loaded
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.mixed import roofs_of
@@ -67,6 +68,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     not_predicted: dict[str, str]  # why a phase is not: the rates that the machine's profile lacks
     assumptions: tuple[str, ...]  # keys in twin.assumptions, and what was extrapolated
     sources: dict[str, Provenance]  # the rates used, by name
+    rungs: dict[str, Rung]  # of those that were not measured on this machine
 
     @property
     def fits(self) -> bool:
@@ -96,6 +98,19 @@ class Prediction(Struct, frozen=True, kw_only=True):
             return ()
         return (f"{format_bytes(host.memory.value)} of host memory are assumed: --ram sets what is there",)
 
+    def rung_of(self, rate: str) -> Rung:
+        """On what a rate stands."""
+        return self.rungs.get(rate, "measured")
+
+    def standing(self) -> dict[Rung, tuple[str, ...]]:
+        """Kernels whose rates the answer uses, by rung, lowest last; of roofs alone nothing is said."""
+        found: dict[Rung, dict[str, None]] = {rung: {} for rung in RUNGS}
+        for name in self.sources:
+            key, mark, _ = name.partition("#")
+            if mark:
+                found[self.rung_of(name)][key] = None
+        return {rung: tuple(keys) for rung, keys in found.items() if keys}
+
     @property
     def kernel(self) -> str:
         """Key of the kernel whose rates a decode step reads the cache at; empty where no step is predicted."""
@@ -111,17 +126,19 @@ class Prediction(Struct, frozen=True, kw_only=True):
 def predict(question: Question, profile: HardwareProfile | None = None) -> Prediction:
     """Answer `question`, on `profile` if given and on the machine that it names otherwise.
 
-    Raises UnknownName, BadValue, Impossible or BadFile. Not fitting is an answer, not an error, and so is a rate that
-    the machine lacks: the phase that needs it is left out, and `not_predicted` says why.
+    Raises UnknownName, BadValue, Impossible or BadFile, and with `strict` MissingRate. Not fitting is an answer, not an
+    error, and so is a rate that neither the machine nor any other has: the phase that needs it is left out, and
+    `not_predicted` says why.
     """
-    case = resolve(question, devices=profile.gpu_count if profile else None)
-    machine = machine_of(case, profile)
+    case, machine = settled(question, profile)
     plan = plan_memory(case, machine)
-    roofs = roofs_of(machine)
+    roofs = roofs_of(machine, strict=False)
     not_predicted: dict[str, str] = {}
     decode, prefill = _breakdowns(case, roofs, not_predicted) if plan.fits else (None, None)
     ttft = _first_token(case, roofs, decode, prefill) if prefill else None
     used = sorted({rate for breakdown in (decode, prefill) if breakdown for rate in breakdown.sensitivity()})
+    if question.strict:
+        refuse_borrowed(roofs)
     break_even = None
     if decode and case.speculation is not None:
         break_even = decode.seconds / decode_breakdown(replace(case, speculation=None), roofs).seconds
@@ -137,7 +154,17 @@ def predict(question: Question, profile: HardwareProfile | None = None) -> Predi
         not_predicted=not_predicted,
         assumptions=assumptions_of(case, machine, extrapolated=tuple(sorted(roofs.extrapolated))),
         sources={name: roofs.rates[name] for name in used},
+        rungs={name: roofs.rungs[name] for name in used if name in roofs.rungs},
     )
+
+
+def refuse_borrowed(roofs: Roofs) -> None:
+    """MissingRate with each kernel that was asked for and not measured on the machine, and its rung."""
+    borrowed = {name.partition("#")[0]: rung for name, rung in roofs.rungs.items() if "#" in name}
+    if borrowed:
+        told = ", ".join(f"{key} ({rung})" for key, rung in sorted(borrowed.items()))
+        hint = "without --strict they are borrowed, with wider intervals; twin calibrate measures them"
+        raise MissingRate(f"not measured on {roofs.profile.name}: {told}", hint=hint)
 
 
 def _breakdowns(case: Case, roofs: Roofs, not_predicted: dict[str, str]) -> tuple[Breakdown | None, Breakdown | None]:

@@ -127,7 +127,7 @@ def at_home(place: Place) -> bool:
 
 def runs_on(place: Place) -> bool:
     """Whether the engine is modelled on so many devices."""
-    return place.rules.block_pool is None or load_profile(place.machine).gpu_count == 1
+    return not place.rules.shares_pool or load_profile(place.machine).gpu_count == 1
 
 
 def homes() -> list[Place]:
@@ -277,7 +277,7 @@ def questions() -> dict[str, list[Words]]:
     """All of them, each once, by the name of the file that keeps their answers."""
     made: dict[str, Iterable[Words]] = {
         "predict": _predictions(),
-        "options": _with_options(),
+        "options": (*_with_options(), *_celled()),
         "speculation": _speculating(),
         "compare": _comparisons(),
         "simulate": _simulations(),
@@ -461,15 +461,33 @@ def _machines() -> Iterator[Words]:
     yield ("predict", "--model", "qwen3.8-27b", "--weights", "4.0bpw", "--layout", "vram", "--tp", "2", "--ctx", "32k")
     able = homes()
     for option, values in CHANGED.items():
-        roomy = [place for place in able if option != "--gpus" or place.rules.block_pool is None]
+        roomy = [place for place in able if option != "--gpus" or not place.rules.shares_pool]
         for value in values:
             yield _usually(one(roomy, " ".join(value)), value)
         value = one(values, option)
-        yield _compared_on(one([place for place in roomy if place.rules.block_pool is None], option), value)
+        yield _compared_on(one([place for place in roomy if not place.rules.shares_pool], option), value)
         pooled = one([place for place in able if place.rules.block_pool is not None], option)
         words = _usually(pooled, ("--gpus", "1") if option == "--gpus" else value, "simulate")
         at = words.index("--layout")
         yield (*words[:at], *words[at + 2 :], *REQUESTS)
+
+
+CELLED = valued(
+    ngl=("0", "9", "200"), n_cpu_moe=("1", "300"), max_seqs=("2",), chunk=("96", "2k"), swa_full=("",), gpus=("3",),
+    kv_dtype=("q8_0/q4_0", "iq4_nl"), backend=("llama.cpp_unfused",), batch=("3",), engine=("ollama",),
+)  # fmt: skip
+"""What is asked of an engine that lays its whole context out at the start."""
+
+
+def _celled() -> Iterator[Words]:
+    """Each on a model that many can hold and a machine of its own, whatever these are measured for."""
+    specs = [load_model(name) for name in model_names()]
+    able = [spec.name for spec in specs if not spec.selects_blocks and spec.active_parameters < 2**35]
+    for value in (words for values in CELLED.values() for words in values):
+        by = " ".join(value)
+        asked = value if "--engine" in value else ("--engine", "llama.cpp", *value)
+        where = ("--hw", one(profile_names(), by), "--ctx", one(CONTEXTS, by), "--weights", "q4_k_m")
+        yield ("predict", "--model", one(able, by), *where, *asked)
 
 
 def _compared_on(place: Place, value: Words) -> Words:

@@ -33,7 +33,7 @@ ONLY_POOLED = words_of(
 )  # fmt: skip
 OUT_OF_RANGE = words_of(
     f"--ctx 0|-1|{TOO_MANY}|1.5|{UNKNOWN}", "--batch 0|4097", "--chunk 0|100", "--staging 0|1KiB|32",
-    "--prefill staged --batch 2",
+    "--prefill staged --batch 2", "--engine llama.cpp --model llama-3.1-8b --ngl -1|4098|x",
 )  # fmt: skip
 OUT_OF_RANGE_POOLED = words_of(
     "--util 0|1.5|nan", "--pool 0|7", "--max-seqs 0|4097", "--max-seqs 2 --batch 3", "--max-model-len 1k --ctx 2k",
@@ -57,7 +57,7 @@ def refusals(models: Sequence[str]) -> Iterator[Words]:
     """All of them; some are answered where a rulebook is more patient than its name says, and kept as they are."""
     yield from _misplaced(models)
     yield from (("predict", "--layout", "vram", *words) for words in ONLY_OFFLOADED)
-    without_pool = [engine for engine in engine_names() if load_engine(engine).block_pool is None]
+    without_pool = [engine for engine in engine_names() if not load_engine(engine).shares_pool]
     for at, words in enumerate(ONLY_POOLED):
         yield ("predict", "--engine", without_pool[at % len(without_pool)], *words)
     yield from (("simulate", "--engine", engine, "--requests", "1") for engine in without_pool)

@@ -11,6 +11,7 @@ from twin.errors import TwinError
 from twin.formats import kv_format
 from twin.memory.block_pool import most_pool_bytes
 from twin.memory.plan import plan_memory
+from twin.memory.token_pool import most_token_bytes
 from twin.prediction import Prediction
 
 Change = dict[str, str | int]  # fields of a question with their new values
@@ -32,7 +33,8 @@ def _helping(prediction: Prediction) -> list[Change]:
     tables: list[Change] = [{"ngram": "disk"}] if case.model.ngram is not None and case.ngram == "ram" else []
     pools: list[Change] = []
     if case.question.pool_bytes is not None:  # the largest that the device holds
-        pools = [{"pool_bytes": most_pool_bytes(case, prediction.machine)}]
+        room = most_token_bytes if case.rules.token_pool else most_pool_bytes
+        pools = [{"pool_bytes": room(case, prediction.machine)}]
     changes = (*layouts, *tables, *pools, *_formats(prediction))
     single = [change for change in changes if _fits(prediction, change)]
     return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]

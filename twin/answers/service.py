@@ -10,12 +10,12 @@ from msgspec import Struct
 from hwprofiles import HardwareProfile
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.assumptions import beyond_native
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible
-from twin.memory.block_pool import KVPool, pool_rules
+from twin.memory.block_pool import KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations.lower import (
     backbone_program,
@@ -25,7 +25,7 @@ from twin.operations.lower import (
     prefill_attention_program,
 )
 from twin.operations.ops import Step
-from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of
+from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of, refuse_borrowed
 from twin.serving.engine import StepCosts, simulate_serving
 from twin.serving.metrics import ServingResult
 from twin.serving.requests import Limits, Request
@@ -75,24 +75,25 @@ def serve(
     `watch` are callbacks of `simulate_serving`, which see the plain run only. A pool without a block is an answer: all
     requests are rejected. Raises as `predict` does, and what reading a workload raises.
     """
-    case = resolve(question, devices=profile.gpu_count if profile else None)
-    machine = machine_of(case, profile)
+    case, machine = settled(question, profile)
     plan = plan_memory(case, machine)
     if plan.kv_pool is None:
         hint = "serving is modelled for engines that do, such as vllm"
         raise Impossible(f"{case.rules.name} shares no pool of blocks among requests", hint=hint)
-    rules, speculation = pool_rules(case), case.speculation
+    known, speculation = plan.kv_pool.limits, case.speculation
     limits = Limits(
-        batched_tokens=question.chunk_tokens or rules.batched_tokens,
-        max_sequences=question.max_sequences or rules.max_sequences,
+        batched_tokens=known.batched_tokens,
+        max_sequences=known.max_sequences,
         max_model_tokens=question.max_model_tokens or question.ctx_tokens,
         speculative=speculation.tokens if speculation else 0,
         tokens_per_step=speculation.accepted if speculation else 1.0,
         prefix_cache=question.prefix_caching,
     )
-    roofs = Roofs(machine)
+    roofs = Roofs(machine, strict=False)
     costs, pool = CaseCosts(case, roofs), CasePool(plan.kv_pool)
     result = simulate_serving(requests(), costs, pool, limits, **(watch or {}))
+    if question.strict:
+        refuse_borrowed(roofs)
     fast = slow = None
     if intervals and result.steps:
         factor = math.exp(Z90 * _spread(case, roofs, result))
@@ -177,10 +178,10 @@ class CaseCosts(StepCosts):
 
 
 class CasePool:
-    """The pool of a plan as the scheduler sees it: the engine's null block is nobody's."""
+    """The pool of a plan as the scheduler sees it, without what is nobody's."""
 
     def __init__(self, kv_pool: KVPool) -> None:
-        self.blocks = max(0, kv_pool.blocks - 1)
+        self.blocks = max(0, kv_pool.blocks - kv_pool.null_blocks)
         self._plan = kv_pool.plan
         self._growing = kv_pool.plan.growing_blocks
         self._block_tokens = kv_pool.plan.block_tokens

@@ -19,6 +19,7 @@ Split = Literal["layer", "row"]
 
 MAX_BATCH = 4096
 MAX_GPUS = 1024
+MAX_LAYERS = 4097
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "prefill": get_args(Prefill),
@@ -34,6 +35,7 @@ _FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool
 _FLAGS |= {"max_sequences": "max-seqs", "prefix_caching": "prefix-cache", "cached_tokens": "cached", "patched": "stock"}
 _FLAGS |= {"async_scheduling": "sync-scheduling", "accepted": "accept", "output_length": "output"}
 _FLAGS |= {"prefix_tokens": "prefix", "lanes": "pcie", "pcie_generation": "pcie"}
+_FLAGS |= {"gpu_layers": "ngl", "cpu_experts": "n-cpu-moe", "whole_windows": "swa-full"}
 _FLAGS |= {"ram_bytes": "ram", "vram_free_bytes": "vram-free"}
 """Options that are not named after what they set."""
 
@@ -70,6 +72,7 @@ class Question(Struct, frozen=True, kw_only=True):
     ram_bytes: int | None = None  # the host's memory
     vram_free_bytes: int | None = None  # what others leave of each device's memory
     backend: str | None = None  # attention backend, where the engine has several for the format
+    strict: bool = False  # refuse rates that were not measured on the machine, in place of borrowing them
     what_if: bool = False  # ask for a format that the engine does not keep: bytes count, dequantising is free (A14)
     speculation: str | None = None  # `<drafter>:<tokens>`, such as mtp:3
     accepted: float | None = None  # tokens that a verify step yields on average, 1 to k + 1
@@ -78,12 +81,17 @@ class Question(Struct, frozen=True, kw_only=True):
     pool_bytes: int | None = None  # size of the block pool, in place of what utilisation leaves
     max_model_tokens: int | None = None  # longest request that the engine expects; None: the context asked about
     max_sequences: int | None = None
+    window_share: float | None = None  # tokens of a pool of windows to one of the other layers' pool
+    state_slots: int | None = None  # whole sequences' states in their pool, in place of their share of memory
     prefix_caching: bool = False
     patched: bool = True  # whether the published patches to groups and pages are in
     promotes_windows: bool = True  # whether the patch to the pages of sliding layers is among them
     async_scheduling: bool = True  # whether an engine with a block pool schedules a step while the one before it runs
     cold_start: bool = False  # whether the engine compiles while it profiles, which costs pool
     state_dtype: StateType | None = None
+    gpu_layers: int | None = None  # layers on devices, the output counted as one; the first ones are the processor's
+    cpu_experts: int = 0  # layers, from the first on, whose experts are the processor's
+    whole_windows: bool = False  # whether windows keep what they no longer see
     cached_tokens: int = 0  # prompt tokens that an earlier request left in the prefix cache
 
 
@@ -96,11 +104,14 @@ def check_numbers(question: Question) -> None:
         ("chunk", question.chunk_tokens, 1, MAX_TOKENS, "tokens"),
         ("longest request", question.max_model_tokens, 1, MAX_TOKENS, "tokens"),
         ("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences"),
+        ("pool of states", question.state_slots, 1, MAX_TOKENS, "states"),
         ("number of devices", question.gpus, 1, MAX_GPUS, "devices"),
         ("tensor parallelism", question.tp, 1, MAX_GPUS, "devices"),
         ("pipeline parallelism", question.pp, 1, MAX_GPUS, "stages"),
         ("PCIe generation", question.pcie_generation, 1, max(PCIE_LANE_BYTES_PER_S), ""),
         ("host memory", question.ram_bytes, 1, MAX_BYTES, "bytes"),
+        ("layers on devices", question.gpu_layers, 0, MAX_LAYERS, "layers"),
+        ("layers with experts on the processor", question.cpu_experts, 0, MAX_LAYERS, "layers"),
         ("free VRAM", question.vram_free_bytes, 1, MAX_BYTES, "bytes"),
     )
     for what, value, low, high, unit in ranges:
@@ -114,5 +125,7 @@ def check_numbers(question: Question) -> None:
             raise BadValue(f"{field.replace('_', ' ')} {value!r} is not known", hint=f"one of {', '.join(known)}")
     if question.utilisation is not None and not 0 < question.utilisation <= 1:
         raise BadValue(f"utilisation {question.utilisation:g} is outside the range above 0 and up to 1")
+    if question.window_share is not None and not 0 < question.window_share <= 1:
+        raise BadValue(f"window share {question.window_share:g} is outside the range above 0 and up to 1")
     if question.accepted is not None and not math.isfinite(question.accepted):
         raise BadValue(f"accepted tokens {question.accepted} is not a number")

@@ -2,9 +2,11 @@
 
 from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Link
+from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Ladder, Rung, borrowed
+from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
 from twin.operations.occupancy import RESIDENT, FlashGrid
@@ -26,6 +28,9 @@ ATTENTION_OPS = ("attend_sparse/", "attend_dense/", "score/")
 MOSTLY_PRODUCTS = 2
 """Operations an element over those of the narrowest thread block, from which on most belong to products of its rows."""
 
+WIDER = {"bf16": ("fp16", "fp32"), "fp16": ("fp32",), "fp32": ()}
+"""What products are computed in on a device without their operand type; 8 and 4 bits: in 16."""
+
 KERNEL_RATES = ("efficiency", "latency", "combine", "operations")
 VRAM_RATES: tuple[str, ...] = ("vram",)
 
@@ -43,6 +48,17 @@ class Cost(NamedTuple):
     latency_rates: tuple[str, ...]
 
 
+class _Rungs(NamedTuple):
+    """Names of what more a borrowed kernel hangs on: spreads of its rung, off with all that stands on it."""
+
+    bound: tuple[str, ...] = ()
+    products: tuple[str, ...] = ()  # where products hold it
+    latency: tuple[str, ...] = ()
+
+
+NO_RUNGS = _Rungs()
+
+
 class _KernelRates(NamedTuple):
     """A kernel's rates with their names, ready to be charged."""
 
@@ -54,6 +70,7 @@ class _KernelRates(NamedTuple):
     operations: Counts | None = None  # operations that an element costs; None: free, or inside the efficiency
     operations_rates: tuple[str, ...] = ()
     combine: float = 0.0  # share of the memory's rate for partial results; 0: combining is inside the latency
+    rungs: _Rungs = NO_RUNGS
 
 
 NO_KERNEL = _KernelRates(efficiency=None, efficiency_rates=(), latency_s=0.0, latency_rates=(), of_attention=False)
@@ -69,17 +86,24 @@ class _Bound(NamedTuple):
     floor_s: float
 
 
-def _of_memory(op: Op, efficiency: float) -> float:
-    """Share of the memory's rate that a rank's product reaches, of what the whole one does (A21)."""
-    return efficiency if op.ranks == 1 else 1 / (1 + op.ranks * (1 / efficiency - 1))
+def _of_memory(op: Op, kernel: "_KernelRates", efficiency: float) -> float:
+    """Share of the memory's rate that a rank's product reaches, of what the whole one does, latency and all (A21)."""
+    if op.ranks == 1 or kernel.latency_s:
+        return efficiency
+    return 1 / (1 + op.ranks * (1 / efficiency - 1))
 
 
 class Roofs:
     """A machine's rates, ready to be asked; `cost` is the one place where counts become seconds."""
 
-    def __init__(self, profile: HardwareProfile) -> None:
-        self.profile = profile
+    def __init__(self, profile: HardwareProfile, *, strict: bool = True, ladder: Ladder | None = None) -> None:
+        """strict: whether a kernel that was not measured on this machine is refused, not borrowed from `ladder`.
+
+        ladder: where rates are borrowed from, the shipped one unless given.
+        """
+        self.profile, self.strict, self.ladder = profile, strict, ladder
         self.rates: dict[str, Provenance] = {}
+        self.rungs: dict[str, Rung] = {}  # of the rates of borrowed kernels, by name; all others are measured
         self.extrapolated: set[str] = set()
         gpu, host = profile.gpu, profile.host
         self._links: dict[Engine, tuple[str, Link]] = {
@@ -118,9 +142,12 @@ class Roofs:
         return self._kernels[key]
 
     def _looked_up(self, key: str) -> _KernelRates:
-        kernel = self.profile.kernels.get(key)
+        kernel, rungs = self.profile.kernels.get(key), NO_RUNGS
         if kernel is None:
-            raise MissingRate(f"machine {self.profile.name} has no rate for {key}", hint=self._alike(key))
+            found = None if self.strict else borrowed(self.profile, key, self.ladder)
+            if found is None:
+                raise MissingRate(f"machine {self.profile.name} has no rate for {key}", hint=self._alike(key))
+            kernel, rungs = self._taken(key, found)
         efficiency, latency, combine, operations = (
             (f"{key}#{name}",) if getattr(kernel, name) is not None else () for name in KERNEL_RATES
         )
@@ -128,12 +155,37 @@ class Roofs:
             efficiency=kernel.efficiency,
             efficiency_rates=efficiency,
             latency_s=kernel.latency.value if kernel.latency is not None else 0.0,
-            latency_rates=(*latency, *combine),
+            latency_rates=(*latency, *combine, *rungs.latency),
             of_attention=key.startswith(ATTENTION_OPS),
             operations=kernel.operations,
             operations_rates=("instructions", *operations),
             combine=kernel.combine.value if kernel.combine is not None else 0.0,
+            rungs=rungs,
         )
+
+    def _taken(self, key: str, found: Borrowed) -> tuple[Kernel, "_Rungs"]:
+        """A borrowed kernel with its rates entered, and the spreads of its rung that they hang on beside their own.
+
+        A device whose instructions nobody counted is taken to issue as many as its kernels need.
+        """
+        kernel = found.kernel
+        if kernel.operations is not None and self._instructions is None:
+            kernel = replace(kernel, operations=None)
+            self.extrapolated.add(f"{key} without a rate of instructions")
+        for name in KERNEL_RATES:
+            if (rate := getattr(kernel, name)) is not None:
+                self.rates[f"{key}#{name}"] = rate
+                self.rungs[f"{key}#{name}"] = found.rung
+        names = []
+        for group in (found.group, f"{found.group}{MANY}", LATENCIES):
+            name = f"{found.rung} {group}"
+            self.rates[name], self.rungs[name] = found.spreads.get(group, found.spreads[found.group]), found.rung
+            names.append((name,))
+        return kernel, _Rungs(*names)
+
+    def has(self, key: str) -> bool:
+        """Whether the kernel `key` has rates here, its own or borrowed ones."""
+        return key in self.profile.kernels or not (self.strict or borrowed(self.profile, key, self.ladder) is None)
 
     def _alike(self, key: str) -> str:
         """What the profile has of the same operation."""
@@ -157,11 +209,12 @@ class Roofs:
         bound = self._slowest_roof(op, efficiency if kernel.of_attention else 1.0)
         wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
         if op.row_tile and kernel.efficiency is not None:
-            bound_s = self._in_order(op, kernel.efficiency)
+            bound_s = self._in_order(op, kernel, kernel.efficiency)
         elif not kernel.of_attention:
-            bound_s /= _of_memory(op, efficiency) if wall == "vram" else efficiency
+            bound_s /= _of_memory(op, kernel, efficiency) if wall == "vram" else efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
-            rates += kernel.efficiency_rates
+            rungs = kernel.rungs.products if wall == "tensor" else kernel.rungs.bound
+            rates = self._with_efficiency(rates, op, kernel) + rungs
         latency_s = kernel.latency_s * op.latencies
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
@@ -197,10 +250,11 @@ class Roofs:
         wall, bound_s, rates = "vram", op.vram_bytes / self._vram[0], VRAM_RATES
         sol_s, floor_s = bound_s, op.vram_bytes / self._vram[1]
         if op.flops:
-            rate, peak = self._tensor_rate(op.dtype)
+            operands = self._operands(op.dtype)
+            rate, peak = self._tensor[operands]
             sol_s, floor_s = max(sol_s, op.flops / rate), max(floor_s, op.flops / peak)
             if op.flops / (rate * of_tensor) > bound_s:
-                wall, bound_s, rates = "tensor", op.flops / (rate * of_tensor), (f"tensor.{op.dtype}",)
+                wall, bound_s, rates = "tensor", op.flops / (rate * of_tensor), (f"tensor.{operands}",)
         moved = op.link_bytes + op.host_bytes
         if moved:
             # a kernel that reads host memory holds the SMs and pulls over H2D
@@ -215,7 +269,7 @@ class Roofs:
                 rates = (name, f"{name}.run_length") if share < 1 else (name,)
         return _Bound(wall, bound_s, rates, sol_s, floor_s)
 
-    def _in_order(self, op: Op, curve: Curve) -> float:
+    def _in_order(self, op: Op, kernel: _KernelRates, curve: Curve) -> float:
         """Seconds of products with the same weights, in the order of their tokens.
 
         Efficiency is interpolated between the tokens that it was calibrated at, roofs are not: inside a tile, or where
@@ -224,20 +278,30 @@ class Roofs:
         """
         below, above = curve.around(op.grain)
         first = (op.grain - 1) // op.row_tile * op.row_tile + 1
-        smaller_s, larger_s = self._products_s(op, curve, below), self._products_s(op, curve, above)
-        seconds = max(self._products_s(op, curve, op.grain), self._products_s(op, curve, first))
+        smaller_s, larger_s = self._products_s(op, kernel, curve, below), self._products_s(op, kernel, curve, above)
+        seconds = max(self._products_s(op, kernel, curve, op.grain), self._products_s(op, kernel, curve, first))
         if below <= op.grain:
             seconds = max(seconds, smaller_s)
         if above >= op.grain and larger_s >= smaller_s:
             seconds = min(seconds, larger_s)
         return seconds
 
-    def _products_s(self, op: Op, curve: Curve, tokens: float) -> float:
+    def _products_s(self, op: Op, kernel: _KernelRates, curve: Curve, tokens: float) -> float:
         """Seconds of the same products of another number of tokens, at the efficiency of that many."""
         tiles = -(-tokens // op.row_tile) / -(-op.grain // op.row_tile)
         efficiency = curve(tokens)
-        memory_s = op.vram_bytes / self._vram[0] / _of_memory(op, efficiency)
+        memory_s = op.vram_bytes / self._vram[0] / _of_memory(op, kernel, efficiency)
         return max(memory_s, op.flops * tiles / self._tensor_rate(op.dtype)[0] / efficiency)
+
+    def _with_efficiency(self, roofs: tuple[str, ...], op: Op, kernel: _KernelRates) -> tuple[str, ...]:
+        """What an op hangs on: the roof and the kernel's share of it, or both as one where they were measured so."""
+        curve = kernel.efficiency
+        spread = curve.spread_with_roof(op.grain) if curve is not None else None
+        if curve is None or spread is None:
+            return roofs + kernel.efficiency_rates
+        name = f"{op.kernel}#efficiency with its roof, {100 * spread:.2g} %"  # places known alike err together
+        self.rates[name] = replace(curve, spread=spread, spreads=UNSET)
+        return (name,)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
         if curve.over == RESIDENT_PROGRAMS and op.flash_grid is not None:
@@ -263,7 +327,13 @@ class Roofs:
         return self._instructions
 
     def _tensor_rate(self, dtype: str) -> tuple[float, float]:
-        try:
-            return self._tensor[dtype]
-        except KeyError:
-            raise MissingRate(f"machine {self.profile.name} has no {dtype} tensor rate") from None
+        """Rate and peak of products of that operand type."""
+        return self._tensor[self._operands(dtype)]
+
+    def _operands(self, dtype: str) -> str:
+        """The operand type; where a device has none, the next wider that it has, in which engines compute then."""
+        wider = () if self.strict else WIDER.get(dtype, ("fp16", "bf16", "fp32"))
+        for name in (dtype, *wider):
+            if name in self._tensor:
+                return name
+        raise MissingRate(f"machine {self.profile.name} has no {dtype} tensor rate")

@@ -28,6 +28,7 @@ class CacheLayout(Protocol):
     summary: str
     options: frozenset[str] = frozenset()  # fields of a Question that only mean something under this placement
     host_planes: bool = False  # whether K and V lie in host memory
+    heads_only: bool = False  # whether only caches of keys and values of heads can be asked for
     needs_indexer: bool = False  # whether only models with sparse attention can be asked for it
 
     def assumptions(self, _case: "Case") -> tuple[str, ...]:

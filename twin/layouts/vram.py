@@ -2,7 +2,7 @@
 
 from twin.ask.case import Case
 from twin.layouts.layout import CacheLayout, Placement
-from twin.operations import attention
+from twin.operations import attention, tensor_cache
 from twin.operations.counts import block_run_bytes, is_sparse, selected_tokens
 from twin.operations.ops import Op, OpGraph, Step
 
@@ -22,10 +22,14 @@ class Vram(CacheLayout):
 
     def working_bytes(self, case: Case) -> dict[str, int]:
         """What a chunk's history is dequantised into, where it is; else nothing beyond the engine's workspace."""
+        if case.rules.tensor_cache is not None:
+            return tensor_cache.working_bytes(case)
         return {"prefill scratch": attention.prefill_scratch_bytes(case)} if attention.dequantises_history(case) else {}
 
     def decode_ops(self, case: Case, step: Step, device: int, *, first: int) -> tuple[Op, ...]:
         """Append, select when the context is long, read what was selected; without an indexer read everything."""
+        if case.rules.tensor_cache is not None:
+            return tensor_cache.decode_ops(case, step, device, first=first)
         if case.indexer is None and case.backend:
             return (attention.decode_attention(case, step, device, after=(first - 1,)),)
         sparse = is_sparse(case.indexer, step.end)
@@ -47,6 +51,8 @@ class Vram(CacheLayout):
 
     def prefill_graphs(self, case: Case, chunk: Step, device: int, *, times: int) -> tuple[OpGraph, ...]:
         """Dense attention below the threshold; above it selection and one call of the sparse kernel."""
+        if case.rules.tensor_cache is not None:
+            return (tensor_cache.prefill_graph(case, chunk, device, times=times),)
         if attention.dequantises_history(case):
             ops = attention.dequantised_ops(case, chunk, device, first=1)
             return (OpGraph(ops=(attention.append(case, chunk, device), *ops), times=times),)

@@ -25,6 +25,14 @@ SCRATCH_TOKENS = 262_144
 LEAST_SCRATCH_TOKENS = 4_096  # bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)
 
 
+class PoolLimits(Struct, frozen=True, kw_only=True):
+    """What the engine runs with: its defaults on the card, or what was asked."""
+
+    utilisation: float  # share of memory that it may take
+    batched_tokens: int  # tokens of one step
+    max_sequences: int
+
+
 class KVPool(Struct, frozen=True, kw_only=True):
     """One pool of blocks, shared by all requests."""
 
@@ -34,6 +42,10 @@ class KVPool(Struct, frozen=True, kw_only=True):
     """Whole blocks; one of them is the engine's null block and holds nothing (`v1/core/block_pool.py`). 0 where the
     device does not hold a pool of given size."""
     max_model_tokens: int  # longest request that the engine is told to expect: what it prints depends on it
+    limits: PoolLimits
+    null_blocks: int = 1  # blocks that are nobody's
+    window_tokens: int = 0  # tokens of a pool that windows have of their own
+    states: int = 0  # whole sequences' states in a pool of their own
 
     @property
     def printed_tokens(self) -> int:
@@ -93,13 +105,18 @@ def with_prefix_cache(case: Case) -> Case:
 
     Recurrent states are kept at the ends of chunks only, so chunks are whole blocks, and the one usable state of a
     prompt lies at the last block's end, a block earlier under speculation (`v1/core/sched/scheduler.py`
-    `_mamba_block_aligned_split`). Attention alone is found block by block, short of the last token.
+    `_mamba_block_aligned_split`). Attention alone is found block by block, short of the last token. With pools of
+    tokens chunks stay as they are, and states are kept every so many tokens.
     """
     question = case.question
     if question.cached_tokens and not question.prefix_caching:
         raise Impossible("cached tokens need prefix caching", hint="add --prefix-cache")
     if not question.prefix_caching:
         return case
+    tokens = case.rules.token_pool
+    if tokens is not None:
+        kept = tokens.state_kept_every if case.model.states else case.rules.page_tokens
+        return replace(case, cached_tokens=min(question.cached_tokens, question.ctx_tokens - 1) // kept * kept)
     block = block_plan(case).block_tokens
     found = min(question.cached_tokens, question.ctx_tokens - 1) // block * block
     if not case.model.states:
@@ -128,6 +145,11 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
         pool_bytes=max(0, pool_bytes),
         blocks=max(0, plan.blocks_in(pool_bytes)) if held else 0,
         max_model_tokens=case.question.max_model_tokens or case.question.ctx_tokens,
+        limits=PoolLimits(
+            utilisation=case.question.utilisation or rules.utilisation,
+            batched_tokens=case.question.chunk_tokens or rules.batched_tokens,
+            max_sequences=case.question.max_sequences or rules.max_sequences,
+        ),
     )
     uncertain = (*_taken(case, rules).values(), profile.gpu.vram) if given is None else ()
     return pool, parts, math.hypot(*(rate.deviation for rate in uncertain))
@@ -144,29 +166,38 @@ def most_pool_bytes(case: Case, profile: HardwareProfile) -> int:
     return max(0, int(profile.gpu.vram.value - sum(fixed_parts(case, rules).values()) - rules.untracked.value))
 
 
-def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
-    """Bytes by part that lie on the device before any block. A stage has the ends of the model that are its own."""
-    model, question = case.model, case.question
+def loaded_parts(case: Case) -> dict[str, float]:
+    """Bytes by part of what is loaded on the device. A stage has the ends of the model that are its own."""
+    model = case.model
     sizes = model.weight_bytes
     embedding = sizes.pop("embedding")
     if not case.ends.last:
         sizes.pop("head", None)
     if not (case.ends.first or (case.ends.last and model.tied)):
         embedding = 0.0
-    parts = {
+    towers = {name: count for name, count in model.towers.items() if name != "mtp"}
+    return {
         "weights": sum(sizes.values()),
         "embedding": embedding,
-        **{f"{name} tower": float(HALF_BYTES * count) for name, count in model.towers.items() if name != "mtp"},
+        **{f"{name} tower": float(HALF_BYTES * count) for name, count in towers.items()},
         "drafter": draft_weight_bytes(case.speculation),
-        **{name: rate.value for name, rate in _taken(case, rules).items()},
     }
-    longest = question.max_model_tokens or max(question.ctx_tokens, model.native_ctx_tokens)
+
+
+def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
+    """Bytes by part that lie on the device before any block."""
+    question = case.question
+    parts = loaded_parts(case) | {name: rate.value for name, rate in _taken(case, rules).items()}
+    longest = question.max_model_tokens or max(question.ctx_tokens, case.model.native_ctx_tokens)
     if case.fmt.sidecar_bytes:
         sequences = question.max_sequences or max(rules.max_sequences, question.batch)
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
         # tiles that wait for their last token, and every sequence's first
         slots = 2 * sequences + -(-rules.batched_tokens // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
-        half = sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in model.caches.items()) * HALF_BYTES
+        half = (
+            sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items())
+            * HALF_BYTES
+        )
         slot_bytes = case.fmt.tile_tokens * half
         parts["unquantised tiles"] = float(slots * slot_bytes)
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))

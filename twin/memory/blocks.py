@@ -91,7 +91,8 @@ class BlockPlan(Struct, frozen=True, kw_only=True):
     def holds(self) -> str:
         """What a block holds, for a reader."""
         alone = all(group.kind == "recurrent" for group in self.groups)
-        return "one request's states" if alone else f"{self.block_tokens:,} tokens"
+        tokens = f"{self.block_tokens:,} token{'s' if self.block_tokens > 1 else ''}"
+        return "one request's states" if alone else tokens
 
     @property
     def growing_blocks(self) -> int:

@@ -11,6 +11,10 @@ from twin.ask.case import Case
 from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_rules, pool_stages, scratch_token_bytes, share_bytes
+from twin.memory.cells import cell_memories
+from twin.memory.memory import Memory, head_bytes
+from twin.memory.tensors import tensor_parts
+from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes, token_pools, window_parts
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
@@ -21,40 +25,6 @@ PAGE_TABLE_SHARE = 8 / 4096
 Measured on one and two H200: 2 MiB per GiB exactly at 8 to 64 GiB, with 4 KiB and with huge pages, on every device
 that has a context, whichever registers (`hwprofiles/records/h200/register_cost.json`).
 """
-
-
-class Memory(Struct, frozen=True, kw_only=True):
-    """One memory: what lies in it besides the cache, and what a page of context takes."""
-
-    name: str
-    capacity_bytes: float
-    fixed: dict[str, float]  # bytes by part that do not depend on the context
-    page_bytes: dict[str, float]  # bytes by part that one page of every sequence takes here
-    capacity_spread: float = 0.0  # standard deviation of capacity less fixed parts, in bytes
-    held_bytes: float = 0.0  # bytes that are taken at once, before any context: with a pool of given size all of it
-
-    def free_bytes(self) -> float:
-        """What the cache may take; negative where even an empty cache does not fit."""
-        return self.capacity_bytes - sum(self.fixed.values())
-
-    def parts(self, pages: int) -> dict[str, float]:
-        """Bytes by part at that many pages."""
-        parts = self.fixed | {name: size * pages for name, size in self.page_bytes.items() if size}
-        unused = self.held_bytes - sum(parts.values())
-        return parts | {"unused blocks": unused} if unused > 0 else parts
-
-    def used_bytes(self, pages: int) -> float:
-        """All bytes at that many pages."""
-        return sum(self.parts(pages).values())
-
-    def max_pages(self, *, sigmas: float = 0.0) -> int:
-        """Most pages that fit, with the capacity off by so many standard deviations."""
-        per_page = sum(self.page_bytes.values())
-        more = sigmas * self.capacity_spread
-        free = self.free_bytes() + more
-        if free < 0 or self.held_bytes > self.capacity_bytes + more:
-            return 0
-        return int(free // per_page) if per_page else MAX_TOKENS
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -126,8 +96,10 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     @property
     def token_bytes(self) -> Placement:
         """Cache bytes of one token of a short context, in each memory tier, over all devices."""
-        placed, ranks = placement_of(self.case, self.case.model.layer_kinds), self.case.tp
-        return Placement(vram_bytes=placed.vram_bytes * ranks, host_bytes=placed.host_bytes * ranks)
+        kinds, cpu_layers, ranks = self.case.model.layer_kinds, self.case.cpu_layers, self.case.tp
+        placed, kept = placement_of(self.case, kinds[cpu_layers:]), placement_of(self.case, kinds[:cpu_layers])
+        on_host = placed.host_bytes + kept.vram_bytes + kept.host_bytes
+        return Placement(vram_bytes=placed.vram_bytes * ranks, host_bytes=on_host * ranks)
 
     @property
     def unified(self) -> bool:
@@ -160,11 +132,14 @@ def _short(what: str, needed: float, who: str, there: float) -> str:
 
 def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """Lay the case's weights, state, workspace and cache over the machine's memories."""
-    if case.rules.block_pool is not None:
+    if case.rules.shares_pool:
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
-    memories = _memories(profile, *device_memories(case, profile), host_memory(case, profile))
+    if case.rules.cells is not None:
+        memories = _memories(profile, *cell_memories(case, profile))
+    else:
+        memories = _memories(profile, *device_memories(case, profile), host_memory(case, profile))
     return MemoryPlan(case=case, machine=profile, memories=memories, pages=pages, page_tokens=page_tokens)
 
 
@@ -178,7 +153,8 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     if profile.devices:
         raise Impossible(f"{case.rules.name} is modelled on devices of one kind, not on {profile.name}")
     stages = pool_stages(case, case.stages(profile.gpu_count))
-    planned = [plan_pool(stage, profile) for stage in stages]
+    planner = plan_token_pool if case.rules.token_pool else plan_pool
+    planned = [planner(stage, profile) for stage in stages]
     kv_pool = min((pool for pool, _, _ in planned), key=lambda pool: pool.printed_tokens)
     page_tokens = max(pool.plan.block_tokens for pool, _, _ in planned)
     memories: list[Memory] = []
@@ -208,17 +184,20 @@ def _pool_device(
     *,
     name: str,
     page_tokens: int,
-) -> tuple[Memory, Memory]:
-    """The engine's share of one device, and what is outside of it."""
+) -> tuple[Memory, ...]:
+    """The engine's share of one device, that of windows where they have a pool of their own, and what is outside."""
+    tokens = case.rules.token_pool
     plan, batch = kv_pool.plan, case.question.batch
     windows = any(mixer.reach for mixer in case.model.caches)
     held = plan.held_blocks(case.question.ctx_tokens if windows else MAX_TOKENS)
-    fixed = parts | {"null block": float(plan.block_bytes), "state and windows": float(held * plan.block_bytes * batch)}
-    capacity, taken = share_bytes(case, profile), 0.0
+    nobodys = float(kv_pool.null_blocks * plan.block_bytes)
+    fixed = parts | {"null block": nobodys, "state and windows": float(held * plan.block_bytes * batch)}
+    capacity, taken = static_bytes(case, profile) if tokens else share_bytes(case, profile), 0.0
     if case.question.pool_bytes is not None:
         taken = sum(parts.values()) + kv_pool.pool_bytes
         capacity = min(taken, profile.gpu.vram.value)
-    outside, untracked = profile.gpu.vram.value - capacity, pool_rules(case).untracked
+    outside = max(0.0, profile.gpu.vram.value - capacity)
+    untracked = tokens.context if tokens else pool_rules(case).untracked
     grown = plan.growing_blocks * plan.block_bytes * batch * (page_tokens / plan.block_tokens)
     device = Memory(
         name=name,
@@ -231,11 +210,26 @@ def _pool_device(
     headroom = Memory(
         name=f"{name} outside the engine's share",
         capacity_bytes=outside,
-        fixed={"context": min(untracked.value, outside)},
-        page_bytes={"prefill scratch": scratch_token_bytes(case) * page_tokens},
+        fixed={"context": min(outside_bytes(case, profile) if tokens else untracked.value, outside)},
+        page_bytes={"prefill scratch": 0.0 if tokens else scratch_token_bytes(case) * page_tokens},
         capacity_spread=untracked.deviation,
     )
-    return device, headroom
+    return (*(_apart(device, case, kv_pool) if kv_pool.window_tokens else (device,)), headroom)
+
+
+def _apart(device: Memory, case: Case, kv_pool: KVPool) -> tuple[Memory, Memory]:
+    """The device without the pool that windows have of their own, and that pool."""
+    pool_bytes, held_bytes = window_parts(case, kv_pool)
+    page_bytes = float(token_pools(case).token_bytes * kv_pool.plan.block_tokens * case.question.batch)
+    left = replace(
+        device,
+        capacity_bytes=device.capacity_bytes - pool_bytes,
+        page_bytes={"kv cache": page_bytes},
+        held_bytes=max(0.0, device.held_bytes - pool_bytes),
+    )
+    return left, Memory(
+        name=f"{device.name} windows", capacity_bytes=pool_bytes, fixed={"windows": held_bytes}, page_bytes={}
+    )
 
 
 def _memories(profile: HardwareProfile, *memories: Memory) -> tuple[Memory, ...]:
@@ -282,8 +276,13 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
 
 
 def placement_of(case: Case, kinds: Sequence[str]) -> Placement:
-    """Cache bytes of one token in all these layers; what a window no longer sees is kept, as these engines keep it."""
+    """Cache bytes of one token in all these layers that grow with every token.
+
+    What a window no longer sees is kept, unless the engine keeps windows no longer than they see.
+    """
     mixers = (mixer for kind in kinds for mixer in case.model.kinds[kind].attending if mixer.keeps_cache)
+    if case.rules.tensor_cache is not None:
+        mixers = (mixer for mixer in mixers if not mixer.reach)
     placed = [(own := case.of(mixer)).layout.placement(own) for mixer in mixers]
     return Placement(
         vram_bytes=sum(place.vram_bytes for place in placed), host_bytes=sum(place.host_bytes for place in placed)
@@ -303,17 +302,11 @@ def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -
     parts = {"weights": weights, "recurrent state": float(state * case.question.batch)}
     if not rules.embedding_on_host and kinds:
         parts["embedding"] = model.weight_bytes["embedding"] if first else 0.0
+    if rules.tensor_cache is not None:
+        parts |= tensor_parts(case, layers)
     if any(layer.attending for layer, _ in layers):
         parts |= {name: float(size) for name, size in case.layout.working_bytes(case).items()}
     return {name: size for name, size in parts.items() if size}
-
-
-def head_bytes(case: Case) -> float:
-    """Bytes that the output head and the last norm take of their own: a tied head does where the embedding is not."""
-    model = case.model
-    shared = model.tied and not case.rules.embedding_on_host
-    head = 0 if shared else model.hidden * model.vocab
-    return model.stored_bytes({model.head_part: head, "vectors": model.vectors})
 
 
 def _balanced_workspace(

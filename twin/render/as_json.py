@@ -9,7 +9,8 @@ from twin.answers.comparison import Comparison
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.assumptions import ASSUMPTIONS
-from twin.memory.plan import Memory, MemoryPlan
+from twin.memory.memory import Memory
+from twin.memory.plan import MemoryPlan
 from twin.prediction import Z90, Phase, Prediction
 
 PREDICTION_SCHEMA = "twin.prediction/1"
@@ -40,6 +41,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "sources": [
             {"rate": name, "value": getattr(rate, "value", None) or list(getattr(rate, "efficiency", ()))}
             | {key: getattr(rate, key) for key in ("spread", "source", "date", "fitted_on", "note")}
+            | ({"rung": prediction.rung_of(name)} if "#" in name or name in prediction.rungs else {})
             for name, rate in prediction.sources.items()
         ],
     }
@@ -76,6 +78,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
         **_pool_question(prediction),
+        **_cell_question(question),
         "speculation": _speculation_json(prediction),
     }
 
@@ -87,17 +90,24 @@ def _machine_question(question: Question) -> dict[str, Any]:
 
 
 def _pool_question(prediction: Prediction) -> dict[str, Any]:
-    question, rules = prediction.case.question, prediction.case.rules.block_pool
-    if rules is None:
+    question, pool = prediction.case.question, prediction.memory.kv_pool
+    if pool is None:
         return {}
     return {
-        "utilisation": question.utilisation or rules.utilisation,
+        "utilisation": pool.limits.utilisation,
         "pool_bytes": question.pool_bytes,
         "max_model_tokens": question.max_model_tokens or question.ctx_tokens,
-        "max_sequences": question.max_sequences or rules.max_sequences,
+        "max_sequences": pool.limits.max_sequences,
         **{name: getattr(question, name) for name in ("prefix_caching", "cold_start", "patched", "async_scheduling")},
         "state_element_bytes": prediction.case.state_element_bytes,
     }
+
+
+def _cell_question(question: Question) -> dict[str, Any]:
+    """What is asked of an engine that lays its context out at the start; nothing else."""
+    layers = {} if question.gpu_layers is None else {"gpu_layers": question.gpu_layers}
+    others = {"cpu_experts": question.cpu_experts, "whole_windows": question.whole_windows}
+    return layers | {name: value for name, value in others.items() if value}
 
 
 def _speculation_json(prediction: Prediction) -> dict[str, Any] | None:
@@ -151,7 +161,9 @@ def _kv_pool_json(plan: MemoryPlan) -> dict[str, Any]:
         return {}
     printed = {"kv_pool_tokens": pool.printed_tokens, "kv_pool_bytes": pool.pool_bytes, "kv_pool_blocks": pool.blocks}
     blocks = {"block_tokens": pool.plan.block_tokens, "block_bytes": pool.plan.block_bytes}
-    return printed | blocks | {"max_concurrency": pool.concurrency, "state_blocks_per_request": pool.plan.state_blocks}
+    requests = {"max_concurrency": pool.concurrency, "state_blocks_per_request": pool.plan.state_blocks}
+    beside = {"window_pool_tokens": pool.window_tokens, "state_pool_slots": pool.states}
+    return printed | blocks | requests | {name: size for name, size in beside.items() if size}
 
 
 def _cache_bytes(plan: MemoryPlan, pools: list[Memory]) -> float:

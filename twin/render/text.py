@@ -7,7 +7,8 @@ from hwprofiles.rates import Curve, Provenance, Rate
 from twin.answers.remedies import remedies
 from twin.ask.case import Case
 from twin.assumptions import ASSUMPTIONS
-from twin.memory.plan import Memory, MemoryPlan
+from twin.memory.memory import Memory
+from twin.memory.plan import MemoryPlan
 from twin.prediction import Phase, Prediction, Quantity
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
@@ -85,7 +86,9 @@ def _pooled(prediction: Prediction) -> list[str]:
         return []
     blocks = f"{pool.blocks:,} blocks of {pool.plan.holds} ({format_bytes(pool.plan.block_bytes)})"
     prints = f"{pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x {pool.max_model_tokens:,}"
-    return [row("block pool", f"{blocks}; prints {prints}")]
+    sizes = ((pool.window_tokens, "tokens of windows"), (pool.states, "sequences' states"))
+    beside = ", ".join(f"{size:,} {what}" for size, what in sizes if size)
+    return [row("block pool", f"{blocks}; prints {prints}"), *([row("", f"beside it {beside}")] if beside else [])]
 
 
 def _speeds(prediction: Prediction) -> list[str]:
@@ -105,7 +108,17 @@ def _speeds(prediction: Prediction) -> list[str]:
     if decode is not None and decode.link_bytes:
         after = f", {format_bytes(prefill.link_bytes)} for the prefill" if prefill else ""
         lines.append(row("host reads", f"{format_bytes(decode.link_bytes)} a step{after}"))
-    return lines + [row(name, f"not predicted: {why}") for name, why in prediction.not_predicted.items()]
+    lines += [row(name, f"not predicted: {why}") for name, why in prediction.not_predicted.items()]
+    return lines + _standing(prediction)
+
+
+def _standing(prediction: Prediction) -> list[str]:
+    """On what the speeds stand, where not all of it was measured on the machine."""
+    standing = prediction.standing()
+    if not prediction.rungs:
+        return []
+    counted = [f"{len(keys)} {rung}" for rung, keys in standing.items()]
+    return [row("rates", f"{', '.join(counted)} of {sum(map(len, standing.values()))} kernels; --explain names them")]
 
 
 def _wall(phase: Phase) -> str:
@@ -126,10 +139,17 @@ def explain(prediction: Prediction) -> str:
             sections += [f"{title}: {format_seconds(phase.seconds.value)}; wall: {_wall(phase)}", _parts_table(phase)]
     if prediction.sources:
         rows = [
-            (name, _value(rate), f"{100 * rate.spread:.0f} %", rate.source, ", ".join(rate.fitted_on) or rate.note)
+            (
+                name,
+                _value(rate),
+                f"{100 * rate.spread:.0f} %",
+                rate.source,
+                prediction.rung_of(name),
+                ", ".join(rate.fitted_on) or rate.note,
+            )
             for name, rate in prediction.sources.items()
         ]
-        sections += ["rates", table(("rate", "value", "spread", "source", "from"), rows)]
+        sections += ["rates", table(("rate", "value", "spread", "source", "rung", "from"), rows)]
     told = (f"{key:4s} {ASSUMPTIONS[key]}" if key in ASSUMPTIONS else key for key in prediction.assumptions)
     sections += ["memory", _memory_table(prediction), "assumptions", "".join(f"  {each}\n" for each in told)]
     return "\n".join(sections)

@@ -95,7 +95,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"layout": "vram", "copies": "serial"}, NO_LINK, ""),
     ({"prefill": "staged", "batch": 2}, "exllamav3 stages a prefill only for one sequence at a time", ""),
     ({"model": HYBRID, "layout": "offload"}, "vllm has no layout 'offload'", "it has vram"),
-    ({"engine": "twin", "speculation": "mtp:3"}, "speculation is modelled for vllm only, not for twin", ""),
+    (
+        {"engine": "twin", "speculation": "mtp:3"},
+        "speculation is modelled for engines whose requests share a pool and llama.cpp, not for twin",
+        "",
+    ),
     ({"model": DENSE, "speculation": "mtp:3", "accepted": 2.0}, "llama-3.1-8b has no drafter", "ask without --spec"),
     ({"accepted": 2.0}, "--accept means nothing without --spec: one step yields one token", ""),
     ({"engine": "twin", "cold_start": True}, NO_POOL, ""),

@@ -44,10 +44,13 @@ def test_layers_go_where_the_memory_is(shares: tuple[float, ...], sizes: list[in
 
 def test_layers_of_one_kind_are_apart_where_devices_differ() -> None:
     kinds = ("a", "b", "a", "b")
-    assert [(each.device, each.kind, each.count) for each in layer_groups(kinds, (1.0, 1.0))] == [
+    assert [(each.device, each.kind, each.count) for each in layer_groups(kinds, (0, 0, 1, 1), apart=True)] == [
         (0, "a", 1), (0, "b", 1), (1, "a", 1), (1, "b", 1),
     ]  # fmt: skip
-    assert [(each.device, each.kind, each.count) for each in layer_groups(kinds, 2)] == [(0, "a", 2), (0, "b", 2)]
+    assert [(each.device, each.kind, each.count) for each in layer_groups(kinds, (0, 0, 1, 1))] == [
+        (0, "a", 2),
+        (0, "b", 2),
+    ]
 
 
 def test_each_device_works_at_its_own_rates() -> None:

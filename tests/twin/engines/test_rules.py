@@ -2,6 +2,8 @@
 
 import pytest
 
+from twin.ask.question import Question
+from twin.ask.resolve import resolve
 from twin.engines import backend_names, engine_names, load_engine
 from twin.errors import Impossible, UnknownName
 from twin.formats import kv_format
@@ -19,6 +21,25 @@ def test_a_rulebook_names_layouts_and_formats_that_exist(name: str) -> None:
     assert {*own.interleaved_formats} <= {*rules.host_formats}
     assert all(kv_format(fmt).name == fmt for fmt in (*rules.formats, *rules.host_formats))
     assert rules.all_backends() >= {*rules.backends.verify.values(), *rules.backends.piecewise}
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_defaults_by_card_are_backends_that_run_the_format(name: str) -> None:
+    rules, backends = load_engine(name), load_engine(name).backends
+    for by_format in backends.by_capability.values():
+        assert all(backend in rules.backends_of(fmt) for fmt, backend in by_format.items())
+    assert {*backends.of_latents.values(), *backends.widest_heads} <= rules.all_backends()
+    assert backends.without_cuda in {"", *rules.all_backends()}
+    for key in rules.needs:
+        backend, _, fmt = key.rpartition("/")
+        assert fmt in rules.formats
+        assert not backend or backend in rules.backends_of(fmt)
+
+
+def test_a_question_that_names_no_engine_is_answered_by_one_that_volunteers() -> None:
+    assert not load_engine("sglang").volunteers
+    assert not load_engine("transformers").volunteers
+    assert resolve(Question(ctx_tokens=1, model="qwen3-8b")).rules.volunteers
 
 
 def test_backends_of_several_query_tokens_only_are_named_last_and_unknown_engines_are_refused() -> None:
