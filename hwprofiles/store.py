@@ -15,7 +15,7 @@ import msgspec
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.files import Table, extended, is_path, read_json
 from hwprofiles.names import known_as, several_of
-from hwprofiles.profile import HardwareProfile, Kernel, Roof
+from hwprofiles.profile import HardwareProfile, Kernel, Roof, mixed
 from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
 FOLDER = Path(__file__).parent
@@ -63,6 +63,8 @@ def load_profile(name: str) -> HardwareProfile:
         path = Path(name)
         with recognised(path, PROFILE, instead=_INSTEAD):
             return _profile(own_document(path), path)
+    if "+" in name:
+        return _mixed(name)
     usual = known_as(name, names)
     if usual is not None:
         return _shipped(usual)
@@ -74,6 +76,15 @@ def load_profile(name: str) -> HardwareProfile:
         measure = "twin calibrate measures yours, --hw FILE takes a profile or a short one from its data sheet"
         raise NotShipped("machine", name, f"twin profiles lists what is{other}; {measure}")
     raise UnknownName("machine", name, names, listed="twin profiles lists them")
+
+
+def _mixed(name: str) -> HardwareProfile:
+    """Several machines' devices in one, such as rtx4070+rtx3060; NotShipped where they do not go together."""
+    parts = [load_profile(part.strip()) for part in name.split("+")]
+    try:
+        return mixed(parts)
+    except ValueError as wrong:
+        raise NotShipped("machine", name, f"its devices do not go together: {wrong}") from None
 
 
 def _several(name: str, count: int, one: HardwareProfile) -> HardwareProfile:

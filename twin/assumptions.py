@@ -5,7 +5,7 @@ from twin.ask.case import Case
 
 ASSUMPTIONS = {
     "A1": "engines are first-in-first-out servers; one op holds one engine; two ops never share a link",
-    "A2": "layers of one kind cost the same on every device, and each waits for the one before it",
+    "A2": "layers of one kind cost the same on every device of a kind, and each waits for the one before it",
     "A3": "launches of a layer's backbone, norms and residual mixing are inside the efficiency of its matrices",
     "A4": "tokens choose experts independently and evenly",
     "A5": "rates err independently and log-normally; intervals are first-order",

@@ -440,6 +440,13 @@ CHANGED = valued(
 )  # fmt: skip
 
 
+SHARED: Words = ("--model", "llama-3.1-70b", "--engine", "vllm", "--hw", "h200")
+WAYS: tuple[Words, ...] = (
+    ("--tp", "8"), ("--tp", "2", "--pp", "2"), ("--gpus", "4", "--split", "layer"), ("--gpus", "2", "--split", "row"),
+)  # fmt: skip
+"""How several devices share a model."""
+
+
 def _machines() -> Iterator[Words]:
     """Memory on each machine of a data sheet, the rates of two of them, and what can be asked of a machine."""
     sheets = [machine for machine in profile_names() if machine not in measured_machines()]
@@ -447,6 +454,11 @@ def _machines() -> Iterator[Words]:
         yield ("predict", "--model", "llama-3.1-8b", "--hw", machine, "--ctx", one(CONTEXTS, machine))
     yield from (("profiles", machine) for machine in drawn(sheets, "profiles", most=2))
     yield from (("predict", "--hw", name) for name in ("h100", "4x-rtx4090"))
+    for ways in WAYS:
+        yield ("predict", *SHARED, "--ctx", "32k", *ways)
+        yield ("compare", *SHARED, "--ctx", "32k", "--formats", "bf16,fp8", *ways)
+        yield ("simulate", *SHARED, *ways, *REQUESTS)
+    yield ("predict", "--model", "qwen3.8-27b", "--weights", "4.0bpw", "--layout", "vram", "--tp", "2", "--ctx", "32k")
     able = homes()
     for option, values in CHANGED.items():
         roomy = [place for place in able if option != "--gpus" or not place.rules.shares_pool]

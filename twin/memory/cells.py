@@ -174,10 +174,9 @@ def _draft_parts(case: Case, cells: _Cells) -> dict[str, float]:
 def cell_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     """Every device with its layers, then the host with what is left to the processor."""
     cells, rules, kinds = _cells(case), cell_rules(case), [case.model.kinds[kind] for kind in case.model.layer_kinds]
-    places = placed_layers(case, case.stages(profile.gpu_count))
+    places = placed_layers(case, profile.stages(case.tp))
     used = sorted(set(places) - {HOST_DEVICE}) or [0]
     apart = len(used) > 1 and not (case.cpu_layers or case.question.cpu_experts or case.layout.host_planes)
-    spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
     memories = []
     for device in used:
         own = [kind for kind, place in zip(kinds, places, strict=True) if place == device]
@@ -196,10 +195,10 @@ def cell_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
         memories.append(
             Memory(
                 name=f"gpu{device}",
-                capacity_bytes=profile.gpu.vram.value,
+                capacity_bytes=profile.gpu_of(device).vram.value,
                 fixed={name: size for name, size in parts.items() if size} | {"workspace": case.rules.workspace.value},
                 page_bytes={"kv cache": page},
-                capacity_spread=spread,
+                capacity_spread=math.hypot(case.rules.workspace.deviation, profile.gpu_of(device).vram.deviation),
             )
         )
     return [*memories, _host(case, profile, cells, kinds)]

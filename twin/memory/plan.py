@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
+from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_rules, pool_stages, scratch_token_bytes, share_bytes
 from twin.memory.cells import cell_memories
@@ -149,6 +150,8 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     its groups. A model's windows are counted as far as the context fills them, those of a drafter alone in full. Ranks
     of a stage are alike; of several stages the one with the fewest tokens says what the engine prints.
     """
+    if profile.devices:
+        raise Impossible(f"{case.rules.name} is modelled on devices of one kind, not on {profile.name}")
     stages = pool_stages(case, case.stages(profile.gpu_count))
     planner = plan_token_pool if case.rules.token_pool else plan_pool
     planned = [planner(stage, profile) for stage in stages]
@@ -248,7 +251,7 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
 
     Ranks that share a stage's layers are alike.
     """
-    devices = split_layers(case.model.layers, case.stages(profile.gpu_count))
+    devices = split_layers(case.model.layers, profile.stages(case.tp))
     kinds = case.model.layer_kinds
     layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
     fixed = [
@@ -258,14 +261,14 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     spare = _balanced_workspace(case, profile, [place.vram_bytes + place.host_bytes for place in placed], fixed)
     page = case.rules.page_tokens * case.question.batch
     tables = page * sum(place.host_bytes for place in placed) * PAGE_TABLE_SHARE
-    spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
+    vram = [profile.gpu_of(device * case.tp).vram for device in range(len(layers))]
     return [
         Memory(
             name=f"gpu{device * case.tp + rank}",
-            capacity_bytes=profile.gpu.vram.value,
+            capacity_bytes=vram[device].value,
             fixed=parts | {"workspace": workspace},
             page_bytes={"kv cache": place.vram_bytes * page, "page tables": tables},
-            capacity_spread=spread,
+            capacity_spread=math.hypot(case.rules.workspace.deviation, vram[device].deviation),
         )
         for device, (place, parts, workspace) in enumerate(zip(placed, fixed, spare, strict=True))
         for rank in range(case.tp)
@@ -315,7 +318,7 @@ def _balanced_workspace(
     cache byte of a token wherever that needs no negative workspace. Devices without a cache keep their own share.
     """
     share = case.rules.workspace.value
-    room = [profile.gpu.vram.value - sum(parts.values()) for parts in fixed]
+    room = [profile.gpu_of(at * case.tp).vram.value - sum(parts.values()) for at, parts in enumerate(fixed)]
     spread = {device for device, count in enumerate(caches) if count}
     total = share * len(spread)
     while spread:

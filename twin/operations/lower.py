@@ -6,17 +6,19 @@ Equal layers are one graph done several times, since every layer waits for the o
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hwprofiles.profile import Split
 from twin.ask.case import Case
 from twin.formats import kv_format
 from twin.models.mixers import Attending, Attention, GatedDeltaNet, LatentAttention, Recurrent, mixer_tag
 from twin.models.spec import Drafter, Layer, Part
 from twin.models.speculation import Speculation
 from twin.operations import counts, latent
-from twin.operations.collectives import embedding_program, gathered_logits, layer_sums
+from twin.operations.collectives import draft_sums, embedding_program, gathered_logits, layer_sums
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
 from twin.operations.processor import chained, comes_up, from_host, on_processor, products
@@ -38,31 +40,43 @@ class LayerGroup(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def split_layers(layers: int, device_count: int) -> tuple[int, ...]:
-    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first."""
-    share, larger = divmod(layers, device_count)
-    sizes = [share + (device < larger) for device in range(device_count)]
+def split_layers(layers: int, split: Split) -> tuple[int, ...]:
+    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first.
+
+    Over devices of several kinds as near to the shares of their memory as whole layers come.
+    """
+    if isinstance(split, int):
+        share, larger = divmod(layers, split)
+        sizes = [share + (device < larger) for device in range(split)]
+    else:
+        ends = [round(layers * sum(split[: device + 1]) / sum(split)) for device in range(len(split))]
+        sizes = [end - begin for begin, end in pairwise((0, *ends))]
     return tuple(device for device, size in enumerate(sizes) for _ in range(size))
 
 
-def placed_layers(case: Case, device_count: int) -> tuple[int, ...]:
+def placed_layers(case: Case, split: Split) -> tuple[int, ...]:
     """Device of each layer: the first of them are the processor's where the question leaves them to it.
 
     llama.cpp deals the output out with the layers, as one more after the last (`src/llama-model.cpp`, `load_tensors`).
     """
     cpu_layers, layers = case.cpu_layers, case.model.layers - case.cpu_layers
     if case.rules.cells is None:
-        return split_layers(layers, device_count)
-    return (HOST_DEVICE,) * cpu_layers + tuple(at * device_count // (layers + 1) for at in range(layers))
+        return split_layers(layers, split)
+    if isinstance(split, int):
+        return (HOST_DEVICE,) * cpu_layers + tuple(at * split // (layers + 1) for at in range(layers))
+    return (HOST_DEVICE,) * cpu_layers + split_layers(layers + 1, split)[:layers]
 
 
 @cache
 def layer_groups(
-    kinds: tuple[str, ...], devices: tuple[int, ...], *, alone: int = 0, cpu_experts: int = 0
+    kinds: tuple[str, ...], devices: tuple[int, ...], *, alone: int = 0, cpu_experts: int = 0, apart: bool = False
 ) -> tuple[LayerGroup, ...]:
-    """The first `alone` layers one by one in true order, the others grouped by kind, since devices are alike."""
+    """The first `alone` layers one by one in true order, the others grouped by kind, and `apart` by device, too."""
     cpu_layers = devices.count(HOST_DEVICE)
-    marked = [(kind, at < cpu_layers, cpu_layers <= at < cpu_experts) for at, kind in enumerate(kinds)]
+    marked = [
+        (kind, at < cpu_layers, cpu_layers <= at < cpu_experts, devices[at] if apart else 0)
+        for at, kind in enumerate(kinds)
+    ]
     rest = marked[alone:]
     firsts = [(at, 1) for at in range(alone)]
     firsts += [(alone + rest.index(mark), rest.count(mark)) for mark in dict.fromkeys(rest)]
@@ -72,21 +86,23 @@ def layer_groups(
     )
 
 
-def _groups(case: Case, device_count: int, *, alone: int = 0) -> tuple[LayerGroup, ...]:
-    devices = placed_layers(case, device_count)
-    return layer_groups(case.model.layer_kinds, devices, alone=alone, cpu_experts=case.question.cpu_experts)
+def _groups(case: Case, split: Split, *, alone: int = 0) -> tuple[LayerGroup, ...]:
+    """Layers as the devices have them, which are alike unless `split` says otherwise."""
+    experts, apart = case.question.cpu_experts, not isinstance(split, int)
+    devices = placed_layers(case, split)
+    return layer_groups(case.model.layer_kinds, devices, alone=alone, cpu_experts=experts, apart=apart)
 
 
 # Programs of the model
 
 
-def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool = True) -> Program:
+def decode_program(case: Case, step: Step, split: Split, *, grouped: bool = True) -> Program:
     """One decode step: all layers, the n-gram rows beside the layer before they are needed, the hops, the head."""
     needed_at = case.model.ngram.before_layer if case.model.ngram else 0
     graphs = [] if needed_at else list(prefetch_program(case, step))
     tokens = step.q_tokens * step.batch
     graphs += embedding_program(case, tokens)
-    for group in _groups(case, device_count, alone=needed_at if grouped else case.model.layers):
+    for group in _groups(case, split, alone=needed_at if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group, tokens)
         for mixer in layer.mixers:
@@ -98,23 +114,23 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         graphs.append(OpGraph(ops=ops, times=group.count))
-    graphs = _with_hops(case, tokens, device_count, graphs, grouped=grouped)
-    return (*graphs, *head_program(case, tokens, device_count))
+    graphs = _with_hops(case, tokens, split, graphs, grouped=grouped)
+    return (*graphs, *head_program(case, tokens, split))
 
 
-def prefill_program(case: Case, chunk: Step, device_count: int, *, grouped: bool = True) -> Program:
+def prefill_program(case: Case, chunk: Step, split: Split, *, grouped: bool = True) -> Program:
     """One prefill chunk through all layers, without logits."""
     tokens = chunk.q_tokens * chunk.batch
-    return backbone_program(case, tokens, chunk.batch, device_count, chunk=chunk, grouped=grouped)
+    return backbone_program(case, tokens, chunk.batch, split, chunk=chunk, grouped=grouped)
 
 
 def backbone_program(
-    case: Case, tokens: int, sequences: int, device_count: int, *, chunk: Step | None = None, grouped: bool = True
+    case: Case, tokens: int, sequences: int, split: Split, *, chunk: Step | None = None, grouped: bool = True
 ) -> Program:
     """Products over `tokens` tokens, states of `sequences` after their last; attention of a `chunk` alone."""
     graphs = list(embedding_program(case, tokens))
     last_token = Step(kv_tokens=0, q_tokens=1, batch=sequences)
-    for group in _groups(case, device_count, alone=0 if grouped else case.model.layers):
+    for group in _groups(case, split, alone=0 if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
         ops = _weights(case, layer, group, tokens)
         for mixer in layer.recurrent:
@@ -123,12 +139,12 @@ def backbone_program(
         graphs.append(OpGraph(ops=ops, times=group.count))
         if chunk is not None:
             graphs.extend(_prefill_graphs(case, chunk, group))
-    return tuple(_with_hops(case, tokens, device_count, graphs, grouped=grouped))
+    return tuple(_with_hops(case, tokens, split, graphs, grouped=grouped))
 
 
-def prefill_attention_program(case: Case, chunk: Step, device_count: int) -> Program:
+def prefill_attention_program(case: Case, chunk: Step, split: Split) -> Program:
     """Attention of one prefill chunk in all layers that have it."""
-    return tuple(graph for group in _groups(case, device_count) for graph in _prefill_graphs(case, chunk, group))
+    return tuple(graph for group in _groups(case, split) for graph in _prefill_graphs(case, chunk, group))
 
 
 def _seen(mixer: Attending, step: Step) -> Step:
@@ -171,12 +187,17 @@ def _by_host(case: Case, ops: tuple[Op, ...], chunk: Step) -> tuple[Op, ...]:
     return chained(tuple(op for each in made for op in each), first=0)
 
 
-def head_program(case: Case, tokens: int, device_count: int) -> Program:
+def last_device(split: Split) -> int:
+    """Where the head and a drafter lie."""
+    return (split if isinstance(split, int) else len(split)) - 1
+
+
+def head_program(case: Case, tokens: int, split: Split) -> Program:
     """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate.
 
     A step ends with its logits: what the host takes for it beside kernels is counted here, once.
     """
-    model, device = case.model, max(0, placed_layers(case, device_count)[-1])
+    model, device = case.model, max(0, placed_layers(case, split)[-1])
     part, active = model.head_part, model.hidden * model.vocab
     weight_format = model.weights.stored(part).format
     read = model.stored_bytes({part: active})
@@ -283,14 +304,18 @@ def _recurrence(case: Case, mixer: Recurrent, step: Step, device: int, *, after:
     return on_processor(case, op) if device == HOST_DEVICE else op
 
 
-def _with_hops(case: Case, tokens: int, device_count: int, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
+def _with_hops(case: Case, tokens: int, split: Split, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
     """The hops between devices: each where the device changes, or all of them in one graph at the end.
 
     What the processor's layers leave goes up to the first device.
     """
     up = [_hop(case, tokens, HOST_DEVICE, 0, times=1)] if 0 < case.cpu_layers < case.model.layers else []
     if grouped:
-        crossings = max(0, placed_layers(case, device_count)[-1])
+        devices = placed_layers(case, split)
+        if not isinstance(split, int):
+            crossed = pairwise(dict.fromkeys(device for device in devices if device != HOST_DEVICE))
+            return [*graphs, *up, *(_hop(case, tokens, source, target, times=1) for source, target in crossed)]
+        crossings = max(0, devices[-1])
         return [*graphs, *up, *([_hop(case, tokens, 0, 1, times=crossings)] if crossings else [])]
     placed: list[OpGraph] = []
     device = 0
@@ -369,13 +394,16 @@ def draft_program(case: Case, speculation: Speculation, step: Step, device: int)
     elements = head * 8 / model.part_bits[model.head_part]
     tokens = q_tokens * step.batch
     logits = _linear(case, device, head, elements, tokens, weight_format=stored, part="draft", after=(1,))
-    ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits)
+    sums = draft_sums(case, drafter, device, tokens, after=2)
+    ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits, *sums)
     return OpGraph(ops=launches), OpGraph(ops=ops, times=speculation.passes)
 
 
 def draft_prefill_program(case: Case, speculation: Speculation, chunk: Step, device: int) -> Program:
     """The drafter's layers over a prefill chunk, so that its cache follows the prompt."""
-    return (OpGraph(ops=_draft_ops(case, speculation.drafter, chunk, device, decoding=False)),)
+    ops: tuple[Op, ...] = _draft_ops(case, speculation.drafter, chunk, device, decoding=False)
+    ops += draft_sums(case, speculation.drafter, device, chunk.q_tokens * chunk.batch, after=1)
+    return (OpGraph(ops=ops),)
 
 
 def _draft_ops(case: Case, drafter: Drafter, step: Step, device: int, *, decoding: bool) -> tuple[Op, Op]:
