@@ -116,6 +116,9 @@ ENGINES: dict[str, tuple[Parameter, ...]] = {
             for name in ("llama.cpp", "llama.cpp_unfused")
             for operation, start in (("attend_decode", 0.5), ("attend_dense", 0.3))
         ),
+        Parameter(("attend_decode/llama.cpp/q8_0",), 1.0, 0.3),
+        Parameter((f"experts/llama.cpp_cpu/{GGML}", f"linear/llama.cpp_cpu/{GGML}"), 1.0, 0.5),
+        Parameter(("attend_decode/llama.cpp_cpu/fp16",), 1.0, 0.5),
     ),
     "exllamav3": (
         *products("exllamav3", "exl3", places={1.0: 0.4, 2048.0: 0.5}),
