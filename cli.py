@@ -330,9 +330,17 @@ def machine(*, as_json: bool) -> int:
 
 @twin.command()
 @click.argument("name", type=Name("machine"), required=False)
+@click.option("--rungs", is_flag=True, help="How far rates are off that nobody measured on a machine.")
 @JSON
-def profiles(*, name: str | None, as_json: bool) -> int:
+def profiles(*, name: str | None, rungs: bool, as_json: bool) -> int:
     """List the machines, or every rate of one. With spread, source and date."""
+    if rungs:
+        from twin.render.catalogue import rungs as listed  # noqa: PLC0415
+
+        if name is not None:
+            raise click.UsageError("--rungs is of all machines: it goes without a name")
+        deliver(listed(as_json=as_json), None)
+        return 0
     return _list("profile", name, as_json=as_json)
 
 

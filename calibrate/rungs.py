@@ -29,8 +29,10 @@ from hwprofiles.ladder import (
     LATENCIES,
     MANY,
     RUNGS,
+    Rung,
     SCHEMA,
     Carried,
+    Judged,
     Ladder,
     Learned,
     Typical,
@@ -43,6 +45,7 @@ from hwprofiles.rates import Curve, Provenance, Rate
 from hwprofiles.store import shipped_kernels
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
+from twin.render.catalogue import rungs_text
 
 DATE = "2026-12-01"
 Z90 = float(norm.ppf(0.95))
@@ -422,7 +425,7 @@ def _spread(learned: Learned) -> float:
 class Leaving(NamedTuple):
     """A way of leaving out, and the rung that the rest then stands on."""
 
-    rung: str
+    rung: Rung
     without: Callable[[Row], str]
     drop: Callable[[Shelf, str], Shelf]
 
@@ -458,19 +461,6 @@ def _stretched(missed: Sequence[Missed]) -> float:
     return 3.0
 
 
-class Judged(NamedTuple):
-    """What leaving out shows of one kind of rows on one rung."""
-
-    rung: str
-    what: str
-    rows: int
-    machines: int
-    engines: int
-    median: float  # of the size of the error
-    covered: float
-    half_width: float  # median, of the 90 % interval
-
-
 def judged(ladder: Ladder, shelf: Shelf, rows: Sequence[Row]) -> list[Judged]:
     """Every row told without its machine, and without its engine, with the spreads that the ladder has."""
     found: list[Judged] = []
@@ -483,14 +473,18 @@ def judged(ladder: Ladder, shelf: Shelf, rows: Sequence[Row]) -> list[Judged]:
             own = [each for each in missed if each.what == what]
             found.append(
                 Judged(
-                    leaving.rung, what, len(own),
+                    rung=leaving.rung, of=what, rows=len(own),
                     machines=len({each.machine for each in own}), engines=len({each.engine for each in own}),
-                    median=float(np.median([abs(math.expm1(each.log)) for each in own])),
-                    covered=sum(abs(each.log) <= Z90 * each.deviation for each in own) / len(own),
-                    half_width=float(np.median([math.expm1(Z90 * each.deviation) for each in own])),
+                    median_error=_rounded(np.median([abs(math.expm1(each.log)) for each in own])),
+                    coverage=_rounded(np.mean([abs(each.log) <= Z90 * each.deviation for each in own])),
+                    half_width=_rounded(np.median([math.expm1(Z90 * each.deviation) for each in own])),
                 )
             )  # fmt: skip
     return found
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), 3)
 
 
 def document(ladder: Ladder) -> bytes:
@@ -503,18 +497,11 @@ def main(arguments: Sequence[str]) -> int:
     shelf: Shelf = shipped_kernels()
     rows: list[Row] = [*speed_rows(), *kernel_rows()]
     ladder = learned(shelf, rows)
+    ladder = replace(ladder, judged=tuple(judged(ladder, shelf, rows)))
     if "--check" in arguments:
         return int(document(ladder) != LADDER.read_bytes())
     LADDER.write_bytes(document(ladder))
-    for rung, spreads in (("carried", ladder.carried_spreads), ("typical", ladder.typical_spreads)):
-        for group, told in spreads.items():
-            counts = f"{told.n} values, {told.machines} machines, {told.engines} engines"
-            sys.stdout.write(f"{rung:8s} {group:26s} {100 * told.spread:5.1f} %  {counts}\n")
-    sys.stdout.write(f"\n{'rung':8s} {'of':30s} {'rows':>6s} {'error':>7s} {'covered':>8s} {'half-width':>10s}\n")
-    for each in judged(ladder, shelf, rows):
-        counts = f"{each.machines} machines, {each.engines} engines"
-        figures = f"{each.rows:6d} {each.median:7.1%} {each.covered:8.0%} {each.half_width:10.0%}"
-        sys.stdout.write(f"{each.rung:8s} {each.what:30s} {figures}  {counts}\n")
+    sys.stdout.write(rungs_text(ladder))
     return 0
 
 

@@ -66,6 +66,19 @@ class Learned(Provenance, frozen=True, forbid_unknown_fields=True, kw_only=True)
     half_width: Annotated[float, Meta(ge=0)]  # median of that interval's
 
 
+class Judged(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What leaving machines out (carried), or engines (typical), shows of one kind of calls or steps."""
+
+    rung: Rung
+    of: str
+    rows: int
+    machines: int
+    engines: int
+    median_error: float
+    coverage: float  # of 90 % intervals
+    half_width: float  # of them, median
+
+
 class Carried(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kernel over the machines that it was measured on."""
 
@@ -92,6 +105,7 @@ class Ladder(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Factor that is in the spreads of carried kernels, so that whole steps of machines left out are held."""
     carried_spreads: dict[str, Learned]
     typical_spreads: dict[str, Learned]
+    judged: tuple[Judged, ...] = ()
 
 
 class Borrowed(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from hwprofiles import load_profile, profile_names
+from hwprofiles.ladder import Ladder, shipped_ladder
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.cli.delivery import dump
 from twin.cost.roofline import Roofs
@@ -56,6 +57,37 @@ def _profile(name: str | None, *, as_json: bool) -> str:
     ]
     heads = ("rate", "value", "spread", "n", "source", "date", "note")
     return f"{profile.name}: {profile.summary}\n\n{table(heads, rows)}"
+
+
+def rungs(*, as_json: bool) -> str:
+    """How far rates are off that nobody measured on a machine, and what leaving machines and engines out shows."""
+    ladder = shipped_ladder()
+    if not as_json:
+        return rungs_text(ladder)
+    spreads = {"carried": ladder.carried_spreads, "typical": ladder.typical_spreads}
+    told = {"schema": "twin.rungs/1", "stretch": ladder.stretch, "spreads": spreads, "judged": ladder.judged}
+    return dump(msgspec.to_builtins(told))
+
+
+def rungs_text(ladder: Ladder) -> str:
+    """The same as tables."""
+    groups = [
+        (rung, group, f"{100 * each.spread:.0f} %", str(each.n), str(each.machines), str(each.engines), each.note)
+        for rung, spreads in (("carried", ladder.carried_spreads), ("typical", ladder.typical_spreads))
+        for group, each in spreads.items()
+    ]
+    judged = [
+        (each.rung, each.of, str(each.rows), str(each.machines), str(each.engines), f"{100 * each.median_error:.1f} %",
+         f"{100 * each.coverage:.0f} %", f"{100 * each.half_width:.0f} %")
+        for each in ladder.judged
+    ]  # fmt: skip
+    heads = ("rung", "of", "calls, steps", "machines", "engines", "median error", "90 % holds", "half-width")
+    return (
+        "what leaving each machine out (carried) and each engine out (typical) shows\n"
+        + table(heads, judged)
+        + "\nspreads of groups, for kernels that fewer than three machines tell of; of others their own\n"
+        + table(("rung", "group", "spread", "values", "machines", "engines", "from"), groups)
+    )
 
 
 def _value(rate: Provenance) -> str:
