@@ -11,11 +11,12 @@ from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import machine_of, resolve
-from twin.assumptions import assumptions_of, beyond_native, not_loaded
+from twin.assumptions import assumptions_of, beyond_native, not_loaded, of_another_version
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.prefill import Weights, chunk_at, sample
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
+from twin.memory.block_pool import on_device
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.operations import lower
 from twin.operations.ops import Step
@@ -86,7 +87,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
         """
         asked = beyond_native(self.case, self.case.question.ctx_tokens)
         beyond = asked or beyond_native(self.case, self.memory.max_ctx_tokens())
-        return (*not_loaded(self.case), *beyond, *self._of_an_assumed_host())
+        return (*of_another_version(self.case), *not_loaded(self.case), *beyond, *self._of_an_assumed_host())
 
     def _of_an_assumed_host(self) -> tuple[str, ...]:
         host, short = self.machine.host, self.memory.short()
@@ -115,6 +116,7 @@ def predict(question: Question, profile: HardwareProfile | None = None) -> Predi
     """
     case = resolve(question)
     machine = machine_of(case, profile)
+    case = on_device(case, machine)
     plan = plan_memory(case, machine)
     roofs = Roofs(machine)
     not_predicted: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.links import FULL_LANES
+from hwprofiles.profile import CPU_CAPABILITY
 from hwprofiles.spelling import match, plain
 from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers, flag
@@ -20,7 +21,7 @@ _HOST_OPTIONS = {"staging_bytes", "prefill", "copies", "pooled", "host_pages"}
 """What only a layout with planes on the host understands."""
 
 _POOL_OPTIONS = {"utilisation", "pool_bytes", "max_model_tokens", "max_sequences", "prefix_caching", "cached_tokens"}
-_POOL_OPTIONS |= {"cold_start", "patched", "async_scheduling"}
+_POOL_OPTIONS |= {"cold_start", "patched", "async_scheduling", "cached_in", "offload_bytes", "eager", "graph_tokens"}
 """What only an engine with a block pool understands."""
 
 _NOTHING_ASKED = Question(ctx_tokens=1)
@@ -188,8 +189,22 @@ def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
             machine = machine.with_link(question.lanes, question.pcie_generation)
     except ValueError as wrong:
         raise Impossible(f"{machine.name}: {wrong}") from None
+    _check_maker(case, machine)
     check_capability(case, machine)
     return machine
+
+
+def _check_maker(case: Case, machine: HardwareProfile) -> None:
+    """Refuse a device without CUDA on which the engine does not run, or keeps no such format."""
+    gpu, makers = machine.gpu, case.rules.makers
+    if not makers or gpu.runs_cuda or gpu.compute_capability == CPU_CAPABILITY:
+        return
+    kept, engine = makers.get(gpu.name.partition(" ")[0]), case.rules.name
+    if kept is None:
+        raise Impossible(f"{engine} does not run on {machine.name}: {gpu.name} has neither CUDA nor ROCm")
+    if case.fmt.name not in kept and not case.question.what_if:
+        hint = f"there it keeps {listed(kept)}; --what-if counts its bytes anyway"
+        raise Impossible(f"{engine} keeps no {case.fmt.name} cache on {machine.name}, which has no CUDA", hint=hint)
 
 
 def check_capability(case: Case, machine: HardwareProfile) -> None:

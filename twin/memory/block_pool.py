@@ -10,12 +10,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
-from hwprofiles.rates import Rate
 from twin.ask.case import Case
 from twin.engines.rules import BlockPoolRules
 from twin.errors import Impossible
 from twin.memory.blocks import BlockPlan, PoolSettings, plan_blocks
 from twin.memory.cache_specs import cache_specs
+from twin.memory.startup import batched_tokens, most_sequences, startup_parts
 from twin.operations.counts import HALF_BYTES
 from twin.operations.lower import draft_weight_bytes
 
@@ -47,13 +47,14 @@ class KVPool(Struct, frozen=True, kw_only=True):
 
 def block_plan(case: Case) -> BlockPlan:
     """How the case's layers share blocks."""
-    question, rules = case.question, pool_rules(case)
+    question = case.question
+    pool_rules(case)
     settings = PoolSettings(
         promotes_sliding=question.patched and question.promotes_windows,
         balances_groups=question.patched,
         speculative_tokens=case.speculation.tokens if case.speculation else 0,
         prefix_caching=question.prefix_caching,
-        batched_tokens=question.chunk_tokens or rules.batched_tokens,
+        batched_tokens=batched_tokens(case),
         async_scheduling=question.async_scheduling,
     )
     return plan_blocks(cache_specs(case), settings)
@@ -64,6 +65,22 @@ def pool_rules(case: Case) -> BlockPoolRules:
     if case.rules.block_pool is None:
         raise Impossible(f"{case.rules.name} shares no pool of blocks among requests")
     return case.rules.block_pool
+
+
+def on_device(case: Case, profile: HardwareProfile) -> Case:
+    """The case with the steps that its engine takes by default on that device."""
+    rules, gpu = case.rules, profile.gpu
+    if rules.block_pool is None:
+        return case
+    found = (limits for limits in rules.block_pool.larger if limits.hold_for(gpu.name, gpu.vram.value))
+    limits = next(found, None)
+    if limits is None:
+        return case
+    steps = {"batched_tokens": limits.batched_tokens, "max_sequences": limits.max_sequences}
+    pool = replace(rules.block_pool, larger=(), **steps)
+    rules = replace(rules, chunk_tokens=limits.batched_tokens, block_pool=pool)
+    chunk = case.question.chunk_tokens or limits.batched_tokens
+    return with_prefix_cache(replace(case, rules=rules, chunk_tokens=chunk, cached_tokens=0))
 
 
 def with_prefix_cache(case: Case) -> Case:
@@ -95,8 +112,8 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
     of memory when it allocates (`--kv-cache-memory-bytes`). What is outside the engine's share is squeezed first: a
     published pool of KVarN beside a drafter leaves half of it, and runs.
     """
-    rules = pool_rules(case)
-    parts = fixed_parts(case, rules)
+    taken = startup_parts(case, profile.gpu)
+    parts = fixed_parts(case, profile)
     given = case.question.pool_bytes
     pool_bytes = int(share_bytes(case, profile) - sum(parts.values())) if given is None else given
     held = given is None or sum(parts.values()) + given <= profile.gpu.vram.value
@@ -107,7 +124,7 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
         blocks=max(0, plan.blocks_in(pool_bytes)) if held else 0,
         max_model_tokens=case.question.max_model_tokens or case.question.ctx_tokens,
     )
-    uncertain = (*_taken(case, rules).values(), profile.gpu.vram) if given is None else ()
+    uncertain = (*taken.values(), profile.gpu.vram) if given is None else ()
     return pool, parts, math.hypot(*(rate.deviation for rate in uncertain))
 
 
@@ -119,10 +136,10 @@ def share_bytes(case: Case, profile: HardwareProfile) -> float:
 def most_pool_bytes(case: Case, profile: HardwareProfile) -> int:
     """Bytes of the largest pool that leaves room for what lies before it and outside of it, at least 0."""
     rules = pool_rules(case)
-    return max(0, int(profile.gpu.vram.value - sum(fixed_parts(case, rules).values()) - rules.untracked.value))
+    return max(0, int(profile.gpu.vram.value - sum(fixed_parts(case, profile).values()) - rules.untracked.value))
 
 
-def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
+def fixed_parts(case: Case, profile: HardwareProfile) -> dict[str, float]:
     """Bytes by part that lie on the device before any block."""
     model, question = case.model, case.question
     sizes = model.weight_bytes
@@ -132,33 +149,21 @@ def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
         "embedding": embedding,
         **{f"{name} tower": float(HALF_BYTES * count) for name, count in model.towers.items() if name != "mtp"},
         "drafter": draft_weight_bytes(case.speculation),
-        **{name: rate.value for name, rate in _taken(case, rules).items()},
+        **{name: rate.value for name, rate in startup_parts(case, profile.gpu).items()},
     }
     longest = question.max_model_tokens or max(question.ctx_tokens, model.native_ctx_tokens)
     if case.fmt.sidecar_bytes:
-        sequences = question.max_sequences or max(rules.max_sequences, question.batch)
+        sequences = most_sequences(case)
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
         # tiles that wait for their last token, and every sequence's first
-        slots = 2 * sequences + -(-rules.batched_tokens // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
+        slots = 2 * sequences + -(-batched_tokens(case) // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
         half = sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in model.caches.items()) * HALF_BYTES
         slot_bytes = case.fmt.tile_tokens * half
         parts["unquantised tiles"] = float(slots * slot_bytes)
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))
-    if case.backend in rules.dequantises_prefix:
+    if case.backend in pool_rules(case).dequantises_prefix:
         parts["prefill scratch"] = float(longest * _half_token_bytes(case))
     return {name: size for name, size in parts.items() if size}
-
-
-def _taken(case: Case, rules: BlockPoolRules) -> dict[str, Rate]:
-    """What the engine itself takes, by part. A block drafter's runner captures more graphs, the longer its drafts."""
-    graphs, speculation = rules.graphs, case.speculation
-    if speculation is not None and speculation.drafter.kind == "block":
-        long = speculation.tokens >= speculation.drafter.block_tokens
-        graphs = rules.long_draft_graphs if long else rules.draft_graphs
-    taken = {"activations": rules.cold_activations if case.question.cold_start else rules.activations, "graphs": graphs}
-    if case.backend in rules.backend_workspace:
-        taken["backend workspace"] = rules.backend_workspace[case.backend]
-    return taken
 
 
 def scratch_token_bytes(case: Case) -> float:

@@ -10,7 +10,7 @@ from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
 from twin.errors import Impossible
 from twin.layouts import Placement
-from twin.memory.block_pool import KVPool, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.memory.block_pool import KVPool, on_device, plan_pool, pool_rules, scratch_token_bytes, share_bytes
 from twin.operations.counts import state_bytes
 from twin.operations.lower import split_layers
 from twin.units import MAX_TOKENS, format_bytes
@@ -160,6 +160,7 @@ def _short(what: str, needed: float, who: str, there: float) -> str:
 def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
     """Lay the case's weights, state, workspace and cache over the machine's memories."""
     if case.rules.block_pool is not None:
+        case = on_device(case, profile)
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)

@@ -10,10 +10,14 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.assumptions import ASSUMPTIONS
 from twin.memory.plan import Memory, MemoryPlan
+from twin.memory.startup import most_sequences
 from twin.prediction import Z90, Phase, Prediction
 
 PREDICTION_SCHEMA = "twin.prediction/1"
 COMPARISON_SCHEMA = "twin.comparison/1"
+
+
+_POOL_FLAGS = ("prefix_caching", "cold_start", "patched", "async_scheduling", "eager")
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -60,6 +64,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
 
     return {
         **names_json(case, prediction.machine),
+        "engine_version": case.rules.version or None,
         "ctx_tokens": question.ctx_tokens,
         "batch": question.batch,
         "chunk_tokens": case.chunk_tokens,
@@ -93,8 +98,11 @@ def _pool_question(prediction: Prediction) -> dict[str, Any]:
         "utilisation": question.utilisation or rules.utilisation,
         "pool_bytes": question.pool_bytes,
         "max_model_tokens": question.max_model_tokens or question.ctx_tokens,
-        "max_sequences": question.max_sequences or rules.max_sequences,
-        **{name: getattr(question, name) for name in ("prefix_caching", "cold_start", "patched", "async_scheduling")},
+        "max_sequences": most_sequences(prediction.case),
+        **{name: getattr(question, name) for name in _POOL_FLAGS},
+        "graph_tokens": question.graph_tokens,
+        "cached_in": question.cached_in or "vram",
+        "offload_bytes": question.offload_bytes,
         "state_element_bytes": prediction.case.state_element_bytes,
     }
 
