@@ -204,7 +204,7 @@ def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
         return chunks[index].seconds
 
     weights: Weights = sample(case, prompt, seconds)
-    whole = Breakdown()
+    whole = Breakdown().run(lower.load_program(case), roofs)
     for index, times in sorted(weights.items()):
         seconds(index)
         whole.add(chunks[index], times)

@@ -168,6 +168,10 @@ def _check_case(case: Case) -> None:
         raise Impossible(f"{case.model.name} has no n-gram table")
     if case.prefill == "staged" and question.batch != 1:
         raise Impossible(f"{engine} stages a prefill only for one sequence at a time")
+    if (question.cached_in == "host" or question.offload_bytes) and case.model.states:
+        raise Impossible(f"a cache on the host is modelled without recurrent states, which {case.model.name} keeps")
+    if question.cached_in == "host" and not question.cached_tokens:
+        raise Impossible("--cached-in means nothing without cached tokens", hint="add --cached N --prefix-cache")
     longest, most = question.max_model_tokens, question.max_sequences
     if longest is not None and longest < question.ctx_tokens:
         raise BadValue(f"context {question.ctx_tokens:,} is above the longest request of {longest:,} tokens")

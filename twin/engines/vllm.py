@@ -25,7 +25,7 @@ STARTUP = StartupRules(
         unit="1",
     ),
     plain_sampled_copies=stated(
-        1.5, 0.05, "logits in 16 bits and in fp32: `v1/worker/gpu/model_runner.py` `_dummy_sampler_run`", unit="1"
+        1.5, 0.1, "logits in 16 bits and in fp32: `v1/worker/gpu/model_runner.py` `_dummy_sampler_run`", unit="1"
     ),
     forward=stated(
         1.0,
@@ -39,7 +39,7 @@ STARTUP = StartupRules(
     ),
     compiler=stated(
         0.85 * GIB,
-        0.06,
+        0.1,
         "0.87 and 0.89 GiB more at a first start of a 27B (syv-ai docs/gotchas.md 16, syv-ai/qwen38-27b-rtx3090#107), "
         "0.80 of an 8B on an H200",
     ),

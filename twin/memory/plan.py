@@ -12,7 +12,7 @@ from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, on_device, plan_pool, pool_rules, scratch_token_bytes, share_bytes
 from twin.operations.counts import state_bytes
-from twin.operations.lower import split_layers
+from twin.operations.lower import offloaded_bytes, split_layers
 from twin.units import MAX_TOKENS, format_bytes
 
 PAGE_TABLE_SHARE = 8 / 4096
@@ -197,10 +197,11 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
         capacity_spread=spread,
         held_bytes=taken,
     )
+    kept = {"context": min(untracked.value, outside), "page tables": offload_bytes(case) * PAGE_TABLE_SHARE}
     headroom = Memory(
         name="gpu0 outside the engine's share",
         capacity_bytes=outside,
-        fixed={"context": min(untracked.value, outside)},
+        fixed={name: size for name, size in kept.items() if size or name == "context"},
         page_bytes={"prefill scratch": scratch_token_bytes(case) * plan.block_tokens},
         capacity_spread=untracked.deviation,
     )
@@ -313,6 +314,15 @@ def _balanced_workspace(
     ]
 
 
+def offload_bytes(case: Case) -> float:
+    """Bytes of registered host memory for blocks that the pool gave up: as asked, or what is asked to lie there."""
+    question = case.question
+    if question.offload_bytes is not None or question.cached_in != "host":
+        return float(question.offload_bytes or 0)
+    found = sum(offloaded_bytes(case.of(mixer)) * layers for mixer, layers in case.model.caches.items())
+    return found * question.batch
+
+
 def host_memory(case: Case, profile: HardwareProfile) -> Memory:
     """The host's memory: what is kept there of the model and of the cache."""
     model, batch = case.model, case.question.batch
@@ -321,6 +331,8 @@ def host_memory(case: Case, profile: HardwareProfile) -> Memory:
         fixed["embedding"] = model.weight_bytes["embedding"]
     if model.ngram is not None and case.ngram == "ram":
         fixed["n-gram table"] = float(model.ngram.table_bytes)
+    if offloaded := offload_bytes(case):
+        fixed["offloaded cache"] = offloaded
     per_token = placement_of(case, model.layer_kinds).host_bytes
     return Memory(
         name="host",
