@@ -20,6 +20,7 @@ from twin.operations.counts import HALF_BYTES
 from twin.operations.lower import draft_weight_bytes
 
 KVARN_SLOTS_FREE = 8  # slots of the sidecar beyond two a sequence and one a tile of a step (`kvarn/config.py`)
+TILES_SHARE = 0.5  # of the engine's share less weights that the sidecar may take (`POOL_USABLE_SHARE_DEFAULT`)
 SCRATCH_TOKENS = 262_144
 LEAST_SCRATCH_TOKENS = 4_096  # bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)
 
@@ -69,18 +70,37 @@ def pool_rules(case: Case) -> BlockPoolRules:
 
 def on_device(case: Case, profile: HardwareProfile) -> Case:
     """The case with the steps that its engine takes by default on that device."""
-    rules, gpu = case.rules, profile.gpu
-    if rules.block_pool is None:
+    rules, gpu, pool = case.rules, profile.gpu, case.rules.block_pool
+    if pool is None:
         return case
-    found = (limits for limits in rules.block_pool.larger if limits.hold_for(gpu.name, gpu.vram.value))
-    limits = next(found, None)
-    if limits is None:
-        return case
-    steps = {"batched_tokens": limits.batched_tokens, "max_sequences": limits.max_sequences}
-    pool = replace(rules.block_pool, larger=(), **steps)
-    rules = replace(rules, chunk_tokens=limits.batched_tokens, block_pool=pool)
-    chunk = case.question.chunk_tokens or limits.batched_tokens
-    return with_prefix_cache(replace(case, rules=rules, chunk_tokens=chunk, cached_tokens=0))
+    limits = next((limits for limits in pool.larger if limits.hold_for(gpu.name, gpu.vram.value)), None)
+    if limits is not None:
+        pool = replace(pool, batched_tokens=limits.batched_tokens, max_sequences=limits.max_sequences, larger=())
+        rules = replace(rules, chunk_tokens=limits.batched_tokens, block_pool=pool)
+        chunk = case.question.chunk_tokens or limits.batched_tokens
+        case = with_prefix_cache(replace(case, rules=rules, chunk_tokens=chunk, cached_tokens=0))
+    if case.fmt.sidecar_bytes:
+        most = min(pool.max_sequences, _sequences_with_tiles(case, profile))
+        case = replace(case, rules=replace(rules, block_pool=replace(pool, max_sequences=most)))
+    return case
+
+
+def _sequences_with_tiles(case: Case, profile: HardwareProfile) -> int:
+    """Sequences whose unquantised tiles fill half of what weights leave of the engine's share (`kvarn/config.py`)."""
+    room = share_bytes(case, profile) - sum(case.model.weight_bytes.values())
+    slots = int(TILES_SHARE * room / _slot_bytes(case))
+    return max(1, (slots - _other_slots(case)) // 2)
+
+
+def _slot_bytes(case: Case) -> int:
+    """A tile of every layer in 16 bits."""
+    half = sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items()) * HALF_BYTES
+    return case.fmt.tile_tokens * half
+
+
+def _other_slots(case: Case) -> int:
+    """Slots beyond those of sequences: of the tiles of one step, and some more."""
+    return -(-batched_tokens(case) // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
 
 
 def with_prefix_cache(case: Case) -> Case:
@@ -156,10 +176,7 @@ def fixed_parts(case: Case, profile: HardwareProfile) -> dict[str, float]:
         sequences = most_sequences(case)
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
         # tiles that wait for their last token, and every sequence's first
-        slots = 2 * sequences + -(-batched_tokens(case) // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
-        half = sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in model.caches.items()) * HALF_BYTES
-        slot_bytes = case.fmt.tile_tokens * half
-        parts["unquantised tiles"] = float(slots * slot_bytes)
+        parts["unquantised tiles"] = float((2 * sequences + _other_slots(case)) * _slot_bytes(case))
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))
     if case.backend in pool_rules(case).dequantises_prefix:
         parts["prefill scratch"] = float(longest * _half_token_bytes(case))
