@@ -17,9 +17,6 @@ PREDICTION_SCHEMA = "twin.prediction/1"
 COMPARISON_SCHEMA = "twin.comparison/1"
 
 
-_POOL_FLAGS = ("prefix_caching", "cold_start", "patched", "async_scheduling", "eager")
-
-
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
     """A prediction as twin.prediction/1; decode and prefill are null where the question does not fit."""
     rate, longest = prediction.kernel_rate, prediction.memory.max_ctx_tokens
@@ -76,7 +73,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "ngram": case.ngram if case.model.ngram is not None else None,
         "weights": case.model.weights.format,
         "lanes": question.lanes,
-        **_machine_question(question),
+        **_asked(question, "gpus", "pcie_generation", "ram_bytes", "vram_free_bytes"),
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
         **_pool_question(prediction),
@@ -84,10 +81,9 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _machine_question(question: Question) -> dict[str, Any]:
-    """What is asked about the machine that is not as its profile says; nothing else."""
-    names = ("gpus", "pcie_generation", "ram_bytes", "vram_free_bytes")
-    return {name: value for name in names if (value := getattr(question, name)) is not None}
+def _asked(question: Question, *names: str) -> dict[str, Any]:
+    """Of these fields those that are asked about, and nothing else."""
+    return {name: value for name in names if (value := getattr(question, name))}
 
 
 def _pool_question(prediction: Prediction) -> dict[str, Any]:
@@ -99,10 +95,8 @@ def _pool_question(prediction: Prediction) -> dict[str, Any]:
         "pool_bytes": question.pool_bytes,
         "max_model_tokens": question.max_model_tokens or question.ctx_tokens,
         "max_sequences": most_sequences(prediction.case),
-        **{name: getattr(question, name) for name in _POOL_FLAGS},
-        "graph_tokens": question.graph_tokens,
-        "cached_in": question.cached_in or "vram",
-        "offload_bytes": question.offload_bytes,
+        **{name: getattr(question, name) for name in ("prefix_caching", "cold_start", "patched", "async_scheduling")},
+        **_asked(question, "eager", "graph_tokens", "cached_in", "offload_bytes"),
         "state_element_bytes": prediction.case.state_element_bytes,
     }
 

@@ -265,7 +265,8 @@ def test_the_engine_prints_one_block_more_than_it_can_use(blocks: int, residents
     found = pool(640, kv_dtype="fp8", pool_bytes=blocks * 26_214_400, **SERVER)
     assert (found.blocks, max(0, found.blocks - 1) // found.plan.blocks_per_request(640)) == (blocks, residents)
     for batch in (1, 3):
-        plan = planned(kv_dtype="fp8", pool_bytes=blocks * 26_214_400, batch=batch, utilisation=0.5)
+        about: dict[str, Any] = {"pool_bytes": blocks * 26_214_400, "batch": batch, "utilisation": 0.5}
+        plan = planned(kv_dtype="fp8", **about, **SERVER)
         assert plan.max_ctx_tokens() == max(0, (blocks - 1) // batch - 3) * 800
 
 
