@@ -14,6 +14,7 @@ from twin.memory.plan import plan_memory
 from twin.prediction import Prediction
 
 Change = dict[str, str | int]  # fields of a question with their new values
+FEWER_SEQUENCES = (256, 64, 16, 4, 1)
 WIDEST_FIRST = 2  # how many formats are suggested: the ones that keep most bits
 
 
@@ -33,9 +34,19 @@ def _helping(prediction: Prediction) -> list[Change]:
     pools: list[Change] = []
     if case.question.pool_bytes is not None:  # the largest that the device holds
         pools = [{"pool_bytes": most_pool_bytes(case, prediction.machine)}]
-    changes = (*layouts, *tables, *pools, *_formats(prediction))
+    changes = (*layouts, *tables, *pools, *_sequences(prediction), *_formats(prediction))
     single = [change for change in changes if _fits(prediction, change)]
     return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]
+
+
+def _sequences(prediction: Prediction) -> list[Change]:
+    """The most sequences for which an engine leaves room, where it was not told how many run at once."""
+    question, pool = prediction.case.question, prediction.case.rules.block_pool
+    if pool is None or question.max_sequences is not None:
+        return []
+    fewer = (count for count in FEWER_SEQUENCES if question.batch <= count < pool.max_sequences)
+    changes: Iterator[Change] = ({"max_sequences": count} for count in fewer)
+    return list(islice((change for change in changes if _fits(prediction, change)), 1))
 
 
 def _formats(prediction: Prediction) -> list[Change]:

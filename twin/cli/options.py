@@ -137,7 +137,7 @@ _NAMES = (
     option("--weights", help="The same shape in other weights: bf16, fp8, awq, q4_k_m, 4.05bpw and so on."),
     option("--hw", type=Name("machine"), help="A shipped machine or the path of a profile [default: the engine's]."),
     option("--engine", type=Name("engine"),
-           help="The inference engine whose rules apply, or a release: vllm==0.26 [default: one that loads the model]."),
+           help="The inference engine whose rules apply, such as vllm==0.26 [default: one that loads the model]."),
     option("--kv-dtype", type=Name("format"),
            help="Format of the cache, listed by twin formats [default: the engine's]."),
     option("--chunk", "--max-num-batched-tokens", "chunk_tokens", type=TOKENS,

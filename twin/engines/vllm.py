@@ -77,26 +77,26 @@ POOL = BlockPoolRules(
     ),
     bounds_context=True,
     startup=STARTUP,
-        draft_graphs=stated(1.4 * GIB, 0.1, "reserved for up to 7 drafted tokens: syv-ai single-user/start_qwen.sh"),
-        long_draft_graphs=stated(1.9 * GIB, 0.1, "reserved beyond 7 drafted tokens: the same script"),
-        backend_workspace={
-            "flashinfer": stated(
-                0.565 * GIB,
-                0.1,
-                "5.10 GiB of pool against 5.63 and 5.69 with Triton in the same table",
-                fitted_on=("vllm.u93.fp8.pool",),
-            )
-        },
-        dequantises_prefix={
-            "turboquant": stated(
-                4,
-                0.3,
-                "the least whole number of 16-bit copies of the prefix that explains both published failures",
-                unit="1",
-                fitted_on=("vllm.turbo.oom32k", "vllm.turbo.oom128k"),
-            )
-        },
-        untracked=stated(0.41 * GIB, 0.1, "used on the device beside weights: syv-ai docs/gotchas.md 9"),
+    draft_graphs=stated(1.4 * GIB, 0.1, "reserved for up to 7 drafted tokens: syv-ai single-user/start_qwen.sh"),
+    long_draft_graphs=stated(1.9 * GIB, 0.1, "reserved beyond 7 drafted tokens: the same script"),
+    backend_workspace={
+        "flashinfer": stated(
+            0.565 * GIB,
+            0.1,
+            "5.10 GiB of pool against 5.63 and 5.69 with Triton in the same table",
+            fitted_on=("vllm.u93.fp8.pool",),
+        )
+    },
+    dequantises_prefix={
+        "turboquant": stated(
+            4,
+            0.3,
+            "the least whole number of 16-bit copies of the prefix that explains both published failures",
+            unit="1",
+            fitted_on=("vllm.turbo.oom32k", "vllm.turbo.oom128k"),
+        )
+    },
+    untracked=stated(0.41 * GIB, 0.1, "used on the device beside weights: syv-ai docs/gotchas.md 9"),
 )
 
 BEFORE_GRAPHS = replace(  # 0.17 to 0.19: graphs are captured outside, `config/cache.py` has 0.9

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
-from twin.engines.rules import BlockPoolRules
 from twin.errors import Impossible
 from twin.memory.blocks import BlockPlan, PoolSettings, plan_blocks
 from twin.memory.cache_specs import cache_specs
-from twin.memory.startup import batched_tokens, most_sequences, startup_parts
+from twin.memory.startup import batched_tokens, most_sequences, pool_rules, startup_parts
 from twin.operations.counts import HALF_BYTES
 from twin.operations.lower import draft_weight_bytes
 
@@ -49,7 +48,6 @@ class KVPool(Struct, frozen=True, kw_only=True):
 def block_plan(case: Case) -> BlockPlan:
     """How the case's layers share blocks."""
     question = case.question
-    pool_rules(case)
     settings = PoolSettings(
         promotes_sliding=question.patched and question.promotes_windows,
         balances_groups=question.patched,
@@ -59,13 +57,6 @@ def block_plan(case: Case) -> BlockPlan:
         async_scheduling=question.async_scheduling,
     )
     return plan_blocks(cache_specs(case), settings)
-
-
-def pool_rules(case: Case) -> BlockPoolRules:
-    """The engine's rules for its pool; Impossible where it has none."""
-    if case.rules.block_pool is None:
-        raise Impossible(f"{case.rules.name} shares no pool of blocks among requests")
-    return case.rules.block_pool
 
 
 def on_device(case: Case, profile: HardwareProfile) -> Case:
@@ -94,7 +85,9 @@ def _sequences_with_tiles(case: Case, profile: HardwareProfile) -> int:
 
 def _slot_bytes(case: Case) -> int:
     """A tile of every layer in 16 bits."""
-    half = sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items()) * HALF_BYTES
+    half = (
+        sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items()) * HALF_BYTES
+    )
     return case.fmt.tile_tokens * half
 
 

@@ -15,6 +15,7 @@ from hwprofiles.profile import Gpu
 from hwprofiles.rates import Rate
 from twin.ask.case import Case
 from twin.engines.rules import BlockPoolRules, StartupRules
+from twin.errors import Impossible
 from twin.models.spec import FeedForward, ModelSpec
 from twin.operations.counts import FULL_BYTES, HALF_BYTES
 
@@ -32,9 +33,16 @@ class _Phase(NamedTuple):
     deviation: float
 
 
+def pool_rules(case: Case) -> BlockPoolRules:
+    """The engine's rules for its pool; Impossible where it has none."""
+    if case.rules.block_pool is None:
+        raise Impossible(f"{case.rules.name} shares no pool of blocks among requests")
+    return case.rules.block_pool
+
+
 def startup_parts(case: Case, gpu: Gpu, *, ranks: int = 1) -> dict[str, Rate]:
     """Bytes by part that the engine takes off a device's share beside weights; of one of so many ranks."""
-    rules = _pool(case)
+    rules = pool_rules(case)
     startup = rules.startup
     parts = {"activations": activations(case, gpu, ranks=ranks), "graphs": _graphs(case, rules)}
     parts["context"] = startup.context if ranks == 1 else startup.rank_context
@@ -45,7 +53,7 @@ def startup_parts(case: Case, gpu: Gpu, *, ranks: int = 1) -> dict[str, Rate]:
 
 def activations(case: Case, gpu: Gpu, *, ranks: int = 1) -> Rate:
     """Bytes of the peak that the profile prints, without graphs."""
-    startup, model = _pool(case).startup, case.model
+    startup, model = pool_rules(case).startup, case.model
     tokens, sequences = batched_tokens(case), min(most_sequences(case), batched_tokens(case))
     has_tower = any(model.towers.get(name) for name in ENCODER)
     rest = startup.tower_rest if has_tower else _nothing(startup.tower_rest)
@@ -61,12 +69,12 @@ def activations(case: Case, gpu: Gpu, *, ranks: int = 1) -> Rate:
 
 def batched_tokens(case: Case) -> int:
     """Most tokens of one step."""
-    return case.question.chunk_tokens or _pool(case).batched_tokens
+    return case.question.chunk_tokens or pool_rules(case).batched_tokens
 
 
 def most_sequences(case: Case) -> int:
     """Most sequences that run at once."""
-    return case.question.max_sequences or max(_pool(case).max_sequences, case.question.batch)
+    return case.question.max_sequences or max(pool_rules(case).max_sequences, case.question.batch)
 
 
 def captured_tokens(largest: int) -> list[int]:
@@ -81,7 +89,9 @@ def layer_elements(model: ModelSpec, ranks: int = 1) -> int:
     Gate and up beside their product; of experts the inputs and outputs of each that is chosen, and their sum.
     """
     feeds = (layer.feed_forward for layer in model.kinds.values() if layer.feed_forward is not None)
-    return model.residual_streams * model.hidden + max((_feed_elements(model, each, ranks) for each in feeds), default=0)
+    return model.residual_streams * model.hidden + max(
+        (_feed_elements(model, each, ranks) for each in feeds), default=0
+    )
 
 
 def _feed_elements(model: ModelSpec, feed_forward: FeedForward, ranks: int) -> int:
@@ -95,8 +105,8 @@ def _feed_elements(model: ModelSpec, feed_forward: FeedForward, ranks: int) -> i
 
 def _forward(case: Case, tokens: int, ranks: int) -> _Phase:
     """A pass of the widest layer; operands in fewer bits are made from copies; compiled the first time."""
-    startup, model, eager = _pool(case).startup, case.model, case.question.eager
-    counted = tokens * HALF_BYTES * layer_elements(model, ranks)
+    startup, model, eager = pool_rules(case).startup, case.model, case.question.eager
+    counted: float = tokens * HALF_BYTES * layer_elements(model, ranks)
     if model.weights.mlp_operands:
         widest = max(layer.feed_forward.intermediate for layer in model.kinds.values() if layer.feed_forward)
         counted += tokens * -(-widest // ranks) * startup.operand_bytes.value
@@ -138,11 +148,6 @@ def _graphs(case: Case, rules: BlockPoolRules) -> Rate:
     layers = case.model.layers + 1
     value = layers * (len(sizes) * startup.graph_layer.value + whole * startup.whole_graph_layer.value)
     return replace(startup.graph_layer, value=value)
-
-
-def _pool(case: Case) -> BlockPoolRules:
-    assert case.rules.block_pool is not None
-    return case.rules.block_pool
 
 
 def _nothing(rate: Rate) -> Rate:
