@@ -10,7 +10,8 @@ from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
 from twin.errors import Impossible
 from twin.layouts import Placement
-from twin.memory.block_pool import KVPool, on_device, plan_pool, pool_rules, scratch_token_bytes, share_bytes
+from twin.memory.block_pool import KVPool, on_device, plan_pool, scratch_token_bytes, share_bytes
+from twin.memory.startup import pool_rules
 from twin.operations.counts import state_bytes
 from twin.operations.lower import offloaded_bytes, split_layers
 from twin.units import MAX_TOKENS, format_bytes
