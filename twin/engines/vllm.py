@@ -29,7 +29,7 @@ STARTUP = StartupRules(
     ),
     forward=stated(
         1.0,
-        0.15,
+        0.08,
         "1.44 GiB of an 8B at 16,384 tokens is counted as 1.44; of a 27B 0.10 a 1,000 tokens against 0.11 "
         "(vllm-project/vllm#52872)",
         unit="1",
@@ -53,13 +53,13 @@ STARTUP = StartupRules(
     ),
     reserves_graphs=True,
     graph_layer=stated(
-        0.37 * MIB,
+        0.38 * MIB,
         0.12,
         "0.13, 0.17 and 0.36 GiB for 5, 7 and 16 graphs in pieces of 64 layers: noonghunna/club-3090#104, #44, "
         "gpustack/runner#251",
     ),
     whole_graph_layer=stated(
-        0.157 * MIB, 0.3, "1.55 GiB for 51 graphs in pieces and 35 whole ones of 64 layers, less the pieces"
+        0.143 * MIB, 0.3, "1.55 GiB for 51 graphs in pieces and 35 whole ones of 64 layers, less the pieces"
     ),
     graph_tokens=512,
     context=stated(
@@ -71,7 +71,7 @@ POOL = BlockPoolRules(
     utilisation=0.92,
     batched_tokens=2048,
     max_sequences=256,
-    larger=(
+    larger=(  # of `vllm serve`; the class LLM takes as many sequences and twice to four times the tokens
         StepLimits(vram_bytes=160 * GIB, batched_tokens=16_384, max_sequences=1024),
         StepLimits(vram_bytes=70 * GIB, batched_tokens=8192, max_sequences=1024, but_not="a100"),
     ),

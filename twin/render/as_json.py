@@ -61,7 +61,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
 
     return {
         **names_json(case, prediction.machine),
-        "engine_version": case.rules.version or None,
+        **({"engine_version": case.rules.version} if case.rules.version else {}),
         "ctx_tokens": question.ctx_tokens,
         "batch": question.batch,
         "chunk_tokens": case.chunk_tokens,

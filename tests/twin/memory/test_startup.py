@@ -1,11 +1,14 @@
 """The start-up peak against what engines printed, row by row, and its form on paper."""
 
+import math
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
 from hwprofiles import load_profile
+from hwprofiles.rates import Rate
 from tests.twin.memory.pool_worlds import MODELS, RTX3090, asked, dense, pooled
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
@@ -157,9 +160,9 @@ def test_graphs_are_of_1_2_and_4_tokens_then_every_8_and_every_16() -> None:
     assert len(captured_tokens(512)) == 51
     assert sum(size <= 256 for size in captured_tokens(512)) == 35
     graphs = startup_parts(asked(), RTX3090.gpu)["graphs"].value
-    assert graphs == pytest.approx(65 * (51 * 0.37 + 35 * 0.157) * MIB)
+    assert graphs == pytest.approx(65 * (51 * 0.38 + 35 * 0.143) * MIB)
     pieces = startup_parts(asked(kv_dtype="fp8", graph_tokens=32, **DECODING), RTX3090.gpu)["graphs"].value
-    assert pieces == pytest.approx(65 * 7 * 0.37 * MIB)  # FlashInfer's verify steps are not captured whole
+    assert pieces == pytest.approx(65 * 7 * 0.38 * MIB)  # FlashInfer's verify steps are not captured whole
 
 
 def test_models_without_states_and_experts_reserve_no_graphs_since_0_25() -> None:
@@ -186,3 +189,21 @@ def test_a_device_decides_how_much_a_step_takes(machine: str, version: str, toke
     assert on_device(case, profile) == case
     told = on_device(asked(model="llama-3.1-8b", chunk_tokens=1024), profile)
     assert told.chunk_tokens == 1024
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows"),
+    [
+        (STARTUP.compiler, [0.87 * GIB, 0.89 * GIB, 0.80 * GIB]),
+        (STARTUP.graph_layer, [size * GIB / graphs / 65 for size, graphs in ((0.13, 5), (0.17, 7), (0.36, 16))]),
+        (STARTUP.context, [0.20 * GIB, 0.22 * GIB, 0.22 * GIB, 0.26 * GIB]),
+    ],
+)
+def test_a_fitted_size_is_the_mean_of_its_rows_and_its_spread_what_leaving_one_out_shows(
+    rate: Rate, rows: list[float]
+) -> None:
+    """Each row against the mean of the others: no spread is below the root mean square, none above twice that."""
+    assert rate.value == pytest.approx(fmean(rows), rel=0.03)
+    off = [fmean([*rows[:at], *rows[at + 1 :]]) / row - 1 for at, row in enumerate(rows)]
+    error = math.sqrt(fmean(each**2 for each in off))
+    assert error <= rate.spread <= 2 * error
