@@ -13,8 +13,9 @@ from twin.memory.block_pool import most_pool_bytes
 from twin.memory.plan import plan_memory
 from twin.prediction import Prediction
 
-Change = dict[str, str | int]  # fields of a question with their new values
+Change = dict[str, str | int | float]  # fields of a question with their new values
 FEWER_SEQUENCES = (256, 64, 16, 4, 1)
+SMALLER_SHARES = (0.9, 0.85, 0.8, 0.7)
 WIDEST_FIRST = 2  # how many formats are suggested: the ones that keep most bits
 
 
@@ -34,19 +35,23 @@ def _helping(prediction: Prediction) -> list[Change]:
     pools: list[Change] = []
     if case.question.pool_bytes is not None:  # the largest that the device holds
         pools = [{"pool_bytes": most_pool_bytes(case, prediction.machine)}]
-    changes = (*layouts, *tables, *pools, *_sequences(prediction), *_formats(prediction))
+    changes = (*layouts, *tables, *pools, *_of_the_pool(prediction), *_formats(prediction))
     single = [change for change in changes if _fits(prediction, change)]
     return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]
 
 
-def _sequences(prediction: Prediction) -> list[Change]:
-    """The most sequences for which an engine leaves room, where it was not told how many run at once."""
+def _of_the_pool(prediction: Prediction) -> list[Change]:
+    """The most sequences, and the largest share, with which it fits, where the engine's own are taken."""
     question, pool = prediction.case.question, prediction.case.rules.block_pool
-    if pool is None or question.max_sequences is not None:
+    if pool is None:
         return []
-    fewer = (count for count in FEWER_SEQUENCES if question.batch <= count < pool.max_sequences)
-    changes: Iterator[Change] = ({"max_sequences": count} for count in fewer)
-    return list(islice((change for change in changes if _fits(prediction, change)), 1))
+    fewer: list[Change] = [{"max_sequences": most} for most in FEWER_SEQUENCES if question.batch <= most]
+    smaller: list[Change] = [{"utilisation": share} for share in SMALLER_SHARES if share < pool.utilisation]
+    open_ends = [fewer] if question.max_sequences is None else []
+    if question.utilisation is None and question.pool_bytes is None:
+        open_ends.append(smaller)
+    found = (next((change for change in changes if _fits(prediction, change)), None) for changes in open_ends)
+    return [change for change in found if change is not None]
 
 
 def _formats(prediction: Prediction) -> list[Change]:
