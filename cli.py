@@ -52,7 +52,9 @@ def twin(context: click.Context) -> None:
 
 
 @twin.command(epilog=EXIT_CODES)
-@with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED))
+@with_options(
+    ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED, ask.CACHED_IN)
+)
 @with_options(ask.SPECULATION_OPTIONS)
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
 @click.option("--trace", type=OUTPUT, help="Write the simulated step for Perfetto (ui.perfetto.dev).")

@@ -12,7 +12,7 @@ from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import settled
-from twin.assumptions import assumptions_of, beyond_native, not_loaded
+from twin.assumptions import assumptions_of, beyond_native, not_loaded, of_another_version
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.prefill import Weights, chunk_at, sample
 from twin.cost.roofline import Roofs
@@ -88,7 +88,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
         """
         asked = beyond_native(self.case, self.case.question.ctx_tokens)
         beyond = asked or beyond_native(self.case, self.memory.max_ctx_tokens())
-        return (*not_loaded(self.case), *beyond, *self._of_an_assumed_host())
+        return (*of_another_version(self.case), *not_loaded(self.case), *beyond, *self._of_an_assumed_host())
 
     def _of_an_assumed_host(self) -> tuple[str, ...]:
         host, short = self.machine.host, self.memory.short()
@@ -230,7 +230,7 @@ def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
         return chunks[index].seconds
 
     weights: Weights = sample(case, prompt, seconds)
-    whole = Breakdown()
+    whole = Breakdown().run(lower.load_program(case), roofs)
     for index, times in sorted(weights.items()):
         seconds(index)
         whole.add(chunks[index], times)

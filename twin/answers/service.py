@@ -11,12 +11,13 @@ from hwprofiles import HardwareProfile
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import settled
-from twin.assumptions import beyond_native
+from twin.assumptions import beyond_native, of_another_version
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible
 from twin.memory.block_pool import KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
+from twin.memory.startup import batched_tokens, pool_rules
 from twin.operations.lower import backbone_program, draft_prefill_program, head_program, prefill_attention_program
 from twin.operations.ops import Step
 from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of, refuse_borrowed
@@ -46,7 +47,7 @@ class Service(Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said beside the answer: that requests may be longer than the model takes by itself."""
-        return beyond_native(self.case, self.result.limits.max_model_tokens or 0)
+        return of_another_version(self.case) + beyond_native(self.case, self.result.limits.max_model_tokens or 0)
 
     def ends(self, figure: Callable[[ServingResult], float]) -> tuple[float, float]:
         """The 90 % interval of a figure of the result, low end first; the value itself where none was asked for."""

@@ -28,13 +28,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "host_pages": get_args(HostPages),
     "state_dtype": get_args(StateType),
     "split": get_args(Split),
+    "cached_in": get_args(Tier),
 }
 
 _FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool", "max_model_tokens": "max-model-len"}
 _FLAGS |= {"max_sequences": "max-seqs", "prefix_caching": "prefix-cache", "cached_tokens": "cached", "patched": "stock"}
 _FLAGS |= {"async_scheduling": "sync-scheduling", "accepted": "accept", "output_length": "output"}
 _FLAGS |= {"prefix_tokens": "prefix", "lanes": "pcie", "pcie_generation": "pcie"}
-_FLAGS |= {"ram_bytes": "ram", "vram_free_bytes": "vram-free"}
+_FLAGS |= {"ram_bytes": "ram", "vram_free_bytes": "vram-free", "chunk_tokens": "chunk"}
+_FLAGS |= {"offload_bytes": "kv-offload", "eager": "enforce-eager"}
 """Options that are not named after what they set."""
 
 
@@ -88,6 +90,10 @@ class Question(Struct, frozen=True, kw_only=True):
     cold_start: bool = False  # whether the engine compiles while it profiles, which costs pool
     state_dtype: StateType | None = None
     cached_tokens: int = 0  # prompt tokens that an earlier request left in the prefix cache
+    cached_in: Tier | None = None  # the memory that they lie in; None: VRAM
+    offload_bytes: int | None = None  # host memory that an engine with a block pool keeps older blocks in
+    eager: bool = False  # whether nothing is compiled and no step is captured in a CUDA graph
+    graph_tokens: int | None = None  # most tokens of a step that is captured
 
 
 def check_numbers(question: Question) -> None:
@@ -100,6 +106,8 @@ def check_numbers(question: Question) -> None:
         ("longest request", question.max_model_tokens, 1, MAX_TOKENS, "tokens"),
         ("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences"),
         ("pool of states", question.state_slots, 1, MAX_TOKENS, "states"),
+        ("offloaded cache", question.offload_bytes, 1, MAX_BYTES, "bytes"),
+        ("largest captured step", question.graph_tokens, 1, MAX_TOKENS, "tokens"),
         ("number of devices", question.gpus, 1, MAX_GPUS, "devices"),
         ("tensor parallelism", question.tp, 1, MAX_GPUS, "devices"),
         ("pipeline parallelism", question.pp, 1, MAX_GPUS, "stages"),

@@ -19,9 +19,10 @@ def engine_names() -> list[str]:
 
 
 def load_engine(name: str) -> EngineRules:
-    """The rulebook of engine `name`; UnknownName otherwise."""
+    """The rulebook of engine `name`, or of a release of it such as `vllm==0.26`; UnknownName otherwise."""
+    name, asks_version, version = name.partition("==")
     rules: EngineRules = import_module(f"twin.engines.{find('engine', name, engine_names())}").RULES
-    return rules
+    return rules.at(version) if asks_version else rules
 
 
 def backend_names() -> list[str]:

@@ -23,7 +23,7 @@ def comparison_text(compared: Comparison) -> str:
     layout = f"layout {case.layout.name}, " if compared.over == "formats" else ""
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
     asked = f"{layout}{case.question.ctx_tokens:,} token{plural(case.question.ctx_tokens)}{batch}"
-    title = f"{case.model.name} on {first.machine.name}, {case.rules.name}, {asked}"
+    title = f"{case.model.name} on {first.machine.name}, {case.rules.title}, {asked}"
     if compared.over == "layouts":
         columns = [_layout_column(each) for each in compared.predictions]
         heads = ("", *(each.case.layout.name for each in compared.predictions))

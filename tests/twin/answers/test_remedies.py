@@ -27,6 +27,10 @@ def followed(question: Question, tip: str) -> Question:
         return replace(question, ctx_tokens=int(changes["--ctx"]))
     if "--pool" in changes:
         return replace(question, pool_bytes=parse_bytes(changes["--pool"]))
+    if "--max-seqs" in changes:
+        return replace(question, max_sequences=int(changes["--max-seqs"]))
+    if "--util" in changes:
+        return replace(question, utilisation=float(changes["--util"]))
     return replace(
         question, **{option.removeprefix("--").replace("-", "_"): value for option, value in changes.items()}
     )
@@ -78,3 +82,17 @@ def test_every_tip_helps(question: Question, machine: HardwareProfile) -> None:
     for tip in tips:
         if tip != ANOTHER_MACHINE:
             assert plan_memory(resolve(followed(question, tip)), machine).fits, tip
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "tip"),
+    [
+        ("rtx3090", {"model": "qwen3.8-27b", "ctx_tokens": 32_768, "kv_dtype": "kvarn_k4v2_g128"}, "--max-seqs 64"),
+        ("gb10", {"model": "llama-3.1-8b", "ctx_tokens": 8192}, "--util 0.9"),
+    ],
+)
+def test_an_engines_own_defaults_give_way_where_they_leave_no_room(machine: str, asked: Any, tip: str) -> None:
+    """Of tiles that wait 256 sequences hold 4 GiB; the system keeps more of one memory than 0.92 leaves."""
+    question, profile = Question(**asked), load_profile(machine)
+    assert tip in tips_for(question, profile)
+    assert predict(followed(question, tip), profile).fits

@@ -192,7 +192,7 @@ def test_four_long_prompts_reside_and_take_as_long_as_published(
 ) -> None:
     """60,000 tokens at once, 1,024 tokens each in return."""
     asked = {"model": "qwen3.8-27b-int8-mlp", "kv_dtype": kv_dtype, "utilisation": utilisation}
-    lengths = {"ctx_tokens": longest, "max_model_tokens": longest}
+    lengths = {"ctx_tokens": longest, "max_model_tokens": longest, "max_sequences": 64, "graph_tokens": 64}
     service = served(work(4, 60_000, 1024), asked=question(**asked, **lengths))
     assert service.result.resident_max == resident
     assert service.result.total_s == pytest.approx(published_s, rel=0.03)
