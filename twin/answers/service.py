@@ -17,7 +17,6 @@ from twin.cost.roofline import Roofs
 from twin.errors import Impossible
 from twin.memory.block_pool import KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.memory.startup import batched_tokens, pool_rules
 from twin.operations.lower import backbone_program, draft_prefill_program, head_program, prefill_attention_program
 from twin.operations.ops import Step
 from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of, refuse_borrowed

@@ -59,7 +59,7 @@ def _on(case: Case) -> str:
 
 
 def _shared(prediction: Prediction) -> list[str]:
-    """How devices share the model, where ranks do or stages were asked for, and whether that is the engine's default."""
+    """How devices share the model, where ranks do or stages were asked for, and whether so by default."""
     case, asked = prediction.case, prediction.case.question
     stages = case.stages(prediction.machine.gpu_count)
     if case.tp == 1 and (stages == 1 or (asked.pp is None and asked.split is None)):

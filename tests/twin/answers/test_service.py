@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hwprofiles import load_profile
-from tests.twin.memory.pool_worlds import BLOCK, MODELS, dense, drafted, pool_machine, pooled
+from tests.twin.memory.pool_worlds import BLOCK, HOST_S, MODELS, dense, drafted, pool_machine, pooled
 from tests.twin.serving.worlds import request
 from tests.worlds import LAWS
 from twin.answers.service import CaseCosts, CasePool, Service, serve
@@ -43,7 +43,7 @@ ASKED = {
 }
 
 CASES = {name: resolve(Question(ctx_tokens=1024, **asked)) for name, asked in ASKED.items()}  # type: ignore[arg-type]
-COSTS = {name: CaseCosts(case, Roofs(load_profile(case.hw))) for name, case in CASES.items()}
+COSTS = {name: CaseCosts(case, Roofs(load_profile(case.hw), strict=False)) for name, case in CASES.items()}
 NAMES = st.sampled_from(list(COSTS))
 
 
@@ -53,7 +53,7 @@ def test_steps_by_hand() -> None:
     Chunks share weights and head with them; each has a row of logits and its own attention.
     """
     costs = CaseCosts(FLAT, TOY)
-    decoding, chunk, shared = 2 * 3 * 11 * 0.064, 2 * (16 * 0.128 + 48 * 0.064), 2 * 0.576 + 0.256
+    decoding, chunk, shared = 2 * 3 * 11 * 0.064, 2 * (16 * 0.128 + 48 * 0.064), 2 * 0.576 + 0.256 + HOST_S / US
     seconds, token_s = costs.decode(3, 30)
     assert seconds == pytest.approx((shared + 3 * 0.128 + decoding) * US, rel=EXACT)
     assert token_s == pytest.approx(2 * 0.064 * US, rel=EXACT)
@@ -235,7 +235,7 @@ def test_the_scheduler_is_told_what_the_question_says_and_watchers_see_the_plain
     ("asked", "wrong", "says"),
     [
         ({"model": "qwen3.8-flash-next", "kv_dtype": None}, Impossible, "exllamav3 shares no pool of blocks"),
-        ({"kv_dtype": "turboquant_3bit_nc"}, MissingRate, "has no rate for"),
+        ({"kv_dtype": "turboquant_3bit_nc", "strict": True}, MissingRate, "not measured on rtx3090: .*turboquant"),
         ({"chunk_tokens": 16, "speculation": "dflash2:16", "accepted": 2.0}, BadValue, "decodes 17 tokens a step"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_question_that_names_no_engine_is_answered_by_one_that_volunteers() ->
 
 def test_backends_of_several_query_tokens_only_are_named_last_and_unknown_engines_are_refused() -> None:
     rules = load_engine("vllm")
-    assert rules.backends_of("bf16") == ("flash_attention", "triton", "flashinfer", "split_kv")
+    assert rules.backends_of("bf16") == ("flash_attention", "triton", "flashinfer", "fa3", "trtllm_mha", "split_kv")
     assert {"split_kv", "split_kv_unpadded", "kvarn"} <= set(backend_names())
     with pytest.raises(Impossible, match="vllm has no sparse attention"):
         _ = rules.sparse

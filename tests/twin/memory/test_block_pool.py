@@ -12,7 +12,7 @@ from hwprofiles.rates import Rate
 from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, configured, planned, pool, pool_of
 from tests.worlds import machine
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import on_machine, resolve
 from twin.engines import load_engine
 from twin.errors import Impossible
 from twin.memory import block_pool
@@ -306,7 +306,7 @@ H200 = load_profile("h200")
 @pytest.mark.parametrize("ctx_tokens", [100, 4096, 100_000])
 def test_windows_take_blocks_as_far_as_the_context_fills_them(ctx_tokens: int) -> None:
     """Gemma 3 12B: one group of attention and five of windows of 1,024 tokens, 2 x 8,192 of them in flight."""
-    plan = plan_memory(configured("gemma-3-12b", ctx_tokens=ctx_tokens, batch=3), H200)
+    plan = plan_memory(on_machine(configured("gemma-3-12b", ctx_tokens=ctx_tokens, batch=3), H200), H200)
     found = pool_of(plan).plan
     assert found.block_bytes == 8 * 16 * 8192
     window = -(-min(1023 + 2 * 8192, ctx_tokens) // 16) + 1
@@ -317,7 +317,7 @@ def test_windows_take_blocks_as_far_as_the_context_fills_them(ctx_tokens: int) -
 
 @pytest.mark.parametrize("name", ["gemma-3-12b", "gemma-4-31b-nvfp4", "jamba-v0.1", "falcon-h1-7b", "gpt-oss-20b"])
 def test_the_longest_context_is_the_last_whose_blocks_are_there(name: str) -> None:
-    plan = plan_memory(configured(name, batch=5, utilisation=0.85), H200)
+    plan = plan_memory(on_machine(configured(name, batch=5, utilisation=0.85), H200), H200)
     longest, found = plan.max_ctx_tokens(), pool_of(plan)
     blocks = [found.plan.blocks_per_request(tokens) for tokens in (longest, longest + found.plan.block_tokens)]
     assert 5 * blocks[0] < found.blocks <= 5 * blocks[1]
@@ -325,7 +325,7 @@ def test_the_longest_context_is_the_last_whose_blocks_are_there(name: str) -> No
 
 @pytest.mark.parametrize("name", ["mistral-7b-v0.1", "mamba-codestral-7b"])
 def test_a_cache_that_stops_growing_has_no_longest_context(name: str) -> None:
-    plan = plan_memory(configured(name, ctx_tokens=100_000), H200)
+    plan = plan_memory(on_machine(configured(name, ctx_tokens=100_000), H200), H200)
     assert plan.max_ctx_tokens() == MAX_TOKENS
     held = pool_of(plan).plan.blocks_per_request(100_000) * pool_of(plan).plan.block_bytes
     assert plan.memories[0].parts(plan.pages)["state and windows"] == held

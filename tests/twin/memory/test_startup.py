@@ -11,9 +11,9 @@ from hwprofiles import load_profile
 from hwprofiles.rates import Rate
 from tests.twin.memory.pool_worlds import MODELS, RTX3090, asked, dense, pooled
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import on_machine, settled
 from twin.engines import load_engine
-from twin.memory.block_pool import on_device
+from twin.memory.block_pool import pool_stages
 from twin.memory.startup import activations, captured_tokens, layer_elements, startup_parts
 from twin.models.spec import FeedForward
 from twin.units import GIB, MIB
@@ -33,7 +33,6 @@ class Printed(NamedTuple):
     model: str
     machine: str
     asked: dict[str, Any]
-    ranks: int = 1
     tolerance: float = 0.005
     """Of the printed figure; a hundredth of a GiB is what a log rounds to."""
 
@@ -44,14 +43,14 @@ LONE = DECODING | {"kv_dtype": "fp8", "backend": "triton", "graph_tokens": 32}
 PAGE = "llm-d-planner docs/empirical-vllm-memory-results.md"
 PRINTED = {
     f"8B, {PAGE}": Printed(4.76, PEAK, "llama-3.1-8b", "h100-sxm", SORTED),
-    f"70B, {PAGE}": Printed(4.84, PEAK, "llama-3.1-70b", "h100-sxm", SORTED, ranks=2),
+    f"70B, {PAGE}": Printed(4.84, PEAK, "llama-3.1-70b", "h100-sxm", SORTED | {"tp": 2}),
     f"0.6B, {PAGE}": Printed(5.56, PEAK, "qwen3-0.6b", "h100-sxm", SORTED),
     f"32B, {PAGE}": Printed(5.64, PEAK, "qwen3-32b", "h100-sxm", SORTED),
-    f"32B on two, {PAGE}": Printed(5.64, PEAK, "qwen3-32b", "h100-sxm", SORTED, ranks=2),
+    f"32B on two, {PAGE}": Printed(5.64, PEAK, "qwen3-32b", "h100-sxm", SORTED | {"tp": 2}),
     f"20B with experts, {PAGE}": Printed(7.38, PEAK, "gpt-oss-20b", "h100-sxm", SORTED),
     f"120B with experts, {PAGE}": Printed(7.38, PEAK, "gpt-oss-120b", "h100-sxm", SORTED),
     "8B on 24 GB, 0.10.2": Printed(1.40, PEAK, "qwen3-8b", "rtx4090", SORTED),
-    "80B with experts on two H200, 0.11": Printed(5.58, PEAK, "qwen3-next-80b-a3b", "h200", SORTED, ranks=2),
+    "80B with experts on two H200, 0.11": Printed(5.58, PEAK, "qwen3-next-80b-a3b", "h200", SORTED | {"tp": 2}),
     "4B with a tower, vllm-project/vllm#21489": Printed(
         9.96, PEAK, "gemma-3-4b", "b200", SORTED | {"chunk_tokens": 16_384}
     ),
@@ -70,7 +69,7 @@ PRINTED = {
     ),
     "27B with a tower on two, noonghunna/club-3090#1087": Printed(
         1.59, WITH_GRAPHS, "qwen3.5-27b", "rtx5090",
-        {"engine": "vllm==0.27", "chunk_tokens": 8192, "max_sequences": 2, "graph_tokens": 32}, ranks=2, tolerance=0.06,
+        {"engine": "vllm==0.27", "chunk_tokens": 8192, "max_sequences": 2, "graph_tokens": 32, "tp": 2}, tolerance=0.06,
     ),
 }  # fmt: skip
 """Where nothing is asked, the engine's defaults on that card."""
@@ -79,8 +78,8 @@ PRINTED = {
 def of(row: Printed) -> tuple[float, float]:
     path = MODELS / f"{row.model}.json"
     question = {"engine": "vllm", "ctx_tokens": 1000, "model": str(path) if path.exists() else row.model} | row.asked
-    machine = load_profile(row.machine)
-    found = startup_parts(on_device(resolve(Question(**question)), machine), machine.gpu, ranks=row.ranks)
+    case, machine = settled(Question(**question), load_profile(row.machine))
+    found = startup_parts(case, machine.gpu)
     size = sum(found[part].value for part in row.parts if part in found) / GIB
     return size, sum(found[part].deviation for part in row.parts if part in found) / GIB
 
@@ -132,14 +131,18 @@ def test_gates_and_chosen_experts_count_side_by_side(feed_forward: FeedForward, 
 
 
 def test_ranks_share_feed_forwards_and_not_logits() -> None:
-    case = asked(model="llama-3.1-8b", chunk_tokens=32_768)
-    alone, shared = (layer_elements(case.model, ranks) for ranks in (1, 2))
-    assert alone - shared == 3 * 14_336 // 2
-    sampling = asked(model="llama-3.1-8b", chunk_tokens=1024, max_sequences=1024)
-    peaks = {activations(sampling, RTX3090.gpu, ranks=ranks).value for ranks in (1, 2, 8)}
-    assert len(peaks) == 1
-    context = [startup_parts(case, RTX3090.gpu, ranks=ranks)["context"] for ranks in (1, 2)]
+    alone, shared = (asked(model="llama-3.1-8b", tp=ranks) for ranks in (1, 2))
+    assert layer_elements(alone.model) - layer_elements(shared.model) == 3 * 14_336 // 2
+    sampling = {"model": "llama-3.1-8b", "chunk_tokens": 1024, "max_sequences": 1024}
+    assert len({activations(asked(tp=ranks, **sampling), RTX3090.gpu).value for ranks in (1, 2, 8)}) == 1
+    context = [startup_parts(case, RTX3090.gpu)["context"] for case in (alone, shared)]
     assert context == [STARTUP.context, STARTUP.rank_context]
+
+
+def test_only_the_last_stage_samples() -> None:
+    first, last = pool_stages(asked(model="llama-3.1-8b", max_sequences=1024), 2)
+    passed = 2048 * 2 * layer_elements(first.model) * STARTUP.forward.value + CUBLAS
+    assert activations(first, RTX3090.gpu).value == passed < activations(last, RTX3090.gpu).value
 
 
 def test_a_first_start_compiles_and_an_eager_one_neither_compiles_nor_captures() -> None:
@@ -182,12 +185,12 @@ def test_models_without_states_and_experts_reserve_no_graphs_since_0_25() -> Non
 def test_a_device_decides_how_much_a_step_takes(machine: str, version: str, tokens: int, sequences: int) -> None:
     """`engine/arg_utils.py`: from 70 GiB on, but for an A100, and from 160 GiB on since 0.28; what is asked wins."""
     profile = load_profile(machine)
-    case = on_device(asked(model="llama-3.1-8b", engine=f"vllm=={version}"), profile)
+    case = on_machine(asked(model="llama-3.1-8b", engine=f"vllm=={version}"), profile)
     pool = case.rules.block_pool
     assert pool is not None
     assert (case.chunk_tokens, pool.batched_tokens, pool.max_sequences) == (tokens, tokens, sequences)
-    assert on_device(case, profile) == case
-    told = on_device(asked(model="llama-3.1-8b", chunk_tokens=1024), profile)
+    assert on_machine(case, profile) == case
+    told = on_machine(asked(model="llama-3.1-8b", chunk_tokens=1024), profile)
     assert told.chunk_tokens == 1024
 
 
