@@ -12,7 +12,7 @@ from hwprofiles import HardwareProfile
 from hwprofiles.store import RECORDS
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import TwinError
@@ -101,8 +101,7 @@ def _asked(rows: tuple[Published, ...]) -> Iterator[SpeedRow]:
         model = str(ask["model"])
         ask["model"] = str(PUBLIC / model) if model.startswith("models/") else model
         try:
-            case = resolve(Question(**ask))  # type: ignore[arg-type]
-            machine = machine_of(case, None)
+            case, machine = settled(Question(**ask), None)  # type: ignore[arg-type]
         except TwinError:
             continue  # an engine or a format that no rulebook has
         if row.batch > MOST_ALIKE and _chooses(case):

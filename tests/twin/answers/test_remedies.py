@@ -11,7 +11,7 @@ from tests.laws.drawn import machines, questions
 from tests.worlds import LAWS
 from twin.answers.remedies import remedies
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import settled
 from twin.memory.plan import plan_memory
 from twin.prediction import predict
 from twin.units import GIB, parse_bytes
@@ -75,13 +75,13 @@ def test_of_a_given_pool_the_largest_that_the_device_holds_is_suggested(ctx_toke
 @LAWS
 @given(questions(), machines())
 def test_every_tip_helps(question: Question, machine: HardwareProfile) -> None:
-    if plan_memory(resolve(question), machine).fits:
+    if plan_memory(*settled(question, machine)).fits:
         return
     tips = tips_for(question, machine)
     assert tips
     for tip in tips:
         if tip != ANOTHER_MACHINE:
-            assert plan_memory(resolve(followed(question, tip)), machine).fits, tip
+            assert plan_memory(*settled(followed(question, tip), machine)).fits, tip
 
 
 @pytest.mark.parametrize(

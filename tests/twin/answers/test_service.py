@@ -15,7 +15,7 @@ from tests.twin.serving.worlds import request
 from tests.worlds import LAWS
 from twin.answers.service import CaseCosts, CasePool, Service, serve
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import resolve, settled
 from twin.cost.roofline import Roofs
 from twin.errors import BadValue, Impossible, MissingRate
 from twin.memory.block_pool import plan_pool
@@ -42,7 +42,7 @@ ASKED = {
     "dflash2 and lookup": {"model": "qwen3.8-27b", "kv_dtype": "bf16", "speculation": "dflash2:15", "accepted": 6.0},
 }
 
-CASES = {name: resolve(Question(ctx_tokens=1024, **asked)) for name, asked in ASKED.items()}  # type: ignore[arg-type]
+CASES = {name: settled(Question(ctx_tokens=1024, **asked), None)[0] for name, asked in ASKED.items()}  # type: ignore[arg-type]
 COSTS = {name: CaseCosts(case, Roofs(load_profile(case.hw), strict=False)) for name, case in CASES.items()}
 NAMES = st.sampled_from(list(COSTS))
 
