@@ -117,6 +117,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
         return next(used, "") if self.decode else ""
 
     @property
+    def kernel_rung(self) -> Rung | None:
+        """On what that kernel's rates stand; None where no step is predicted."""
+        return next((rung for rung, keys in self.standing().items() if self.kernel in keys), None)
+
+    @property
     def kernel_rate(self) -> Provenance | None:
         """Where the rates of that kernel are from."""
         return next((rate for name, rate in self.sources.items() if self.kernel == name.partition("#")[0]), None)

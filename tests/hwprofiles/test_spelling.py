@@ -61,7 +61,7 @@ MEANT = {
     },
     "format": {
         "k8v4": "exl3_k8v4 turboquant_k8v4", "turbo3": "turboquant_3bit_nc turboquant_k3v4_nc",
-        "int4": "int4_per_token_head", "q4": "q4_0",
+        "int4": "int4_g64 int4_per_token_head", "q4": "q4_0",
     },
     "model": {
         "27b": "medgemma-27b qwen3.5-27b qwen3.8-27b qwen3.8-27b-fast qwen3.8-27b-int8-mlp",
