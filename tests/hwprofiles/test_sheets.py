@@ -150,7 +150,7 @@ def test_a_shipped_sheet_is_in_physical_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHEETS)
-def test_memory_is_answered_on_a_sheet_and_speed_by_borrowed_rates_alone(name: str) -> None:
+def test_memory_is_answered_on_a_sheet_and_speed_by_borrowed_rates(name: str) -> None:
     question = Question(model="llama-3.1-8b", hw=name, ctx_tokens=8192, utilisation=0.9)
     if load_profile(name).gpu.name.startswith("Apple"):
         with pytest.raises(Impossible, match="has neither CUDA nor ROCm"):
@@ -161,7 +161,7 @@ def test_memory_is_answered_on_a_sheet_and_speed_by_borrowed_rates_alone(name: s
     if answer.fits:
         assert answer.memory.max_ctx_tokens() >= 8192
         assert answer.not_predicted == {}
-        assert set(answer.standing()) <= {"carried", "typical"}
+        assert set(answer.standing()) & {"carried", "typical"}
         with pytest.raises(MissingRate, match=f"^not measured on {name}: "):
             predict(replace(question, strict=True))
     else:
