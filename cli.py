@@ -55,6 +55,7 @@ def twin(context: click.Context) -> None:
 @with_options(
     ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED, ask.CACHED_IN)
 )
+@with_options(ask.CELL_OPTIONS)
 @with_options(ask.SPECULATION_OPTIONS)
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
 @click.option("--trace", type=OUTPUT, help="Write the simulated step for Perfetto (ui.perfetto.dev).")
@@ -103,6 +104,7 @@ def predict(
 
 @twin.command(epilog=EXIT_CODES)
 @with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.POOL_OPTIONS, (ask.MAX_LEN,), ask.SPECULATION_OPTIONS)
+@with_options(ask.CELL_OPTIONS)
 @click.option("--over", type=click.Choice(["layouts", "formats"]),
               help="What to set side by side [default: formats under one layout, else layouts].")  # fmt: skip
 @click.option("--formats", metavar="A,B,...", help="Which formats [default: those that the engine keeps].")
@@ -158,12 +160,12 @@ def simulate(*, as_json: bool, output: Path | None, **asked: Any) -> int:
 
 
 @twin.command(epilog=EXIT_CODES)
-@with_options(ask.MEASURED_OPTIONS)
+@with_options(ask.MEASURED_OPTIONS, ask.BENCHMARK_OPTIONS)
 @JSON
 @OUT
 def validate(
-    *, recorded: bool, hw: str | None, device: str | None, quick: bool, groups: tuple[str, ...], keep: bool,
-    as_json: bool, output: Path | None,
+    *, recorded: bool, public: bool, hw: str | None, device: str | None, quick: bool, groups: tuple[str, ...],
+    keep: bool, as_json: bool, output: Path | None, **benchmarks: Any,
 ) -> int:  # fmt: skip
     """Hold predictions against measurements, case by case. The rows that set a rate are shown apart.
 
@@ -171,27 +173,40 @@ def validate(
     Examples:
       twin validate --recorded
       twin validate --recorded --hw 3x-rtx3090 --json
+      twin validate --recorded --public          what strangers published of other machines and engines
       twin validate --hw my-machine.json --device cuda --record
       twin validate --hw my-machine.json --device cuda --group formats --group operations --record
       twin validate --hw my-machine.json --device cpu --quick
       twin validate --hw my-machine.json         what was recorded of it
+      twin validate --hw my-machine.json --from llama-bench.jsonl
     """
     from msgspec import to_builtins  # noqa: PLC0415
 
-    from calibrate.validation import validation_text  # noqa: PLC0415
-
+    files, given = ask.benchmarks_of(benchmarks, hw)
     check_outputs(output)
-    if device is None:
+    if files:
+        if recorded or public or device is not None or keep or quick or groups:
+            raise click.UsageError("--from goes without --recorded, --public, --device, --quick, --group and --record")
+        from calibrate.benchmarks.asking import evidence  # noqa: PLC0415
+        from calibrate.benchmarks.comparing import compare_points  # noqa: PLC0415
+        from calibrate.benchmarks.points import Given  # noqa: PLC0415
+        from calibrate.validation import validation_text  # noqa: PLC0415
+
+        validation, text = compare_points(evidence(files, Given(**given))), validation_text
+    elif device is None:
         if keep or quick or groups:
             raise click.UsageError("--quick, --group and --record go with --device")
-        from calibrate.records import validate_records  # noqa: PLC0415
-
-        validation = validate_records(hw)
+        if public and hw is not None:
+            raise click.UsageError("--public is of many machines: it goes without --hw")
+        validation, text = _recorded(hw, public=public)
     else:
-        if hw is None or recorded:
-            raise click.UsageError("--device needs --hw, the profile to judge, and goes without --recorded")
+        if hw is None or recorded or public:
+            raise click.UsageError(
+                "--device needs --hw, the profile to judge, and goes without --recorded and --public"
+            )
         from calibrate.live import validate_live  # noqa: PLC0415
         from calibrate.measurements import check_record, record  # noqa: PLC0415
+        from calibrate.validation import validation_text  # noqa: PLC0415
 
         if keep:
             check_record(hw)
@@ -203,8 +218,21 @@ def validate(
             click.echo(f"left out: {row.case.id}: {row.reason}", err=True)
         if keep:
             click.echo(f"recorded in {record(measurements, hw)}", err=True)
-    deliver(dump(to_builtins(validation)) if as_json else validation_text(validation), output)
+        text = validation_text
+    deliver(dump(to_builtins(validation)) if as_json else text(validation), output)
     return 0 if validation.within else EXIT_OUTSIDE_TOLERANCE
+
+
+def _recorded(hw: str | None, *, public: bool) -> tuple[Any, Any]:
+    """What was recorded of a machine or of all, or what is public; and how it is told."""
+    if public:
+        from calibrate.published.public import public_text, validate_public  # noqa: PLC0415
+
+        return validate_public(), public_text
+    from calibrate.records import validate_records  # noqa: PLC0415
+    from calibrate.validation import validation_text  # noqa: PLC0415
+
+    return validate_records(hw), validation_text
 
 
 @twin.command(epilog=EXIT_CODES)
@@ -231,24 +259,41 @@ def quality(*, explain: bool, as_json: bool, output: Path | None, **asked: Any) 
 
 
 @twin.command(epilog=EXIT_CODES)
-@click.option("--device", default="cuda:0", show_default=True, help="What to measure: cuda:0, cuda:1 or cpu.")
+@click.option("--device", help="What to measure: cuda:0, cuda:1 or cpu [default: cuda:0].")
 @click.option("--quick", is_flag=True, help="Under three minutes instead of under ten; wider intervals.")
 @click.option("--name", help="What the profile calls the machine [default: the file's name].")
 @click.option("-o", "--output", type=FILE, required=True, help="The profile to write, such as my-machine.json.")
-def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> int:
+@click.option(
+    "--hw", type=Name("machine"), help="With --from: the machine that the files are of [default: as they say]."
+)
+@with_options(ask.BENCHMARK_OPTIONS)
+def calibrate(
+    *, device: str | None, quick: bool, name: str | None, output: Path, hw: str | None, **benchmarks: Any
+) -> int:
     """Measure this machine and write its profile. An interrupted run is continued by the same command.
+
+    With --from nothing is measured: rates are fitted to what an engine's own benchmark measured, here or elsewhere.
 
     \b
     Examples:
       twin calibrate -o my-machine.json
       twin calibrate --device cpu --quick -o my-cpu.json
       twin predict --hw ./my-machine.json --engine twin
+      twin calibrate --from llama-bench.jsonl --model llama-3.1-8b -o my-machine.json
+      twin calibrate --from perf.txt --hw 3090 --model qwen3.8-27b --kv-dtype exl3_k8v8 -o my-machine.json
     """
+    files, given = ask.benchmarks_of(benchmarks, hw)
+    if files:
+        if device is not None or quick:
+            raise click.UsageError("--from measures nothing: it goes without --device and --quick")
+        return _calibrate_from(files, given, name=name, output=output)
+    if hw is not None:
+        raise click.UsageError("--hw goes with --from: without it this machine is measured")
     from calibrate.session import run_calibration  # noqa: PLC0415
 
     with progress_bar("calibrating") as progress:
         outcome = run_calibration(
-            device=device,
+            device=device or "cuda:0",
             quick=quick,
             output=output,
             name=name,
@@ -259,6 +304,17 @@ def calibrate(*, device: str, quick: bool, name: str | None, output: Path) -> in
     for probe, reason in outcome.skipped.items():
         click.echo(f"skipped: {probe}: {reason}", err=True)
     click.echo(f"{outcome.profile_path} written in {outcome.seconds:.0f} s; records in {outcome.record_path}")
+    return 0
+
+
+def _calibrate_from(files: list[Path], given: dict[str, Any], *, name: str | None, output: Path) -> int:
+    from calibrate.benchmarks.points import Given  # noqa: PLC0415
+    from calibrate.benchmarks.summary import calibrate_from, outcome_text, strange  # noqa: PLC0415
+
+    outcome = calibrate_from(files, Given(**given), name=name, output=output)
+    for told in strange(outcome):
+        click.echo(f"warning: {told}", err=True)
+    deliver(outcome_text(outcome), None)
     return 0
 
 

@@ -9,7 +9,8 @@ each is held against what other machines or engines have of it.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from calibrate.published.curves import KernelRow, kernel_rows
 from calibrate.published.speeds import SpeedRow, speed_rows
 from hwprofiles import load_profile
 from hwprofiles.ladder import (
+    ANY,
     GROUP_OF,
     LADDER,
     LATENCIES,
@@ -36,7 +38,7 @@ from hwprofiles.ladder import (
     is_plain,
     likenesses,
 )
-from hwprofiles.profile import Kernel
+from hwprofiles.profile import LEAST_LATENCY_S, Kernel
 from hwprofiles.rates import Curve, Provenance, Rate
 from hwprofiles.store import shipped_kernels
 from twin.cost.roofline import Roofs
@@ -47,37 +49,100 @@ Z90 = float(norm.ppf(0.95))
 WIDEST = 0.8  # of a spread: an interval from a quarter to four times says that nothing is known
 LEAST = 0.02
 TELLS = 0.1  # of a step's time that hangs on a group, from which on the step tells of it
+HELD = 0.9  # of left-out steps, by their 90 % intervals
 FEWEST = 3  # machines or engines that tell of a group; of fewer, kernels tell
 Row = SpeedRow | KernelRow
+WIDER = ("cuda", ANY)
 Shelf = Mapping[str, Mapping[str, Kernel]]  # kernels by machine
 
 
 # Rates
 
 
-def ladder_of(shelf: Shelf, carried: Mapping[str, Learned], typical: Mapping[str, Learned]) -> Ladder:
-    """Borrowed rates from the kernels of a shelf, with these spreads."""
+def ladder_of(
+    shelf: Shelf,
+    carried: Mapping[str, Learned],
+    typical: Mapping[str, Learned],
+    *,
+    by_group: bool = False,
+    stretch: float = 1.0,
+) -> Ladder:
+    """Borrowed rates from the kernels of a shelf, with these spreads.
+
+    by_group: whether all carried kernels are taken to be off as their groups are, however many machines tell of them.
+    stretch: factor on what machines tell of a kernel by itself, so that whole steps are held.
+    """
     by_key: dict[str, dict[str, dict[str, Kernel]]] = {}
     for machine in sorted(shelf):
         gpu = load_profile(machine).gpu
         for key, kernel in shelf[machine].items():
-            if key.split("/")[0] in GROUP_OF:
+            if key.split("/")[0] in GROUP_OF and not _is_none(kernel):
                 for likeness in dict.fromkeys(likenesses(gpu)):
                     by_key.setdefault(key, {}).setdefault(likeness, {})[machine] = kernel
     return Ladder(
         schema=SCHEMA,
-        carried={key: {kind: _carried(own) for kind, own in kinds.items()} for key, kinds in sorted(by_key.items())},
+        carried={key: _by_likeness(found, by_group=by_group, stretch=stretch) for key, found in sorted(by_key.items())},
         typical=_typical(by_key),
+        stretch=stretch,
         carried_spreads=dict(carried),
         typical_spreads=dict(typical),
     )
 
 
-def _carried(own: Mapping[str, Kernel]) -> Carried:
+def _by_likeness(found: Mapping[str, Mapping[str, Kernel]], *, by_group: bool, stretch: float) -> dict[str, Carried]:
+    """Each likeness once: one whose machines are all that a wider one has says nothing more."""
+    names = {likeness: tuple(sorted(own)) for likeness, own in found.items()}
+    wider = {likeness: [other for other in names if other != likeness and set(names[other]) == set(own)]
+             for likeness, own in names.items()}  # fmt: skip
+    kept = [likeness for likeness in found if likeness == ANY or not any(o in WIDER for o in wider[likeness])]
+    return {likeness: _carried(found[likeness], by_group=by_group, stretch=stretch) for likeness in kept}
+
+
+def _is_none(kernel: Kernel) -> bool:
+    """Whether it says that a machine's other rates hold what it takes."""
+    return kernel.efficiency is None and kernel.latency is not None and kernel.latency.value <= LEAST_LATENCY_S
+
+
+def _carried(own: Mapping[str, Kernel], *, by_group: bool, stretch: float) -> Carried:
     machines = tuple(sorted(own))
-    return Carried(
-        kernel=averaged([own[name] for name in machines], f"carried from {_listed(machines)}"), machines=machines
-    )
+    kernel = averaged([own[name] for name in machines], f"carried from {_listed(machines)}")
+    if by_group or len(machines) < FEWEST:
+        return Carried(kernel=kernel, machines=machines)
+    return Carried(kernel=_with_spreads(kernel, own, stretch), machines=machines, of_group=False)
+
+
+def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel], stretch: float) -> Kernel:
+    """The kernel with how far each of its rates is off on one of the machines, told by all the others."""
+    away = {name: averaged([own[other] for other in own if other != name], "") for name in own}
+    curve, latency = kernel.efficiency, kernel.latency
+    if curve is not None:
+        spreads = tuple(
+            stretch
+            * _apart(
+                (away[name].efficiency, each.efficiency, place)
+                for name, each in own.items()
+                if each.efficiency is not None
+            )
+            for place in curve.at
+        )
+        spreads = tuple(round(min(WIDEST, each), 3) for each in spreads)
+        curve = replace(curve, spreads=spreads, spread=max(spreads))
+    if latency is not None:
+        pairs = [(away[name].latency, each.latency) for name, each in own.items()]
+        logs = [math.log(told.value / real.value) for told, real in pairs if told is not None and real is not None]
+        latency = replace(latency, spread=round(min(WIDEST, stretch * _root(logs)), 3))
+    return replace(kernel, efficiency=curve, latency=latency)
+
+
+def _apart(told: Iterable[tuple[Curve | None, Curve, float]]) -> float:
+    """Root mean square of logarithms of shares at a place, told over real."""
+    return _root([math.log(there(place) / real(place)) for there, real, place in told if there is not None])
+
+
+def _root(logs: Sequence[float]) -> float:
+    """Root mean square, widened for the number of machines."""
+    widened = float(t.ppf(0.95, max(1, len(logs) - 1))) / Z90
+    return round(float(min(WIDEST, max(LEAST, widened * math.sqrt(sum(log * log for log in logs) / len(logs))))), 3)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -151,18 +216,27 @@ class Missed(NamedTuple):
     log: float  # of predicted over measured
     shares: dict[str, float]  # of its time, by group of borrowed rates
     known: float  # variance by all other rates
+    deviation: float  # as the ladder has it, of a logarithm
+    what: str  # operation that takes most of its time, and phase
     left_out: str
     machine: str
     engine: str
 
 
 def missed_steps(
-    rows: Sequence[Row], shelf: Shelf, *, without: Callable[[Row], str], drop: Callable[[Shelf, str], Shelf]
+    rows: Sequence[Row],
+    shelf: Shelf,
+    *,
+    without: Callable[[Row], str],
+    drop: Callable[[Shelf, str], Shelf],
+    carried: Mapping[str, Learned],
+    typical: Mapping[str, Learned],
+    stretch: float = 1.0,
 ) -> list[Missed]:
     """Every row told without what is left out for it, where the rest has borrowed rates for it."""
     found: list[Missed] = []
     for name in sorted({without(row) for row in rows}):
-        ladder = ladder_of(drop(shelf, name), NOTHING, NOTHING)
+        ladder = ladder_of(drop(shelf, name), carried, typical, by_group=carried is NOTHING, stretch=stretch)
         roofs: dict[int, Roofs] = {}
         for row in (row for row in rows if without(row) == name):
             if id(row.machine) not in roofs:
@@ -183,7 +257,15 @@ def _missed(row: Row, roofs: Roofs, left_out: str) -> Missed:
             shares[group] = shares.get(group, 0.0) + hanging / seconds
         else:
             known += (hanging / seconds * roofs.rates[rate].spread) ** 2
-    return Missed(math.log(seconds / row.seconds), shares, known, left_out, row.machine.name, engine_of(row))
+    deviation = breakdown.spread_s(roofs) / seconds
+    log = math.log(seconds / row.seconds)
+    return Missed(log, shares, known, deviation, _what(row), left_out, row.machine.device_name, engine_of(row))
+
+
+def _what(row: Row) -> str:
+    """Of a kernel its operation and phase, of a whole step its phase."""
+    phase = "prefill" if row.phase.startswith("prefill") else "decode"
+    return f"{row.op.kernel.split('/')[0]}, {phase}" if isinstance(row, KernelRow) else f"whole steps, {phase}"
 
 
 def engine_of(row: Row) -> str:
@@ -278,7 +360,9 @@ def missed_kernels(shelf: Shelf, *, of_engines: bool) -> dict[str, list[Missed]]
                 told = borrowed(bare, key, ladder)
                 if told is None or told.rung != ("typical" if of_engines else "carried"):
                     continue
-                missed = [Missed(log, {}, 0.0, name, machine, key.split("/")[1]) for log in _logs(told.kernel, real)]
+                missed = [
+                    Missed(log, {}, 0.0, 0.0, "", name, machine, key.split("/")[1]) for log in _logs(told.kernel, real)
+                ]
                 found.setdefault(told.group, []).extend(missed)
     return found
 
@@ -335,32 +419,102 @@ def _spread(learned: Learned) -> float:
     return learned.spread
 
 
-def document() -> bytes:
+class Leaving(NamedTuple):
+    """A way of leaving out, and the rung that the rest then stands on."""
+
+    rung: str
+    without: Callable[[Row], str]
+    drop: Callable[[Shelf, str], Shelf]
+
+
+def _machine(row: Row) -> str:
+    return row.machine.device_name
+
+
+BY_MACHINE, BY_ENGINE = Leaving("carried", _machine, without_machine), Leaving("typical", engine_of, without_engine)
+
+
+def learned(shelf: Shelf, rows: Sequence[Row]) -> Ladder:
+    """The ladder of these kernels, with spreads by these steps."""
+    found: dict[str, dict[str, Learned]] = {}
+    for leaving in (BY_MACHINE, BY_ENGINE):
+        missed = missed_steps(rows, shelf, without=leaving.without, drop=leaving.drop, carried=NOTHING, typical=NOTHING)
+        of_engines = leaving is BY_ENGINE
+        found[leaving.rung] = of_kernels(missed_kernels(shelf, of_engines=of_engines)) | likeliest(missed)
+    carried, typical = found["carried"], found["typical"]
+    typical = {group: max(own, carried.get(group, own), key=_spread) for group, own in typical.items()}
+    steps = [row for row in rows if isinstance(row, SpeedRow)]
+    missed = missed_steps(steps, shelf, without=_machine, drop=without_machine, carried=carried, typical=typical)
+    return ladder_of(shelf, carried, typical, stretch=_stretched(missed))
+
+
+def _stretched(missed: Sequence[Missed]) -> float:
+    """The least factor on deviations at which 90 % intervals hold 90 % of whole steps, each machine counting once."""
+    rows = Counter(each.left_out for each in missed)
+    for factor in np.geomspace(1.0, 3.0, 56):
+        held = sum((abs(each.log) <= Z90 * factor * each.deviation) / rows[each.left_out] for each in missed)
+        if held >= HELD * len(rows):
+            return round(float(factor), 2)
+    return 3.0
+
+
+class Judged(NamedTuple):
+    """What leaving out shows of one kind of rows on one rung."""
+
+    rung: str
+    what: str
+    rows: int
+    machines: int
+    engines: int
+    median: float  # of the size of the error
+    covered: float
+    half_width: float  # median, of the 90 % interval
+
+
+def judged(ladder: Ladder, shelf: Shelf, rows: Sequence[Row]) -> list[Judged]:
+    """Every row told without its machine, and without its engine, with the spreads that the ladder has."""
+    found: list[Judged] = []
+    for leaving in (BY_MACHINE, BY_ENGINE):
+        missed = missed_steps(
+            rows, shelf, without=leaving.without, drop=leaving.drop, carried=ladder.carried_spreads,
+            typical=ladder.typical_spreads, stretch=ladder.stretch,
+        )  # fmt: skip
+        for what in sorted({each.what for each in missed}):
+            own = [each for each in missed if each.what == what]
+            found.append(
+                Judged(
+                    leaving.rung, what, len(own),
+                    machines=len({each.machine for each in own}), engines=len({each.engine for each in own}),
+                    median=float(np.median([abs(math.expm1(each.log)) for each in own])),
+                    covered=sum(abs(each.log) <= Z90 * each.deviation for each in own) / len(own),
+                    half_width=float(np.median([math.expm1(Z90 * each.deviation) for each in own])),
+                )
+            )  # fmt: skip
+    return found
+
+
+def document(ladder: Ladder) -> bytes:
     """The ladder as it is shipped."""
-    shelf = shipped_kernels()
-    rows: list[Row] = [*speed_rows(), *kernel_rows()]
-    by_machine = missed_steps(rows, shelf, without=lambda row: row.machine.name, drop=without_machine)
-    by_engine = missed_steps(rows, shelf, without=engine_of, drop=without_engine)
-    carried = of_kernels(missed_kernels(shelf, of_engines=False)) | likeliest(by_machine)
-    typical = of_kernels(missed_kernels(shelf, of_engines=True)) | likeliest(by_engine)
-    typical = {
-        group: own if own.spread >= carried.get(group, own).spread else carried[group] for group, own in typical.items()
-    }
-    return msgspec.json.format(msgspec.json.encode(ladder_of(shelf, carried, typical)), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(ladder), indent=1) + b"\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the ladder, or check it."""
-    made = document()
+    """Write the ladder and what leaving out shows of it, or check it."""
+    shelf: Shelf = shipped_kernels()
+    rows: list[Row] = [*speed_rows(), *kernel_rows()]
+    ladder = learned(shelf, rows)
     if "--check" in arguments:
-        return int(made != LADDER.read_bytes())
-    LADDER.write_bytes(made)
-    ladder = msgspec.json.decode(made, type=Ladder)
+        return int(document(ladder) != LADDER.read_bytes())
+    LADDER.write_bytes(document(ladder))
     for rung, spreads in (("carried", ladder.carried_spreads), ("typical", ladder.typical_spreads)):
         for group, told in spreads.items():
             counts = f"{told.n} values, {told.machines} machines, {told.engines} engines"
-            shown = f"{100 * told.spread:5.1f} %  {told.coverage:4.0%} held, half-width {told.half_width:4.0%}"
-            sys.stdout.write(f"{rung:8s} {group:26s} {shown}  {counts}\n")
+            sys.stdout.write(f"{rung:8s} {group:26s} {100 * told.spread:5.1f} %  {counts}\n")
+    sys.stdout.write(f"\n{'rung':8s} {'of':30s} {'rows':>6s} {'error':>7s} {'covered':>8s} {'half-width':>10s}\n")
+    for each in judged(ladder, shelf, rows):
+        counts = f"{each.machines} machines, {each.engines} engines"
+        figures = f"{each.rows:6d} {each.median:7.1%} {each.covered:8.0%} {each.half_width:10.0%}"
+        sys.stdout.write(f"{each.rung:8s} {each.what:30s} {figures}  {counts}\n")
     return 0
 
 

@@ -27,7 +27,8 @@ PLAIN = ("fp16", "f16", "bf16", "fp32", "f32")
 """Formats whose elements a kernel multiplies as they are stored."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "products": ("linear", "experts"),
+    "products": ("linear",),
+    "experts": ("experts",),
     "attention": ("attend_decode", "attend_dense", "attend_sparse", "attend_latent_decode", "attend_latent_dense",
                   "attend_latent_sparse", "dequantise"),
     "selection": ("scan", "select", "score", "index_tokens", "combine"),
@@ -70,6 +71,8 @@ class Carried(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     kernel: Kernel
     machines: tuple[str, ...]
+    of_group: bool = True
+    """Whether too few machines tell how far it is off: then that is its group's spread, else its own rates' spreads."""
 
 
 class Typical(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,6 +88,8 @@ class Ladder(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schema: str
     carried: dict[str, dict[str, Carried]]  # by kernel, and by likeness of the device
     typical: dict[str, Typical]  # by operation
+    stretch: Annotated[float, Meta(ge=1, le=3)]
+    """Factor that is in the spreads of carried kernels, so that whole steps of machines left out are held."""
     carried_spreads: dict[str, Learned]
     typical_spreads: dict[str, Learned]
 
@@ -95,7 +100,7 @@ class Borrowed(NamedTuple):
     kernel: Kernel
     rung: Rung
     group: str
-    spreads: dict[str, Learned]
+    spreads: dict[str, Learned]  # by group; empty where the kernel's own rates say how far they are off
 
 
 @cache
@@ -133,7 +138,7 @@ def borrowed(profile: HardwareProfile, key: str, ladder: Ladder | None = None) -
     elsewhere = ladder.carried.get(key)
     if elsewhere:
         found = next(elsewhere[each] for each in likenesses(profile.gpu) if each in elsewhere)
-        return Borrowed(found.kernel, "carried", group, ladder.carried_spreads)
+        return Borrowed(found.kernel, "carried", group, ladder.carried_spreads if found.of_group else {})
     kernel = _typical(ladder, operation, fmt)
     return Borrowed(kernel, "typical", group, ladder.typical_spreads) if kernel is not None else None
 

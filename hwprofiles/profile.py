@@ -1,6 +1,7 @@
 """The schema of a machine: its devices, links, host and kernel rates, checked when it is read."""
 
 import re
+from collections.abc import Sequence
 from copy import copy
 from typing import Annotated, Any
 
@@ -195,8 +196,12 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             _check(self.latency, f"{path}.latency", _LATENCY_S)
 
 
+Split = int | tuple[float, ...]
+"""How layers are split over devices: evenly over so many, or by the memory of each."""
+
+
 class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that a prediction may ask of a machine. Devices are alike, each with its own links."""
+    """Everything that a prediction may ask of a machine. Devices are alike, each with its own links, unless named."""
 
     schema: str
     name: str
@@ -204,6 +209,8 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gpu_count: Annotated[int, Meta(ge=1, le=1024)]
     gpu: Gpu
     host: Host
+    devices: tuple["HardwareProfile", ...] = ()
+    """A machine of one device each, where they are of several kinds; `gpu` and `host` are the first one's."""
     kernels: dict[str, Kernel] = field(default_factory=dict)  # by `<operation>/<implementation>/<format>`
 
     def __post_init__(self) -> None:
@@ -214,6 +221,20 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self._check_one_memory()
         for key, kernel in self.kernels.items():
             kernel.check(key)
+
+    def gpu_of(self, device: int) -> Gpu:
+        """The device of that number."""
+        return self.devices[device].gpu if self.devices else self.gpu
+
+    def stages(self, ranks: int) -> Split:
+        """How layers are split, each of them over so many ranks."""
+        if self.devices:
+            return tuple(each.gpu.vram.value for each in self.devices)
+        return max(1, self.gpu_count // ranks)
+
+    def _check_alike(self, option: str) -> None:
+        if self.devices:
+            raise ValueError(f"its devices are of several kinds: {option} is of one kind")
 
     def _check_one_memory(self) -> None:
         if not self.gpu.unified_memory:
@@ -231,6 +252,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
         Raises ValueError for a link that is faster than the machine's own, and where there is none.
         """
+        self._check_alike("--pcie")
         gpu = self.gpu
         if gpu.shares_memory and (generation is not None or lanes != FULL_LANES):
             raise ValueError("device and host have one memory and no link")
@@ -238,9 +260,15 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         peer = gpu.peer.narrowed(share) if gpu.peer is not None and gpu.peer_kind == PCIE else gpu.peer
         return self._with_gpu(replace(gpu, h2d=gpu.h2d.narrowed(share), d2h=gpu.d2h.narrowed(share), peer=peer))
 
+    @property
+    def device_name(self) -> str:
+        """What the machine is called with one of its devices, as kernels name it."""
+        return self.name.partition("x-")[2] if re.match(r"\d+x-", self.name) else self.name
+
     def repeated(self, count: int) -> "HardwareProfile":
         """So many of its device, each on a link of its own. Raises ValueError where its memory is the host's."""
-        one = self.name.partition("x-")[2] if re.match(r"\d+x-", self.name) else self.name
+        self._check_alike("a number of devices")
+        one = self.device_name
         name = f"{count}x-{one}" if count > 1 else one
         summary = self.summary if count == self.gpu_count else f"{count} x {one}: {self.summary}"
         return replace(self, name=name, summary=summary, gpu_count=count)
@@ -256,6 +284,7 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def with_free_vram(self, free_bytes: float) -> "HardwareProfile":
         """With so much memory left on each device, as if it had no more. ValueError for more than there is."""
+        self._check_alike("--vram-free")
         gpu = self.gpu
         if gpu.shares_memory:
             raise ValueError("device and host have one memory: --ram says how much")
@@ -268,6 +297,18 @@ class HardwareProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         other = copy(self)
         force_setattr(other, "gpu", gpu)
         return other
+
+
+def mixed(profiles: Sequence[HardwareProfile]) -> HardwareProfile:
+    """One machine with the devices of several, on the first one's host; ValueError where a memory is a host's."""
+    each = tuple(one for profile in profiles for one in [profile.repeated(1)] * profile.gpu_count)
+    if len({one.name for one in each}) == 1:
+        return each[0].repeated(len(each))
+    shared = [one.name for one in each if one.gpu.shares_memory]
+    if shared:
+        raise ValueError(f"the memory of {shared[0]} is its host's")
+    name, host = "+".join(profile.name for profile in profiles), f"host and links of {each[0].name}"
+    return replace(each[0], name=name, summary=f"{name}: {host}", gpu_count=len(each), devices=each, kernels={})
 
 
 def _asked(rate: Rate, value: float, option: str) -> Rate:

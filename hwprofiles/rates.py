@@ -6,7 +6,7 @@ from datetime import date
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Source = Literal["measured", "published", "datasheet", "fitted"]
 Unit = Literal["B/s", "FLOP/s", "op/s", "s", "B", "1"]
@@ -65,10 +65,23 @@ class Curve(Line, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of a roof over one quantity, linear in its logarithm; outside the outermost points they hold."""
 
     efficiency: tuple[Efficiency, ...]
+    spreads: tuple[Spread | None, ...] | UnsetType = UNSET
+    """At each place, of share and roof together where they were measured as one; None: of the share alone, `spread`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("efficiency", self.efficiency)
+        if self.spreads and len(self.spreads) != len(self.at):
+            raise ValueError("'at' and 'spreads' need the same length, if there are any spreads")
+
+    def spread_with_roof(self, x: float) -> float | None:
+        """How well share and roof together are known at `x`: as the less certain place next to it; None: apart."""
+        if not self.spreads:
+            return None
+        right = bisect_right(self.at, x)
+        exact = right > 0 and self.at[right - 1] == x
+        known = [each for each in self.spreads[max(0, right - 1) : right if exact else right + 1] if each is not None]
+        return max(known) if len(known) == (1 if exact or right in (0, len(self.at)) else 2) else None
 
     def __call__(self, x: float) -> float:
         """Efficiency at `x`, in (0, 1]."""

@@ -15,7 +15,7 @@ import msgspec
 from hwprofiles.errors import BadFile, NotShipped, UnknownName
 from hwprofiles.files import Table, extended, is_path, read_json
 from hwprofiles.names import known_as, several_of
-from hwprofiles.profile import HardwareProfile, Kernel, Roof
+from hwprofiles.profile import HardwareProfile, Kernel, Roof, mixed
 from hwprofiles.spelling import is_accelerator, match, nearest, suggestions
 
 FOLDER = Path(__file__).parent
@@ -63,6 +63,8 @@ def load_profile(name: str) -> HardwareProfile:
         path = Path(name)
         with recognised(path, PROFILE, instead=_INSTEAD):
             return _profile(own_document(path), path)
+    if "+" in name:
+        return _mixed(name)
     usual = known_as(name, names)
     if usual is not None:
         return _shipped(usual)
@@ -74,6 +76,15 @@ def load_profile(name: str) -> HardwareProfile:
         measure = "twin calibrate measures yours, --hw FILE takes a profile or a short one from its data sheet"
         raise NotShipped("machine", name, f"twin profiles lists what is{other}; {measure}")
     raise UnknownName("machine", name, names, listed="twin profiles lists them")
+
+
+def _mixed(name: str) -> HardwareProfile:
+    """Several machines' devices in one, such as rtx4070+rtx3060; NotShipped where they do not go together."""
+    parts = [load_profile(part.strip()) for part in name.split("+")]
+    try:
+        return mixed(parts)
+    except ValueError as wrong:
+        raise NotShipped("machine", name, f"its devices do not go together: {wrong}") from None
 
 
 def _several(name: str, count: int, one: HardwareProfile) -> HardwareProfile:
@@ -113,7 +124,7 @@ def _shipped(name: str) -> HardwareProfile:
 
 def _profile(raw: Any, path: Path) -> HardwareProfile:
     """`raw`, read from `path`, with what it extends. Raises BadFile."""
-    shelf = "machine", profile_names(), lambda name: _measured_on(name, shipped_document(name)), _lay_over
+    shelf = "machine", profile_names(), lambda name: _measured_on(name, shipped_document(name)), lay_over
     raw = extended(raw, path, shelf)
     if isinstance(raw, dict):
         raw = _measured_on(raw.get("name"), raw)
@@ -129,7 +140,7 @@ def _filled(raw: Any) -> Any:
         return raw
     from hwprofiles.sheets import expanded  # noqa: PLC0415 - a measured machine has none
 
-    return _lay_over(expanded(raw), {key: value for key, value in raw.items() if key != SHEET})
+    return lay_over(expanded(raw), {key: value for key, value in raw.items() if key != SHEET})
 
 
 def _measured_on(machine: Any, document: Table) -> Table:
@@ -157,7 +168,7 @@ def _named(raw: Any, wrong: Exception) -> str:
     return message
 
 
-def _lay_over(parent: Table, own: Table) -> Table:
+def lay_over(parent: Table, own: Table) -> Table:
     """`own` over `parent`, key by key at every level; what has a source of its own is replaced whole.
 
     A sheet over a machine that is no short file replaces its device and host.
@@ -168,7 +179,7 @@ def _lay_over(parent: Table, own: Table) -> Table:
     for key, there in parent.items():
         mine = own.get(key)
         if isinstance(there, dict) and isinstance(mine, dict) and "source" not in there:
-            laid[key] = {**there, **mine} if key == "kernels" else _lay_over(there, mine)
+            laid[key] = {**there, **mine} if key == "kernels" else lay_over(there, mine)
     return laid
 
 

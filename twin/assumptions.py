@@ -5,7 +5,7 @@ from twin.ask.case import Case
 
 ASSUMPTIONS = {
     "A1": "engines are first-in-first-out servers; one op holds one engine; two ops never share a link",
-    "A2": "layers of one kind cost the same on every device, and each waits for the one before it",
+    "A2": "layers of one kind cost the same on every device of a kind, and each waits for the one before it",
     "A3": "launches of a layer's backbone, norms and residual mixing are inside the efficiency of its matrices",
     "A4": "tokens choose experts independently and evenly",
     "A5": "rates err independently and log-normally; intervals are first-order",
@@ -24,7 +24,7 @@ ASSUMPTIONS = {
     "A18": "every decode step of a served sequence yields the mean acceptance",
     "A19": "an engine without a pool of blocks keeps what a window no longer sees",
     "A20": "ranks that share layers are alike and start each sum together; messages go around a ring",
-    "A21": "what a product misses of the memory's rate is time that does not shrink with a rank's share of it",
+    "A22": "a host's processor reads its weights once a pass, its cache once for every row of queries",
 }
 
 
@@ -63,7 +63,7 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
     """Keys of the assumptions that matter to this case, then a line for each rate used outside its calibrated range."""
     applies = {
         "A4": "experts" in case.model.parameters,
-        "A6": machine.gpu_count > 1,
+        "A6": machine.gpu_count > 1 and case.rules.cells is None,
         "A7": case.model.selects_blocks,
         "A10": case.model.ngram is not None,
         "A11": case.question.batch > 1,
@@ -72,9 +72,11 @@ def assumptions_of(case: Case, machine: HardwareProfile, *, extrapolated: tuple[
         "A16": case.cached_tokens > 0 and bool(case.model.states),
         "A13": case.question.ctx_tokens > case.model.native_ctx_tokens,
         "A20": case.tp > 1,
-        "A21": case.tp > 1,
+        "A22": case.rules.cells is not None
+        and bool(case.cpu_layers or case.question.cpu_experts or case.layout.host_planes),
         "A19": not case.rules.shares_pool
         and case.rules.tensor_cache is None
+        and (case.rules.cells is None or case.question.whole_windows)
         and any(mixer.reach for mixer in case.model.caches),
     }
     always = (*_ALWAYS, *case.layout.assumptions(case))

@@ -14,6 +14,7 @@ from msgspec import Struct
 from twin.errors import find
 
 EXL3_BITS = range(2, 9)  # bits that exllamav3's cache takes for K and for V
+PAIR = "/"  # between the formats of K and of V where these differ
 Kind = Literal["plain", "scaled", "rotated"]  # how values are coded: as they are, by a scale, or rotated and by a scale
 
 
@@ -46,6 +47,12 @@ class KVFormat(Struct, frozen=True, kw_only=True):
     slot_alignment: int = 1  # bytes of one token and head are rounded up to a multiple of this
     min_capability: str = ""  # least compute capability that its published kernels start on; empty: any
     sidecar_bytes: int = 0  # bytes an element of tokens that wait unquantised for their tile to fill; 0: none wait
+    rated_as: str = ""  # format whose kernels' rates apply, where K and V are of two; empty: its own
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the formats of K and V."""
+        return tuple(self.name.split(PAIR))
 
     @property
     def tile_tokens(self) -> int:
@@ -158,14 +165,18 @@ _FORMATS = {
         _alike("int2_g64", _halves(2), "quanto and HQQ: int2 in groups of 64 with a 16-bit scale and zero point"),
         _alike("q8_0", _grouped(8), "llama.cpp: int8 in groups of 32 with an fp16 scale"),
         _alike("q4_0", _grouped(4), "llama.cpp: int4 in groups of 32 with an fp16 scale"),
+        _alike("q4_1", _grouped(4, group_bytes=4), "llama.cpp: int4 in groups of 32 with an fp16 scale and minimum"),
+        _alike("q5_0", _grouped(5), "llama.cpp: 5 bits in groups of 32 with an fp16 scale"),
         _alike("q5_1", _grouped(5, group_bytes=4), "llama.cpp: 5 bits in groups of 32 with an fp16 scale and minimum"),
         _alike("iq4_nl", _grouped(4), "llama.cpp: 4 bits of an uneven table in groups of 32 with an fp16 scale"),
         *(_exl3(key_bits, value_bits) for key_bits in EXL3_BITS for value_bits in EXL3_BITS),
     )
 }
 
+GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""Formats that quantise rows of any kind by groups: whole compressed vectors, too."""
 
-_ALSO = {"fp8_e4m3": "fp8", "bfloat16": "bf16", "float16": "fp16"}
+_ALSO = {"fp8_e4m3": "fp8", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "f32": "fp32"}
 
 
 def format_names() -> list[str]:
@@ -187,6 +198,25 @@ def listed(names: Iterable[str]) -> str:
 
 
 def kv_format(name: str) -> KVFormat:
-    """The format called `name`, also as an engine's own option calls it; UnknownName otherwise."""
-    name = _ALSO.get(name, name)
+    """The format called `name`, also as an engine calls it, or two as `<of K>/<of V>`; UnknownName otherwise."""
+    key, pair, value = name.partition(PAIR)
+    if pair:
+        return _pair(kv_format(key), kv_format(value))
+    name = _ALSO.get(name.lower(), name)
     return _FORMATS.get(name) or _FORMATS[find("KV format", name, _FORMATS, listed=listed(format_names()))]
+
+
+def _pair(keys: KVFormat, values: KVFormat) -> KVFormat:
+    """K in one format and V in another: coded as the one of fewer bits, whose kernels' rates apply."""
+    if keys.name == values.name:
+        return keys
+    fewer = min(keys, values, key=lambda each: each.key.bits)
+    return KVFormat(
+        name=f"{keys.name}{PAIR}{values.name}",
+        summary=f"K in {keys.name}, V in {values.name}",
+        key=keys.key,
+        value=values.value,
+        kind=fewer.kind,
+        rated_as=fewer.name,
+        min_capability=max(keys.min_capability, values.min_capability),
+    )

@@ -14,6 +14,7 @@ from twin.ask.question import Question
 from twin.ask.resolve import settled
 from twin.assumptions import assumptions_of, beyond_native, not_loaded, of_another_version
 from twin.cost.breakdown import Breakdown, Part
+from twin.cost.mixed import roofs_of
 from twin.cost.prefill import Weights, chunk_at, sample
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
@@ -136,7 +137,7 @@ def predict(question: Question, profile: HardwareProfile | None = None) -> Predi
     """
     case, machine = settled(question, profile)
     plan = plan_memory(case, machine)
-    roofs = Roofs(machine, strict=False)
+    roofs = roofs_of(machine, strict=False)
     not_predicted: dict[str, str] = {}
     decode, prefill = _breakdowns(case, roofs, not_predicted) if plan.fits else (None, None)
     ttft = _first_token(case, roofs, decode, prefill) if prefill else None
@@ -190,14 +191,14 @@ def decode_breakdown(case: Case, roofs: Roofs) -> Breakdown:
 
 def decode_breakdown_of(case: Case, roofs: Roofs, kv_tokens: int, batch: int) -> Breakdown:
     """The same for `batch` sequences of `kv_tokens` cached tokens each."""
-    speculation, devices = case.speculation, case.stages(roofs.profile.gpu_count)
+    speculation, split = case.speculation, roofs.profile.stages(case.tp)
     step = Step(kv_tokens=kv_tokens, q_tokens=1, batch=batch)
     if speculation is None:
-        return Breakdown().run(lower.decode_program(case, step, devices), roofs)
-    whole = Breakdown().run(lower.draft_program(case, speculation, step, devices - 1), roofs)
+        return Breakdown().run(lower.decode_program(case, step, split), roofs)
+    whole = Breakdown().run(lower.draft_program(case, speculation, step, lower.last_device(split)), roofs)
     for kind in speculation.steps:
         verify = replace(step, q_tokens=kind.query_tokens)
-        whole.add(Breakdown().run(lower.decode_program(case, verify, devices), roofs), times=kind.share)
+        whole.add(Breakdown().run(lower.decode_program(case, verify, split), roofs), times=kind.share)
     return whole
 
 
@@ -213,8 +214,8 @@ def _first_token(case: Case, roofs: Roofs, decode: Breakdown | None, prefill: Br
     """
     if not case.rules.unprefilled_tokens:
         try:
-            stages = case.stages(roofs.profile.gpu_count)
-            decode = Breakdown().run(lower.head_program(case, case.question.batch, stages), roofs)
+            split = roofs.profile.stages(case.tp)
+            decode = Breakdown().run(lower.head_program(case, case.question.batch, split), roofs)
         except MissingRate:
             return None
     return Breakdown().add(decode).add(prefill) if decode is not None else None
@@ -246,10 +247,10 @@ def chunk_breakdown(case: Case, chunk: Step, roofs: Roofs, *, fetch: Breakdown |
     """One prefill chunk; of what is `fetch`ed beside it (n-gram rows unless given), only what sticks out is added."""
     if fetch is None:
         fetch = Breakdown().run(lower.prefetch_program(case, chunk), roofs)
-    devices = case.stages(roofs.profile.gpu_count)
-    work = Breakdown().run(lower.prefill_program(case, chunk, devices), roofs)
+    split = roofs.profile.stages(case.tp)
+    work = Breakdown().run(lower.prefill_program(case, chunk, split), roofs)
     if case.speculation is not None:
-        work.run(lower.draft_prefill_program(case, case.speculation, chunk, devices - 1), roofs)
+        work.run(lower.draft_prefill_program(case, case.speculation, chunk, lower.last_device(split)), roofs)
     if fetch.seconds <= work.seconds:
         return work
     return work.add(fetch, times=1 - work.seconds / fetch.seconds)

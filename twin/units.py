@@ -8,7 +8,7 @@ from twin.errors import BadValue
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 GB = 10**9
-MS, US = 1e-3, 1e-6
+MS, US, NS = 1e-3, 1e-6, 1e-9
 MINUTE, HOUR = 60.0, 3600.0
 YEAR = 365.25 * 24 * HOUR
 

@@ -23,6 +23,8 @@ IMPLEMENTATIONS = {
     "sglang": "library", "sglang_torch_linear": "library",
 }  # fmt: skip
 """What engines' rulebooks call an implementation; all others of an engine are its own."""
+NOT_TAKEN = ("FlashInferFp8BlockScaledMMKernel", "TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel")
+"""Timed with the quantisation of their operands, a launch for each of many blocks: another operation than products."""
 SHARED = ("flash_attention", "flashinfer", "triton", "fa3", "trtllm_mha")
 FORMATS = {"fp8_block": "fp8", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4", "int4_wo": "w4a16"}
 BITS = {"bf16": 16.0, "fp8": 8.0, "nvfp4": 4.5, "mxfp4": 4.25, "w4a16": 4.25}
@@ -64,6 +66,11 @@ class KernelRow(NamedTuple):
         return self.op.grain
 
     @property
+    def named(self) -> str:
+        """What a rate that it sets says of it."""
+        return f"{self.file} {self.machine.device_name}"
+
+    @property
     def phase(self) -> str:
         """Of which phase it tells."""
         return "decode" if self.op.grain <= DECODED else "prefill"
@@ -89,7 +96,7 @@ def kernel_rows() -> tuple[KernelRow, ...]:
 
 
 def _rows(curve: Curve, file: str) -> Iterator[KernelRow]:
-    if curve.cold_from is None:
+    if curve.cold_from is None or curve.implementation in NOT_TAKEN:
         return
     machine = load_profile(curve.machine)  # one object a machine, however many curves
     implementation = IMPLEMENTATIONS.get(curve.implementation, curve.implementation)

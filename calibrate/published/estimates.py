@@ -10,7 +10,7 @@ from hwprofiles import HardwareProfile
 from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import on_machine, resolve
+from twin.ask.resolve import machine_of, on_machine, resolve
 from twin.errors import TwinError
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.prediction import Z90, Phase, Prediction, Quantity, predict
@@ -46,9 +46,15 @@ class Asked(Struct, frozen=True, kw_only=True):
         return on_machine(resolve(self.question), self.profile)
 
     @property
+    def machine(self) -> HardwareProfile:
+        """The machine as the question has it: so many of its device, on such a link."""
+        return machine_of(self.case, self.profile)
+
+    @property
     def memory(self) -> MemoryPlan:
         """The question's memory, whether it fits or not."""
-        return plan_memory(self.case, self.profile)
+        case = self.case
+        return plan_memory(case, machine_of(case, self.profile))
 
     @property
     def answer(self) -> "Answer":

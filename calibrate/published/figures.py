@@ -304,7 +304,7 @@ RATES: dict[str, Callable[[Gpu], Link | Roof]] = {
 
 
 def _of_rate(name: str, asked: Asked) -> Estimate:
-    roof = RATES[name](asked.profile.gpu)
+    roof = RATES[name](asked.machine.gpu)
     return within_spread(roof.rate.value / GB, roof.rate.spread, naive=roof.datasheet.value / GB)
 
 

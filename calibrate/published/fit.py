@@ -53,14 +53,12 @@ INT8, INT4, KVARN = "int8_per_token_head", "int4_per_token_head", "kvarn_k4v2_g1
 
 PARAMETERS = {
     BLOG: (
-        Parameter(kernel="linear/exllamav3/exl3", at=1, rows=("blog.decode_1M",), shared=("experts/exllamav3/exl3",)),
+        Parameter(kernel="experts/exllamav3/exl3", at=1, rows=("blog.decode_1M",)),
         Parameter(
             kernel="gather_host/exllamav3/fp16", at=None, rows=("blog.decode_fixed",),
             shared=("gather_host_4k/exllamav3/fp16", "gather_rows_host/exllamav3/fp16")
         ),
-        Parameter(
-            kernel="linear/exllamav3/exl3", at=2048, rows=("blog.prefill_32k",), shared=("experts/exllamav3/exl3",)
-        ),
+        Parameter(kernel="experts/exllamav3/exl3", at=2048, rows=("blog.prefill_32k",)),
         Parameter(kernel="attend_sparse/exllamav3/fp16", at=1, rows=("blog.prefill_1M",)),
     ),
     VLLM: (

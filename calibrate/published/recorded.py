@@ -79,10 +79,10 @@ def _error(predicted: float, measured: float) -> float:
 
 def role_reasons(recorded: Recorded, profile: HardwareProfile) -> dict[str, str]:
     """Why rows are `fit`, by id: they set a rate, are one, or repeat such a row. Whatever is not here is held out."""
-    reasons = {id_: f"sets {place}" for id_, place in _fitted_rows(profile, "profile")}
+    reasons = {id_: f"sets {place}" for id_, place in fitted_rows(profile, "profile")}
     rulebooks = [resolve(case.ask).rules for case in recorded.cases]
     for rules in {rules.name: rules for rules in rulebooks}.values():
-        reasons |= {id_: f"sets {place}" for id_, place in _fitted_rows(rules, f"engine {rules.name}")}
+        reasons |= {id_: f"sets {place}" for id_, place in fitted_rows(rules, f"engine {rules.name}")}
     for case in recorded.cases:
         if case.input_of and _rate_at(case, profile).source == "published":
             reasons.setdefault(case.id, f"is {case.input_of} of the profile")
@@ -94,7 +94,7 @@ def role_reasons(recorded: Recorded, profile: HardwareProfile) -> dict[str, str]
     return reasons
 
 
-def _fitted_rows(part: object, path: str) -> Iterator[tuple[str, str]]:
+def fitted_rows(part: object, path: str) -> Iterator[tuple[str, str]]:
     """Ids in every `fitted_on` below `part`, each with the path of the number that it sets."""
     if isinstance(part, Provenance):
         yield from ((id_, path) for id_ in part.fitted_on)
@@ -107,7 +107,7 @@ def _fitted_rows(part: object, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(part, (list, tuple)):
         inner = ((value, path) for value in part)
     for value, place in inner:
-        yield from _fitted_rows(value, place)
+        yield from fitted_rows(value, place)
 
 
 def _rate_at(case: RecordedCase, profile: HardwareProfile) -> Rate:

@@ -1,6 +1,7 @@
 """Sets rates of engines' kernels from what others published of whole steps on many machines.
 
-`python -m calibrate.published.shares [engine ...]` writes them into `hwprofiles/kernels/<engine>.json`. An engine has a
+`python -m calibrate.published.shares [engine ...]` writes them into `hwprofiles/kernels/<engine>.json`, and for
+`step/<engine>` what its host takes of a step beside kernels. An engine has a
 few (ENGINES): shares of a roof and latencies, each of one or several of its kernels. On every machine with rows they
 are found by least squares on relative errors, and drawn to the engine's mean over machines as strongly as machines are
 alike, which is learned with them: one row moves a machine a little, a curve of rows sets it.
@@ -18,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from calibrate.published.curves import KernelRow, kernel_rows
-from calibrate.published.speeds import SpeedRow, speed_rows
+from calibrate.published.speeds import SERVING, SpeedRow, speed_rows
 from hwprofiles.files import Table
 from hwprofiles.ladder import kind_of
 from hwprofiles.profile import KERNEL_AXES, Kernel
@@ -31,7 +32,8 @@ Row = SpeedRow | KernelRow
 
 DATE = "2026-12-01"
 NOISE = 0.05  # relative, of a published figure: two runs of a benchmark on machines of one name differ by as much
-ROUNDS = 12
+ROUNDS = 8
+FOLDS = 8  # that a machine's curves are left out in
 ALIKE = 4  # rows of a curve that tell as much as all of it: its errors go together
 LONGEST_STEP = 0.7
 KNOWN = 0.9  # of what machines differ by: a kernel of which a machine's rows leave more is not that machine's
@@ -40,6 +42,8 @@ FEW = 45.0  # tokens up to which bytes hold products
 LATENCY_TAU, FEW_TAU, MANY_TAU = 0.5, 0.15, 0.3  # how far machines differ, before it is learned
 LEAST_S, MOST_S = 1e-7, 1e-2  # of a latency
 LEAST_SHARE = 2e-3
+LEAST_STEP_S = 1e-5
+MAD = 1.4826  # standard deviations of a normal distribution in a median distance from its middle
 
 
 class Parameter(NamedTuple):
@@ -57,8 +61,8 @@ class Parameter(NamedTuple):
         return FEW_TAU if self.place <= FEW and not self.kernels[0].startswith("attend") else MANY_TAU
 
 
-STEPS_ALONE = {16.0: 0.9, 512.0: 0.5}
-"""Places, with first values, where whole steps tell of few tokens and of a prompt's alone."""
+STEPS_ALONE = {1.0: 0.9, 12.0: 0.7, 512.0: 0.5}
+"""Places, with first values, where whole steps tell: of one token, of a few at once, of a prompt's."""
 CURVES = {16.0: 0.9, 160.0: 0.7, 1024.0: 0.6}
 
 
@@ -112,6 +116,11 @@ ENGINES: dict[str, tuple[Parameter, ...]] = {
             for name in ("llama.cpp", "llama.cpp_unfused")
             for operation, start in (("attend_decode", 0.5), ("attend_dense", 0.3))
         ),
+    ),
+    "exllamav3": (
+        *products("exllamav3", "exl3", places={1.0: 0.4, 2048.0: 0.5}),
+        Parameter(("attend_decode/exllamav3/exl3_k8v8",), 1.0, 0.3),
+        Parameter(("attend_dense/exllamav3/exl3_k8v8",), 1.0, 0.5),
     ),
     "library": of_each("library", "bf16"),
     "vllm": (
@@ -223,7 +232,10 @@ def _weight(curve: Curve, place: float, grain: float) -> float:
 
 def fit(parameters: Sequence[Parameter], rows: Sequence[Row]) -> Fitted:
     """An engine's parameters on all machines of one kind that have rows."""
-    of = {name: [row for row in rows if row.machine.name == name] for name in sorted({r.machine.name for r in rows})}
+    of = {
+        name: [row for row in rows if row.machine.device_name == name]
+        for name in sorted({r.machine.device_name for r in rows})
+    }
     mean = np.log([parameter.start for parameter in parameters])
     tau = np.array([parameter.tau for parameter in parameters])
     logs, deviations = {name: mean.copy() for name in of}, {name: tau.copy() for name in of}
@@ -275,16 +287,18 @@ def _over_machines(
 def left_out(parameters: Sequence[Parameter], rows: Sequence[Row], fitted: Fitted) -> dict[str, float]:
     """Logarithm of predicted over measured by row, of a machine's curves each told by its others and the mean.
 
-    A machine of one curve is told by the mean alone: that is the rung below, and no error of this one.
+    Whole curves are left out, in FOLDS parts. A machine of one curve is told by the mean alone: that is the rung below,
+    and no error of this one.
     """
     errors: dict[str, float] = {}
     for name in fitted.machines:
-        own = [row for row in rows if row.machine.name == name]
+        own = [row for row in rows if row.machine.device_name == name]
         curves = sorted({row.curve for row in own})
-        for curve in curves if len(curves) > 1 else ():
-            others = [row for row in own if row.curve != curve]
+        for fold in range(min(FOLDS, len(curves)) if len(curves) > 1 else 0):
+            away = set(curves[fold::FOLDS])
+            rest = [row for row in own if row.curve in away]
+            others = [row for row in own if row.curve not in away]
             logs, _ = on_machine(parameters, others, fitted.mean, fitted.tau, fitted.machines[name])
-            rest = [row for row in own if row.curve == curve]
             errors |= {row.id: each.error for row, each in zip(rest, told(rest, parameters, logs), strict=True)}
     return errors
 
@@ -296,7 +310,7 @@ def spreads_of(rows: Sequence[Row], errors: Mapping[str, float]) -> dict[str, fl
         squares: dict[str, list[float]] = {}
         for row in rows:
             if row.id in errors and row.phase.startswith(name):
-                squares.setdefault(row.machine.name, []).append(errors[row.id] ** 2)
+                squares.setdefault(row.machine.device_name, []).append(errors[row.id] ** 2)
         means = [sum(own) / len(own) for own in squares.values()]
         found[name] = round(max(LEAST_SPREAD, math.sqrt(sum(means) / len(means))), 3) if means else MANY_TAU
     return found
@@ -306,11 +320,11 @@ def rows_of(engine: str) -> list[Row]:
     """All published rows that tell of the engine's kernels."""
     own = {key for parameter in ENGINES[engine] for key in parameter.kernels}
     kernels: list[Row] = [row for row in kernel_rows() if row.op.kernel in own]
-    return [*(row for row in speed_rows() if row.engine == engine), *kernels]
+    return [*(row for row in speed_rows() if row.engine == engine and not row.served), *kernels]
 
 
 def document_of(engine: str) -> tuple[Table, str]:
-    """The engine's file with the kernels that its rows set over those that it has, and how each kind of machine fits."""
+    """The engine's file, kernels that rows set over those that it has, and how each kind of machine fits."""
     path = KERNELS / f"{engine}.json"
     document: Table = json.loads(path.read_bytes()) if path.exists() else {}
     machines = {name: dict(kernels) for name, kernels in document.get("machines", {}).items()}
@@ -329,7 +343,7 @@ def document_of(engine: str) -> tuple[Table, str]:
             place = "latency" if parameter.place is None else f"at {parameter.place:g}"
             lines.append(f"  {names:44s} {place:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}")
         for name, logs in fitted.machines.items():
-            ids = tuple(sorted({f"{row.file} {name}" for row in rows if row.machine.name == name}))
+            ids = tuple(sorted({row.named for row in rows if row.machine.device_name == name}))
             known = {
                 key
                 for parameter, deviation, tau in zip(parameters, fitted.deviations[name], fitted.tau, strict=True)
@@ -346,6 +360,33 @@ def document_of(engine: str) -> tuple[Table, str]:
             machines[name] = {**machines.get(name, {}), **own}
     document = {"schema": KERNELS_SCHEMA, "engine": engine, "machines": dict(sorted(machines.items()))}
     return document, "\n".join(lines)
+
+
+def steps_of(engine: str) -> tuple[Table, str]:
+    """The engine's file with what the host takes of a step: the median of what kernels leave of served steps.
+
+    One number for all machines, each model on each machine once, however its layers are shared.
+    """
+    some = Rate(value=LEAST_STEP_S, unit="s", spread=0.0, n=1, source="published", date=DATE)
+    left: dict[tuple[str, str], list[float]] = {}
+    for row in (row for row in speed_rows() if row.engine == engine and row.served):
+        kernels = {**row.machine.kernels, f"step/{engine}/decode": Kernel(latency=some)}
+        breakdown = row.breakdown(Roofs(replace(row.machine, kernels=kernels), strict=False))
+        host_s = sum(seconds for (part, _, _), (seconds, _) in breakdown.by_account.items() if part.startswith("host"))
+        left.setdefault((row.machine.device_name, row.case.model.name), []).append(
+            row.seconds - breakdown.seconds + host_s
+        )
+    medians = [float(np.median(own)) for own in left.values()]
+    value = round_to(max(LEAST_STEP_S, float(np.median(medians))), 2)
+    spread = round(min(1.0, float(np.median(np.abs(np.array(medians) - value))) * MAD / value), 2)
+    document: Table = json.loads((KERNELS / f"{engine}.json").read_bytes())
+    rows = tuple(sorted({f"{SERVING.name} {machine}" for machine, _ in left}))
+    latency = {"value": value, "unit": "s", "spread": spread, "n": len(medians), "source": "fitted", "date": DATE,
+               "fitted_on": rows, "note": "what kernels leave of served steps"}  # fmt: skip
+    for machine in sorted({machine for machine, _ in left}):
+        document["machines"].setdefault(machine, {})[f"step/{engine}/decode"] = {"latency": latency}
+    document["machines"] = dict(sorted(document["machines"].items()))
+    return document, f"{engine}: {value * 1e3:.2f} ms a step, of {len(medians)} models on machines, {spread:.0%}"
 
 
 def _told(errors: Mapping[str, float]) -> str:
@@ -368,9 +409,11 @@ def _plain(kernel: Kernel) -> Table:
 
 def main(engines: Sequence[str]) -> None:
     """Write the files of the engines named, or of all."""
-    for engine in engines or ENGINES:
-        document, told_of = document_of(engine)
-        (KERNELS / f"{engine}.json").write_text(json.dumps(document, indent=1) + "\n")
+    served = {row.engine for row in speed_rows() if row.served}
+    for engine in engines or (*ENGINES, *sorted(f"step/{name}" for name in served)):
+        word, _, name = engine.rpartition("/")
+        document, told_of = steps_of(name) if word else document_of(name)
+        (KERNELS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
         sys.stdout.write(f"{told_of}\n")
 
 

@@ -56,7 +56,7 @@ def test_a_link_with_one_latency_and_one_rate_is_given_back(ranks: int) -> None:
     assert machine.gpu.peer is not None
     assert machine.gpu.peer.rate.value == pytest.approx(PEAK)
     assert machine.gpu.peer.datasheet.value == 4.5e11
-    assert all(abs(each.error) < 1e-3 for each in links.held_out(found, machine))
+    assert all(abs(each.error) < 2e-3 for each in links.held_out(found, machine))
 
 
 def test_sizes_between_those_of_three_protocols_are_predicted() -> None:

@@ -277,7 +277,7 @@ def questions() -> dict[str, list[Words]]:
     """All of them, each once, by the name of the file that keeps their answers."""
     made: dict[str, Iterable[Words]] = {
         "predict": _predictions(),
-        "options": _with_options(),
+        "options": (*_with_options(), *_celled()),
         "speculation": _speculating(),
         "compare": _comparisons(),
         "simulate": _simulations(),
@@ -440,6 +440,13 @@ CHANGED = valued(
 )  # fmt: skip
 
 
+SHARED: Words = ("--model", "llama-3.1-70b", "--engine", "vllm", "--hw", "h200")
+WAYS: tuple[Words, ...] = (
+    ("--tp", "8"), ("--tp", "2", "--pp", "2"), ("--gpus", "4", "--split", "layer"), ("--gpus", "2", "--split", "row"),
+)  # fmt: skip
+"""How several devices share a model."""
+
+
 def _machines() -> Iterator[Words]:
     """Memory on each machine of a data sheet, the rates of two of them, and what can be asked of a machine."""
     sheets = [machine for machine in profile_names() if machine not in measured_machines()]
@@ -447,6 +454,11 @@ def _machines() -> Iterator[Words]:
         yield ("predict", "--model", "llama-3.1-8b", "--hw", machine, "--ctx", one(CONTEXTS, machine))
     yield from (("profiles", machine) for machine in drawn(sheets, "profiles", most=2))
     yield from (("predict", "--hw", name) for name in ("h100", "4x-rtx4090"))
+    for ways in WAYS:
+        yield ("predict", *SHARED, "--ctx", "32k", *ways)
+        yield ("compare", *SHARED, "--ctx", "32k", "--formats", "bf16,fp8", *ways)
+        yield ("simulate", *SHARED, *ways, *REQUESTS)
+    yield ("predict", "--model", "qwen3.8-27b", "--weights", "4.0bpw", "--layout", "vram", "--tp", "2", "--ctx", "32k")
     able = homes()
     for option, values in CHANGED.items():
         roomy = [place for place in able if option != "--gpus" or not place.rules.shares_pool]
@@ -458,6 +470,24 @@ def _machines() -> Iterator[Words]:
         words = _usually(pooled, ("--gpus", "1") if option == "--gpus" else value, "simulate")
         at = words.index("--layout")
         yield (*words[:at], *words[at + 2 :], *REQUESTS)
+
+
+CELLED = valued(
+    ngl=("0", "9", "200"), n_cpu_moe=("1", "300"), max_seqs=("2",), chunk=("96", "2k"), swa_full=("",), gpus=("3",),
+    kv_dtype=("q8_0/q4_0", "iq4_nl"), backend=("llama.cpp_unfused",), batch=("3",), engine=("ollama",),
+)  # fmt: skip
+"""What is asked of an engine that lays its whole context out at the start."""
+
+
+def _celled() -> Iterator[Words]:
+    """Each on a model that many can hold and a machine of its own, whatever these are measured for."""
+    specs = [load_model(name) for name in model_names()]
+    able = [spec.name for spec in specs if not spec.selects_blocks and spec.active_parameters < 2**35]
+    for value in (words for values in CELLED.values() for words in values):
+        by = " ".join(value)
+        asked = value if "--engine" in value else ("--engine", "llama.cpp", *value)
+        where = ("--hw", one(profile_names(), by), "--ctx", one(CONTEXTS, by), "--weights", "q4_k_m")
+        yield ("predict", "--model", one(able, by), *where, *asked)
 
 
 def _compared_on(place: Place, value: Words) -> Words:

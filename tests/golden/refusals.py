@@ -33,7 +33,7 @@ ONLY_POOLED = words_of(
 )  # fmt: skip
 OUT_OF_RANGE = words_of(
     f"--ctx 0|-1|{TOO_MANY}|1.5|{UNKNOWN}", "--batch 0|4097", "--chunk 0|100", "--staging 0|1KiB|32",
-    "--prefill staged --batch 2",
+    "--prefill staged --batch 2", "--engine llama.cpp --model llama-3.1-8b --ngl -1|4098|x",
 )  # fmt: skip
 OUT_OF_RANGE_POOLED = words_of(
     "--util 0|1.5|nan", "--pool 0|7", "--max-seqs 0|4097", "--max-seqs 2 --batch 3", "--max-model-len 1k --ctx 2k",

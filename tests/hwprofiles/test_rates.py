@@ -106,3 +106,21 @@ def test_counts_are_a_function_linear_between_points_that_goes_on_beyond_the_las
     for at, values in (((), ()), ((1, 2), (1,)), ((2, 1), (1, 1))):
         with pytest.raises(ValueError, match="at"):
             counts(at, values)
+
+
+@pytest.mark.parametrize(
+    ("at", "spread"),
+    [(0.5, 0.02), (1, 0.02), (4, 0.05), (8, 0.05), (16, None), (64, None), (100, None)],
+)
+def test_share_and_roof_are_known_together_only_between_places_where_both_were_measured_as_one(
+    at: float, spread: float | None
+) -> None:
+    known = {"spread": 0.3, "n": 1, "source": "measured", "date": "2026-12-01"}
+    curve = Curve(over="tokens", at=(1, 8, 64), efficiency=(0.5, 0.6, 0.7), spreads=(0.02, 0.05, None), **known)
+    assert curve.spread_with_roof(at) == spread
+
+
+def test_spreads_are_one_for_each_place() -> None:
+    known = {"spread": 0.3, "n": 1, "source": "measured", "date": "2026-12-01"}
+    with pytest.raises(ValueError, match="spreads"):
+        Curve(over="tokens", at=(1, 8), efficiency=(0.5, 0.6), spreads=(0.02,), **known)

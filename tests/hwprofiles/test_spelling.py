@@ -61,7 +61,7 @@ MEANT = {
     },
     "format": {
         "k8v4": "exl3_k8v4 turboquant_k8v4", "turbo3": "turboquant_3bit_nc turboquant_k3v4_nc",
-        "int4": "int4_g64 int4_per_token_head", "q4": "q4_0",
+        "int4": "int4_g64 int4_per_token_head", "q4": "q4_0 q4_1",
     },
     "model": {
         "27b": "medgemma-27b qwen3.5-27b qwen3.8-27b qwen3.8-27b-fast qwen3.8-27b-int8-mlp",
@@ -74,7 +74,7 @@ OTHERS = {
     "machine": "h800 a40 rtx2080 2080 2x-rtx3090 rtx309",
     "model": "llama-3.1-72b llama-3-8b qwen3.8-72b",
     "format": "fp17 exl3_k1v1 exl3",
-    "engine": "exllamav2 llama.cpp",
+    "engine": "exllamav2 tensorrt",
     "layout": "zzz",
 }
 

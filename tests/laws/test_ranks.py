@@ -73,4 +73,4 @@ def test_what_crosses_between_devices_is_no_cache_traffic() -> None:
     assert prediction.decode is not None
     assert (prediction.decode.link_bytes, prediction.decode.link_write_bytes) == (0, 0)
     assert prediction.decode.busy_s["PEER"] > 0
-    assert {"A20", "A21"} <= set(prediction.assumptions)
+    assert "A20" in prediction.assumptions

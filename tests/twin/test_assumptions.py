@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.worlds import case, flash_next, machine, model
 from twin.ask.case import Case
@@ -11,6 +12,8 @@ from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.assumptions import ASSUMPTIONS, assumptions_of, beyond_native
 
+LLAMA = Question(ctx_tokens=1, model="llama-3.1-8b", engine="llama.cpp")
+WINDOWS = replace(LLAMA, model="gpt-oss-20b")
 VLLM = Question(ctx_tokens=1, model="gpt-oss-20b", engine="vllm")
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
 
@@ -32,6 +35,9 @@ def named(of_case: Case, *, gpu_count: int = 1) -> set[str]:
         ("A13", flash_next(262_145), flash_next(262_144)),
         ("A19", resolve(Question(ctx_tokens=1, model="gpt-oss-20b", engine="twin")), flash_next()),
         ("A19", resolve(Question(ctx_tokens=1, model="gpt-oss-20b", engine="exllamav3")), resolve(VLLM)),
+        ("A19", resolve(replace(WINDOWS, whole_windows=True)), resolve(WINDOWS)),
+        ("A22", resolve(replace(LLAMA, gpu_layers=32)), resolve(replace(LLAMA, gpu_layers=33))),
+        ("A22", resolve(replace(LLAMA, layout="nkvo")), resolve(LLAMA)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

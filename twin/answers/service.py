@@ -17,7 +17,13 @@ from twin.cost.roofline import Roofs
 from twin.errors import Impossible
 from twin.memory.block_pool import KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
-from twin.operations.lower import backbone_program, draft_prefill_program, head_program, prefill_attention_program
+from twin.operations.lower import (
+    backbone_program,
+    draft_prefill_program,
+    head_program,
+    last_device,
+    prefill_attention_program,
+)
 from twin.operations.ops import Step
 from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of, refuse_borrowed
 from twin.serving.engine import StepCosts, simulate_serving
@@ -116,7 +122,7 @@ class CaseCosts(StepCosts):
         if case.model.indexer is not None:
             raise Impossible(f"serving is modelled for attention that reads its whole cache, not for {case.model.name}")
         self.case, self.roofs = case, roofs
-        self.devices = case.stages(roofs.profile.gpu_count)
+        self.devices = roofs.profile.stages(case.tp)
         self._factor = 1.0
         self._decodes: dict[int, tuple[float, float]] = {}
         self._backbones: dict[tuple[int, int, int], float] = {}
@@ -167,7 +173,7 @@ class CaseCosts(StepCosts):
         chunk = Step(kv_tokens=kv_tokens, q_tokens=q_tokens)
         program = prefill_attention_program(self.case, chunk, self.devices)
         if self.case.speculation is not None:
-            program += draft_prefill_program(self.case, self.case.speculation, chunk, self.devices - 1)
+            program += draft_prefill_program(self.case, self.case.speculation, chunk, last_device(self.devices))
         return Breakdown().run(program, self.roofs).seconds
 
 

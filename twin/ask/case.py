@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from twin.ask.question import Copies, Ngram, Prefill, Question, Tier
 from twin.engines import EngineRules
 from twin.errors import Impossible
-from twin.formats import KVFormat
+from twin.formats import GGML, KVFormat
 from twin.layouts import CacheLayout
 from twin.models import ModelSpec
 from twin.models.mixers import Attending, Attention, Indexer, LatentAttention, Recurrent, mixer_tag
@@ -120,7 +120,13 @@ class Case(Struct, frozen=True, kw_only=True):
     @property
     def rated_format(self) -> str:
         """The format whose kernels' rates apply."""
-        return self.rules.formats[0] if self.borrows else self.fmt.name
+        return self.rules.formats[0] if self.borrows else self.fmt.rated_as or self.fmt.name
+
+    @property
+    def cpu_layers(self) -> int:
+        """Layers, from the first on, that the processor runs; of those on devices the output is one."""
+        asked = self.question.gpu_layers
+        return 0 if asked is None else min(self.model.layers, max(0, self.model.layers + 1 - asked))
 
     def kernel(self, operation: str) -> str:
         """Key of the engine's kernel that runs `operation` on this cache."""
@@ -142,7 +148,10 @@ def _latent_bytes(mixer: LatentAttention, fmt: KVFormat) -> int:
 
     fp8 quantises both with one scale a layer; where an indexer chooses tokens, the vector by groups of 128 with fp32
     scales and the key not at all (vLLM's `fp8_ds_mla`), as exllamav3's formats do with groups of 32 (`cache/mla.py`).
+    llama.cpp's quantise both together as one row of K, and keep no V.
     """
+    if fmt.parts[0] in GGML:
+        return fmt.key.tile_bytes(mixer.kv_elements)
     if fmt.kind == "plain" or (fmt.name == "fp8" and mixer.indexer is None):
         return mixer.kv_elements * fmt.key.bits // 8
     if fmt.name == "fp8":

@@ -19,6 +19,7 @@ Split = Literal["layer", "row"]
 
 MAX_BATCH = 4096
 MAX_GPUS = 1024
+MAX_LAYERS = 4097
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "prefill": get_args(Prefill),
@@ -35,6 +36,7 @@ _FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool
 _FLAGS |= {"max_sequences": "max-seqs", "prefix_caching": "prefix-cache", "cached_tokens": "cached", "patched": "stock"}
 _FLAGS |= {"async_scheduling": "sync-scheduling", "accepted": "accept", "output_length": "output"}
 _FLAGS |= {"prefix_tokens": "prefix", "lanes": "pcie", "pcie_generation": "pcie"}
+_FLAGS |= {"gpu_layers": "ngl", "cpu_experts": "n-cpu-moe", "whole_windows": "swa-full"}
 _FLAGS |= {"ram_bytes": "ram", "vram_free_bytes": "vram-free", "chunk_tokens": "chunk"}
 _FLAGS |= {"offload_bytes": "kv-offload", "eager": "enforce-eager"}
 """Options that are not named after what they set."""
@@ -89,6 +91,9 @@ class Question(Struct, frozen=True, kw_only=True):
     async_scheduling: bool = True  # whether an engine with a block pool schedules a step while the one before it runs
     cold_start: bool = False  # whether the engine compiles while it profiles, which costs pool
     state_dtype: StateType | None = None
+    gpu_layers: int | None = None  # layers on devices, the output counted as one; the first ones are the processor's
+    cpu_experts: int = 0  # layers, from the first on, whose experts are the processor's
+    whole_windows: bool = False  # whether windows keep what they no longer see
     cached_tokens: int = 0  # prompt tokens that an earlier request left in the prefix cache
     cached_in: Tier | None = None  # the memory that they lie in; None: VRAM
     offload_bytes: int | None = None  # host memory that an engine with a block pool keeps older blocks in
@@ -113,6 +118,8 @@ def check_numbers(question: Question) -> None:
         ("pipeline parallelism", question.pp, 1, MAX_GPUS, "stages"),
         ("PCIe generation", question.pcie_generation, 1, max(PCIE_LANE_BYTES_PER_S), ""),
         ("host memory", question.ram_bytes, 1, MAX_BYTES, "bytes"),
+        ("layers on devices", question.gpu_layers, 0, MAX_LAYERS, "layers"),
+        ("layers with experts on the processor", question.cpu_experts, 0, MAX_LAYERS, "layers"),
         ("free VRAM", question.vram_free_bytes, 1, MAX_BYTES, "bytes"),
     )
     for what, value, low, high, unit in ranges:

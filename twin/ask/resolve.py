@@ -35,11 +35,15 @@ _BLOCK_OPTIONS |= {"eager", "graph_tokens"}
 _TOKEN_OPTIONS = {"window_share", "state_slots"}
 """What only an engine with pools of tokens, windows and states understands."""
 
+_CELL_OPTIONS = {"gpu_layers", "cpu_experts", "whole_windows"}
+"""What only an engine understands that lays its whole context out as it starts."""
+
 _NOTHING_ASKED = Question(ctx_tokens=1)
 
 _STATE_BYTES = {"fp16": HALF_BYTES, "fp32": FULL_BYTES}
 
 ENGINES_OWN = "auto"  # what engines call their default format
+GGUF_VECTORS = "f32"  # in what GGUFs alone keep norms
 
 
 def resolve(question: Question, *, devices: int | None = None) -> Case:
@@ -104,10 +108,15 @@ def _state_bytes(question: Question, model: ModelSpec, rules: EngineRules) -> in
 
 
 def _engine_of(model: ModelSpec) -> EngineRules:
-    """The first engine that loads the model's checkpoint; this project's own kernels only where asked for by name."""
+    """The first engine that loads the model's checkpoint, of those that it is meant for before the others.
+
+    This project's own kernels only where asked for by name.
+    """
     engines = [load_engine(name) for name in engine_names() if name != OWN]
-    for rules in (each for each in engines if each.volunteers):
-        if model.weights.format in rules.weight_formats and (not model.selects_blocks or rules.sparse_kernels):
+    stored, gguf = model.weights.format, model.weights.stored("vectors").format == GGUF_VECTORS
+    able = [each for each in engines if each.volunteers]
+    for rules in sorted(able, key=lambda each: not (each.cells if gguf else stored in each.usual_for)):
+        if stored in rules.weight_formats and (not model.selects_blocks or rules.sparse_kernels):
             return rules
     hint = "--engine NAME counts its memory under one of them; --weights bf16 asks about the same shape in 16 bits"
     raise Impossible(f"no engine here loads {model.name} in {model.weights.format}", hint=hint)
@@ -117,17 +126,20 @@ def _format_of(question: Question, rules: EngineRules, model: ModelSpec, layout:
     asked = question.kv_dtype
     fmt = kv_format(rules.formats[0] if asked is None or plain(asked) == ENGINES_OWN else asked)
     kept = rules.formats_of(layout.name)
-    if fmt.name not in kept and not question.what_if:
+    if len(fmt.parts) > 1 and rules.cells is None:
+        raise Impossible(f"{rules.name} keeps K and V alike, not as {fmt.name}")
+    if not rules.keeps(fmt, layout.name) and not question.what_if:
         hint = f"it keeps {listed(kept)}; --what-if counts its bytes anyway"
         raise Impossible(f"{rules.name} keeps no {fmt.name} cache under {layout.name}", hint=hint)
-    _check_heads(fmt, model)
+    _check_heads(fmt, model, rules)
     return fmt
 
 
-def _check_heads(fmt: KVFormat, model: ModelSpec) -> None:
-    """Refuse a format in which some layer's heads cannot be kept."""
+def _check_heads(fmt: KVFormat, model: ModelSpec, rules: EngineRules) -> None:
+    """Refuse a format in which some layer's heads, or compressed vectors, cannot be kept."""
+    of_vectors = fmt.kind == "plain" or fmt.name == "fp8" or is_exl3(fmt.name) or rules.cells is not None
     for mixer in model.caches:
-        if isinstance(mixer, LatentAttention) and fmt.kind != "plain" and fmt.name != "fp8" and not is_exl3(fmt.name):
+        if isinstance(mixer, LatentAttention) and not of_vectors:
             raise Impossible(f"{fmt.name} keeps keys and values of heads, {model.name} caches compressed vectors")
         widths = {mixer.kv_rank} if isinstance(mixer, LatentAttention) else {mixer.head_dim, mixer.value_width}
         for width in widths:
@@ -155,8 +167,9 @@ def _speculation(question: Question, model: ModelSpec, rules: EngineRules, fmt: 
             if getattr(question, field) is not None:
                 raise Impossible(f"{flag(field)} means nothing without --spec: one step yields one token")
         return None
-    if not rules.shares_pool:
-        raise Impossible(f"speculation is modelled for engines whose requests share a pool, not for {rules.name}")
+    if not rules.shares_pool and rules.cells is None:
+        able = "engines whose requests share a pool and llama.cpp"
+        raise Impossible(f"speculation is modelled for {able}, not for {rules.name}")
     text, accepted, task = question.speculation, question.accepted, question.task
     ctx_tokens = question.ctx_tokens
     return speculation_of(model, text, accepted=accepted, task=task, kv_dtype=fmt.name, ctx_tokens=ctx_tokens)
@@ -170,6 +183,10 @@ def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) 
         if field in _HOST_OPTIONS and field not in layout.options:
             where = f"layout {layout.name!r}: its planes never cross the link"
             raise Impossible(f"{flag(field)} means nothing under {where}")
+        if field in _CELL_OPTIONS and rules.cells is None:
+            raise Impossible(f"{flag(field)} means nothing to {rules.name}: llama.cpp understands it")
+        if field == "max_sequences" and rules.cells is not None:
+            continue
         if field in _POOL_OPTIONS | _BLOCK_OPTIONS and not rules.shares_pool:
             raise Impossible(f"{flag(field)} means nothing to {rules.name}: it shares no pool of blocks among requests")
         if field in _BLOCK_OPTIONS and rules.block_pool is None:
@@ -181,7 +198,7 @@ def _check_options(question: Question, layout: CacheLayout, rules: EngineRules) 
 def _check_case(case: Case) -> None:
     """Refuse numbers that are fine by themselves and contradict each other or the engine."""
     question, engine, page = case.question, case.rules.name, case.rules.page_tokens
-    if case.chunk_tokens % page:
+    if case.chunk_tokens % page and case.rules.cells is None:
         raise BadValue(f"chunk of {case.chunk_tokens:,} tokens is not a multiple of {engine}'s page of {page}")
     least = page * case.plane_bytes
     if question.staging_bytes is not None and case.staging_bytes < least:
@@ -195,6 +212,8 @@ def _check_case(case: Case) -> None:
         raise Impossible(f"a cache on the host is modelled without recurrent states, which {case.model.name} keeps")
     if question.cached_in == "host" and not question.cached_tokens:
         raise Impossible("--cached-in means nothing without cached tokens", hint="add --cached N --prefix-cache")
+    if question.gpu_layers is not None and case.layout.host_planes:
+        raise Impossible(f"{flag('gpu_layers')} with layout {case.layout.name!r} is not modelled", hint="ask for one")
     longest, most = question.max_model_tokens, question.max_sequences
     if longest is not None and longest < question.ctx_tokens:
         raise BadValue(f"context {question.ctx_tokens:,} is above the longest request of {longest:,} tokens")

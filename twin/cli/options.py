@@ -139,7 +139,7 @@ _NAMES = (
     option("--engine", type=Name("engine"),
            help="The inference engine whose rules apply, such as vllm==0.26 [default: one that loads the model]."),
     option("--kv-dtype", type=Name("format"),
-           help="Format of the cache, listed by twin formats [default: the engine's]."),
+           help="Format of the cache, listed by twin formats; q8_0/q4_0: of K and of V [default: the engine's]."),
     option("--chunk", "--max-num-batched-tokens", "chunk_tokens", type=TOKENS,
            help="Prompt tokens of one prefill pass [default: the engine's, by the device]."),
     option("--gpus", type=int, help="What if: so many of the machine's device, each on a link of its own."),
@@ -207,6 +207,15 @@ POOL_OPTIONS = (
            help="Schedule a step only when the one before has ended."),
 )  # fmt: skip
 
+CELL_OPTIONS = (
+    option("--ngl", "gpu_layers", type=int,
+           help="llama.cpp: layers on devices, the output counted as one; the processor runs the first others "
+                "[default: all]."),
+    option("--n-cpu-moe", "cpu_experts", type=int, default=0,
+           help="llama.cpp: layers, from the first on, whose experts the processor has (-ot exps=CPU: all)."),
+    option("--swa-full", "whole_windows", is_flag=True, help="llama.cpp: windows keep what they no longer see."),
+)  # fmt: skip
+
 SPECULATION_OPTIONS = (
     option("--spec", "speculation", metavar="DRAFTER:K",
            help="Draft K tokens a step and verify them: mtp:3, dflash2:15."),
@@ -255,6 +264,7 @@ WORKLOAD_OPTIONS = (
 
 MEASURED_OPTIONS = (
     option("--recorded", is_flag=True, help="Against everything that was ever recorded (the default)."),
+    option("--public", is_flag=True, help="Against what strangers published of many machines, engines and models."),
     option("--hw", type=Name("machine"),
            help="Whose measurements [default: all that are recorded]; with --device, the profile to judge."),
     option("--device", help="Run the kernels here and now: cuda, cuda:1 or cpu."),
@@ -264,6 +274,24 @@ MEASURED_OPTIONS = (
                 "its decode up to 3M tokens, every cache format, all other operations."),
     option("--record", "keep", is_flag=True, help="With --device: add the rows to the profile's measurements."),
 )  # fmt: skip
+
+BENCHMARK_OPTIONS = (
+    option("--from", "files", multiple=True, type=click.Path(path_type=Path), metavar="FILE...",
+           help="Results of an engine's own benchmark: llama-bench -o json or jsonl, vllm bench latency, throughput "
+                "and serve, SGLang's bench_one_batch and bench_serving, what exllamav3's eval/perf.py prints."),
+    option("--model", type=Name("model"), help="With --from, where the files do not say it: which model was run."),
+    *_NAMES[:1],
+    option("--engine", type=Name("engine"), help="With --from: the engine, where the files name another or none."),
+    option("--kv-dtype", type=Name("format"), help="With --from: the cache's format [default: as the files say]."),
+    option("--ctx", "prompt_tokens", type=TOKENS, help="With --from: length of prompts, where files do not say it."),
+    option("--output-tokens", type=TOKENS, help="With --from: tokens of each answer, where files do not say it."),
+    option("--batch", type=int, help="With --from: sequences at once, where files do not say it."),
+    option("--chunk", "chunk_tokens", type=TOKENS, help="With --from: prompt tokens of one prefill pass."),
+    option("--tp", type=int, help="With --from: devices that shared every layer, where files do not say it."),
+    option("--pp", type=int, help="With --from: stages of layers, where files do not say it."),
+    click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]..."),
+)  # fmt: skip
+"""Of the two commands that take what somebody else measured; `more` are further files after one of --from."""
 
 QUALITY_OPTIONS = (
     option("--kv-dtype", metavar="A,B,...",
@@ -279,3 +307,19 @@ QUALITY_OPTIONS = (
     option("--device", default="cpu", show_default=True, help="Where to measure: cpu, cuda or cuda:1."),
     option("--explain", is_flag=True, help="Show all heads, or all layers of a file, in full."),
 )  # fmt: skip
+
+
+def benchmarks_of(asked: dict[str, Any], hw: str | None) -> tuple[list[Path], dict[str, Any]]:
+    """(files of --from, what is given beside them); UsageError for what goes with --from and stands alone."""
+    files, more = list(asked.pop("files")), list(asked.pop("more"))
+    if files:
+        return [*files, *more], {"hw": hw, **asked}
+    if more:
+        raise click.UsageError(f"{more[0]}: --from FILE... reads results of a benchmark")
+    alone = next((name for name, value in asked.items() if value is not None), None)
+    if alone is not None:
+        raise click.UsageError(f"--{_BENCHMARK_FLAGS.get(alone, alone).replace('_', '-')} goes with --from")
+    return [], {}
+
+
+_BENCHMARK_FLAGS = {"prompt_tokens": "ctx", "chunk_tokens": "chunk"}

@@ -30,7 +30,7 @@ def _all_missing(program: Program, roofs: Roofs, first: MissingRate) -> MissingR
     """`first`, or where the program lacks the rates of several kernels one error that names each of them."""
     kernels = dict.fromkeys(op.kernel for graph in program for op in graph.ops if op.kernel and not op.or_plain)
     missing = [key for key in kernels if not roofs.has(key)]
-    if len(missing) < 2:
+    if len(missing) < 2 or roofs.profile.devices:
         return first
     return MissingRate(
         f"machine {roofs.profile.name} has no rate for {', '.join(missing)}",

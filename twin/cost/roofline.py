@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Ladder, Rung, borrowed
@@ -83,13 +84,6 @@ class _Bound(NamedTuple):
     rates: tuple[str, ...]
     sol_s: float
     floor_s: float
-
-
-def _of_memory(op: Op, kernel: "_KernelRates", efficiency: float) -> float:
-    """Share of the memory's rate that a rank's product reaches, of what the whole one does, latency and all (A21)."""
-    if op.ranks == 1 or kernel.latency_s:
-        return efficiency
-    return 1 / (1 + op.ranks * (1 / efficiency - 1))
 
 
 class Roofs:
@@ -175,6 +169,8 @@ class Roofs:
             if (rate := getattr(kernel, name)) is not None:
                 self.rates[f"{key}#{name}"] = rate
                 self.rungs[f"{key}#{name}"] = found.rung
+        if not found.spreads:
+            return kernel, NO_RUNGS
         names = []
         for group in (found.group, f"{found.group}{MANY}", LATENCIES):
             name = f"{found.rung} {group}"
@@ -208,11 +204,12 @@ class Roofs:
         bound = self._slowest_roof(op, efficiency if kernel.of_attention else 1.0)
         wall, bound_s, rates = bound.wall, bound.seconds, bound.rates
         if op.row_tile and kernel.efficiency is not None:
-            bound_s = self._in_order(op, kernel, kernel.efficiency)
+            bound_s = self._in_order(op, kernel.efficiency)
         elif not kernel.of_attention:
-            bound_s /= _of_memory(op, kernel, efficiency) if wall == "vram" else efficiency
+            bound_s /= efficiency
         if bound_s and (wall == "tensor" or not kernel.of_attention):
-            rates += kernel.efficiency_rates + (kernel.rungs.products if wall == "tensor" else kernel.rungs.bound)
+            rungs = kernel.rungs.products if wall == "tensor" else kernel.rungs.bound
+            rates = self._with_efficiency(rates, op, kernel) + rungs
         latency_s = kernel.latency_s * op.latencies
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
@@ -267,7 +264,7 @@ class Roofs:
                 rates = (name, f"{name}.run_length") if share < 1 else (name,)
         return _Bound(wall, bound_s, rates, sol_s, floor_s)
 
-    def _in_order(self, op: Op, kernel: _KernelRates, curve: Curve) -> float:
+    def _in_order(self, op: Op, curve: Curve) -> float:
         """Seconds of products with the same weights, in the order of their tokens.
 
         Efficiency is interpolated between the tokens that it was calibrated at, roofs are not: inside a tile, or where
@@ -276,20 +273,29 @@ class Roofs:
         """
         below, above = curve.around(op.grain)
         first = (op.grain - 1) // op.row_tile * op.row_tile + 1
-        smaller_s, larger_s = self._products_s(op, kernel, curve, below), self._products_s(op, kernel, curve, above)
-        seconds = max(self._products_s(op, kernel, curve, op.grain), self._products_s(op, kernel, curve, first))
+        smaller_s, larger_s = self._products_s(op, curve, below), self._products_s(op, curve, above)
+        seconds = max(self._products_s(op, curve, op.grain), self._products_s(op, curve, first))
         if below <= op.grain:
             seconds = max(seconds, smaller_s)
         if above >= op.grain and larger_s >= smaller_s:
             seconds = min(seconds, larger_s)
         return seconds
 
-    def _products_s(self, op: Op, kernel: _KernelRates, curve: Curve, tokens: float) -> float:
+    def _products_s(self, op: Op, curve: Curve, tokens: float) -> float:
         """Seconds of the same products of another number of tokens, at the efficiency of that many."""
         tiles = -(-tokens // op.row_tile) / -(-op.grain // op.row_tile)
-        efficiency = curve(tokens)
-        memory_s = op.vram_bytes / self._vram[0] / _of_memory(op, kernel, efficiency)
-        return max(memory_s, op.flops * tiles / self._tensor_rate(op.dtype)[0] / efficiency)
+        roof_s = max(op.vram_bytes / self._vram[0], op.flops * tiles / self._tensor_rate(op.dtype)[0])
+        return roof_s / curve(tokens)
+
+    def _with_efficiency(self, roofs: tuple[str, ...], op: Op, kernel: _KernelRates) -> tuple[str, ...]:
+        """What an op hangs on: the roof and the kernel's share of it, or both as one where they were measured so."""
+        curve = kernel.efficiency
+        spread = curve.spread_with_roof(op.grain) if curve is not None else None
+        if curve is None or spread is None:
+            return roofs + kernel.efficiency_rates
+        name = f"{op.kernel}#efficiency with its roof, {100 * spread:.2g} %"  # places known alike err together
+        self.rates[name] = replace(curve, spread=spread, spreads=UNSET)
+        return (name,)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:
         if curve.over == RESIDENT_PROGRAMS and op.flash_grid is not None:

@@ -19,6 +19,7 @@ RULES = EngineRules(
     formats=("fp16", *(f"exl3_k{key}v{value}" for key in EXL3_BITS for value in EXL3_BITS)),
     host_formats=("fp16",),
     weight_formats=("exl3",),
+    usual_for=("exl3",),
     machine="3x-rtx3090",
     chunk_tokens=2048,
     unprefilled_tokens=1,

@@ -7,10 +7,12 @@ from msgspec.structs import replace
 
 from hwprofiles.rates import Rate, Source, Unit
 from twin.errors import BadValue, Impossible
+from twin.formats import PAIR, KVFormat
 from twin.layouts import load_layout
 from twin.operations.occupancy import DecodePlan
 
 DATE = "2026-11-29"  # when the numbers of the rulebooks were looked up
+WEIGHT_OPERATIONS = ("linear", "experts")  # whose variant is a format of weights
 
 
 def stated(value: float, spread: float, note: str, *, unit: Unit = "B", fitted_on: tuple[str, ...] = ()) -> Rate:
@@ -133,6 +135,18 @@ class TokenPoolRules(Struct, frozen=True, kw_only=True):
     loading: Rate  # bytes that loading leaves beside weights: tables of rotation, reordered scales, what is not reused
 
 
+class CellRules(Struct, frozen=True, kw_only=True):
+    """How an engine that lays its whole context out as it starts sizes caches, states and buffers."""
+
+    slots: int  # sequences that share the cells of one, where no number is asked for; each has states of its own
+    input_copies: int  # copies of a step's inputs on every device where several work at the same time
+    plain: str  # format of cache that attention reads as it is; of any other a copy in 16 bits is made, layer by layer
+    draft_format: str  # format of a drafter's own cache
+    fuses: tuple[str, ...]  # attention backends that never write the scores of all heads out
+    offloads_from: int  # tokens of a pass from which on matrices in host memory are multiplied on the device
+    cpu: str  # whose kernels the processor runs, as their keys name it
+
+
 class BackendRules(Struct, frozen=True, kw_only=True):
     """Which attention backend runs what, where an engine has several; empty: its own kernels run every format."""
 
@@ -185,6 +199,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     formats: tuple[str, ...]  # what it keeps in VRAM; the first is the default
     host_formats: tuple[str, ...] = ()  # what it keeps on the host
     weight_formats: tuple[str, ...]  # checkpoints that it loads
+    usual_for: tuple[str, ...] = ()  # those of them that are meant for it: it is asked unless another engine is named
     page_tokens: int  # tokens that the cache grows by; where a block pool sizes its own blocks, their smallest step
     chunk_tokens: int  # prompt tokens of one prefill pass
     unprefilled_tokens: int  # prompt tokens left for the first decode step
@@ -204,10 +219,14 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     """Least compute capability of its kernels of a format, or of a backend's, where above the format's own."""
     implementations: dict[str, str] = {}  # whose kernel runs `<operation>/<variant>`, where not its own
     host_step: bool = False  # whether scheduling, sampling and launches of a step take time of their own
+    kernels_of: str = ""  # whose kernels run all others, where not its own
+    weight_families: dict[str, str] = {}  # formats of weights whose products are known by the name of a family
+    family_operands: dict[str, str] = {}  # what products of a family multiply in, where not `compute_dtype`
     backends: BackendRules = BackendRules()
     own_kernels: OwnKernelRules = OwnKernelRules()
     sparse_kernels: SparseRules | None = None
     block_pool: BlockPoolRules | None = None
+    cells: CellRules | None = None
     token_pool: TokenPoolRules | None = None
     volunteers: bool = True  # whether a question that names no engine may be answered by it
     tensor_cache: TensorCacheRules | None = None
@@ -254,8 +273,17 @@ class EngineRules(Struct, frozen=True, kw_only=True):
         """Formats that it keeps under the placement of that name."""
         return self.host_formats if load_layout(layout).host_planes else self.formats
 
+    def keeps(self, fmt: KVFormat, layout: str) -> bool:
+        """Whether it keeps K and V in that format, or where it may in those two, under the placement of that name."""
+        alike = len(fmt.parts) == 1 or self.cells is not None
+        return alike and set(fmt.parts) <= {*self.formats_of(layout)}
+
     def backends_of(self, fmt: str) -> tuple[str, ...]:
-        """Attention backends that run a format, the default first, those of several query tokens only last."""
+        """Attention backends that run a format, the default first, those of several query tokens only last.
+
+        Where K and V differ, V decides: what cannot run a format of K dequantises it first.
+        """
+        fmt = fmt.rpartition(PAIR)[2]
         return (*self.backends.by_format.get(fmt, ()), *self.backends.verify_only.get(fmt, ()))
 
     def all_backends(self) -> set[str]:
@@ -266,9 +294,15 @@ class EngineRules(Struct, frozen=True, kw_only=True):
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)
 
+    def operands_of(self, weight_format: str) -> str:
+        """Operand type of products with weights of a format."""
+        return self.family_operands.get(self.weight_families.get(weight_format, ""), self.compute_dtype)
+
     def kernel(self, operation: str, variant: str) -> str:
         """Key in a machine's profile of the kernel that runs `operation` on `variant` (a format)."""
-        implementation = self.implementations.get(f"{operation}/{variant}", self.name)
+        implementation = self.implementations.get(f"{operation}/{variant}", self.kernels_of or self.name)
+        if operation in WEIGHT_OPERATIONS:
+            variant = self.weight_families.get(variant, variant)
         return f"{operation}/{implementation}/{variant}"
 
 

@@ -13,6 +13,8 @@ from twin.units import GIB, MIB
 _ANY = ("flashinfer", "triton")
 _PRINTED = "a log's `avail mem` when weights begin"
 
+ELEMENTWISE = ("bf16", "fp8", "int8", "mxfp4", "nvfp4")
+"""Weights whose products have rates without the norms, rotation and gating between them."""
 RULES = EngineRules(
     name="sglang",
     summary="SGLang 0.5.15 on one device: continuous batching over pools of tokens, windows and states",

@@ -75,6 +75,7 @@ RULES = EngineRules(
     formats=(*PLAIN, *QUANTISED),
     host_formats=(*PLAIN, *INTERLEAVED),
     weight_formats=("exl3", "w4a16", "bf16"),
+    usual_for=(),
     machine="3x-rtx3090",
     chunk_tokens=4096,
     unprefilled_tokens=1,

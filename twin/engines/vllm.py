@@ -16,6 +16,8 @@ from twin.units import GIB, MIB
 TRITON = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 KVARN = ("kvarn_k4v2_g128", "kvarn_k4v4_g128", "kvarn_k4v2_g64")
 TURBOQUANT = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
+ELEMENTWISE = ("bf16", "fp8", "int8", "mxfp4", "nvfp4")
+"""Weights whose products have rates without the norms, rotation and gating between them."""
 OF_CARDS = {"9.0": "fa3", "10.0": "trtllm_mha"}  # back ends of bf16 and fp8 by capability: `platforms/cuda.py`
 STARTUP = StartupRules(
     sampled_copies=stated(
@@ -137,6 +139,7 @@ RULES = EngineRules(
     layouts=("vram",),
     formats=("bf16", "fp8", *TRITON, *KVARN, *TURBOQUANT),
     weight_formats=("w4a16", "bf16", "fp8", "int8", "w8a16", "mxfp4", "nvfp4", "nf4", "fp32", "f16", *QUANTISED),
+    usual_for=("w4a16", "bf16", "fp8", "int8", "w8a16", "mxfp4", "nvfp4", "nf4", "fp32"),
     loads_as={"fp32": "bf16"},
     heeds_full_states=True,
     full_states=("kimi_delta",),
@@ -166,6 +169,6 @@ RULES = EngineRules(
     row_tiles={"w4a16": 16},
     host_step=True,
     implementations=dict.fromkeys(("linear/w4a16", "experts/w4a16"), "marlin")
-    | dict.fromkeys(("linear/bf16", "elementwise/bf16", "sample/fp32"), "library")
+    | dict.fromkeys(("linear/bf16", "sample/fp32", *(f"elementwise/{fmt}" for fmt in ELEMENTWISE)), "library")
     | dict.fromkeys(("all_reduce/peer", "all_gather/peer"), "nccl"),
 )

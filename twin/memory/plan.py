@@ -8,8 +8,11 @@ from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
+from twin.errors import Impossible
 from twin.layouts import Placement
 from twin.memory.block_pool import KVPool, plan_pool, pool_stages, scratch_token_bytes, share_bytes
+from twin.memory.cells import cell_memories
+from twin.memory.memory import Memory, head_bytes
 from twin.memory.startup import pool_rules
 from twin.memory.tensors import tensor_parts
 from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes, token_pools, window_parts
@@ -23,40 +26,6 @@ PAGE_TABLE_SHARE = 8 / 4096
 Measured on one and two H200: 2 MiB per GiB exactly at 8 to 64 GiB, with 4 KiB and with huge pages, on every device
 that has a context, whichever registers (`hwprofiles/records/h200/register_cost.json`).
 """
-
-
-class Memory(Struct, frozen=True, kw_only=True):
-    """One memory: what lies in it besides the cache, and what a page of context takes."""
-
-    name: str
-    capacity_bytes: float
-    fixed: dict[str, float]  # bytes by part that do not depend on the context
-    page_bytes: dict[str, float]  # bytes by part that one page of every sequence takes here
-    capacity_spread: float = 0.0  # standard deviation of capacity less fixed parts, in bytes
-    held_bytes: float = 0.0  # bytes that are taken at once, before any context: with a pool of given size all of it
-
-    def free_bytes(self) -> float:
-        """What the cache may take; negative where even an empty cache does not fit."""
-        return self.capacity_bytes - sum(self.fixed.values())
-
-    def parts(self, pages: int) -> dict[str, float]:
-        """Bytes by part at that many pages."""
-        parts = self.fixed | {name: size * pages for name, size in self.page_bytes.items() if size}
-        unused = self.held_bytes - sum(parts.values())
-        return parts | {"unused blocks": unused} if unused > 0 else parts
-
-    def used_bytes(self, pages: int) -> float:
-        """All bytes at that many pages."""
-        return sum(self.parts(pages).values())
-
-    def max_pages(self, *, sigmas: float = 0.0) -> int:
-        """Most pages that fit, with the capacity off by so many standard deviations."""
-        per_page = sum(self.page_bytes.values())
-        more = sigmas * self.capacity_spread
-        free = self.free_bytes() + more
-        if free < 0 or self.held_bytes > self.capacity_bytes + more:
-            return 0
-        return int(free // per_page) if per_page else MAX_TOKENS
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -128,8 +97,10 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     @property
     def token_bytes(self) -> Placement:
         """Cache bytes of one token of a short context, in each memory tier, over all devices."""
-        placed, ranks = placement_of(self.case, self.case.model.layer_kinds), self.case.tp
-        return Placement(vram_bytes=placed.vram_bytes * ranks, host_bytes=placed.host_bytes * ranks)
+        kinds, cpu_layers, ranks = self.case.model.layer_kinds, self.case.cpu_layers, self.case.tp
+        placed, kept = placement_of(self.case, kinds[cpu_layers:]), placement_of(self.case, kinds[:cpu_layers])
+        on_host = placed.host_bytes + kept.vram_bytes + kept.host_bytes
+        return Placement(vram_bytes=placed.vram_bytes * ranks, host_bytes=on_host * ranks)
 
     @property
     def unified(self) -> bool:
@@ -166,7 +137,10 @@ def plan_memory(case: Case, profile: HardwareProfile) -> MemoryPlan:
         return _shared_pool_plan(case, profile)
     page_tokens = case.rules.page_tokens
     pages = -(-case.question.ctx_tokens // page_tokens)
-    memories = _memories(profile, *device_memories(case, profile), host_memory(case, profile))
+    if case.rules.cells is not None:
+        memories = _memories(profile, *cell_memories(case, profile))
+    else:
+        memories = _memories(profile, *device_memories(case, profile), host_memory(case, profile))
     return MemoryPlan(case=case, machine=profile, memories=memories, pages=pages, page_tokens=page_tokens)
 
 
@@ -177,6 +151,8 @@ def _shared_pool_plan(case: Case, profile: HardwareProfile) -> MemoryPlan:
     its groups. A model's windows are counted as far as the context fills them, those of a drafter alone in full. Ranks
     of a stage are alike; of several stages the one with the fewest tokens says what the engine prints.
     """
+    if profile.devices:
+        raise Impossible(f"{case.rules.name} is modelled on devices of one kind, not on {profile.name}")
     stages = pool_stages(case, case.stages(profile.gpu_count))
     planner = plan_token_pool if case.rules.token_pool else plan_pool
     planned = [planner(stage, profile) for stage in stages]
@@ -278,7 +254,7 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
 
     Ranks that share a stage's layers are alike.
     """
-    devices = split_layers(case.model.layers, case.stages(profile.gpu_count))
+    devices = split_layers(case.model.layers, profile.stages(case.tp))
     kinds = case.model.layer_kinds
     layers = [[kind for at, kind in zip(devices, kinds, strict=True) if at == device] for device in set(devices)]
     fixed = [
@@ -288,14 +264,14 @@ def device_memories(case: Case, profile: HardwareProfile) -> list[Memory]:
     spare = _balanced_workspace(case, profile, [place.vram_bytes + place.host_bytes for place in placed], fixed)
     page = case.rules.page_tokens * case.question.batch
     tables = page * sum(place.host_bytes for place in placed) * PAGE_TABLE_SHARE
-    spread = math.hypot(case.rules.workspace.deviation, profile.gpu.vram.deviation)
+    vram = [profile.gpu_of(device * case.tp).vram for device in range(len(layers))]
     return [
         Memory(
             name=f"gpu{device * case.tp + rank}",
-            capacity_bytes=profile.gpu.vram.value,
+            capacity_bytes=vram[device].value,
             fixed=parts | {"workspace": workspace},
             page_bytes={"kv cache": place.vram_bytes * page, "page tables": tables},
-            capacity_spread=spread,
+            capacity_spread=math.hypot(case.rules.workspace.deviation, vram[device].deviation),
         )
         for device, (place, parts, workspace) in enumerate(zip(placed, fixed, spare, strict=True))
         for rank in range(case.tp)
@@ -336,14 +312,6 @@ def _fixed_parts(case: Case, kinds: Sequence[str], *, first: bool, last: bool) -
     return {name: size for name, size in parts.items() if size}
 
 
-def head_bytes(case: Case) -> float:
-    """Bytes that the output head and the last norm take of their own: a tied head does where the embedding is not."""
-    model = case.model
-    shared = model.tied and not case.rules.embedding_on_host
-    head = 0 if shared else model.hidden * model.vocab
-    return model.stored_bytes({model.head_part: head, "vectors": model.vectors})
-
-
 def _balanced_workspace(
     case: Case, profile: HardwareProfile, caches: Sequence[float], fixed: list[dict[str, float]]
 ) -> list[float]:
@@ -353,7 +321,7 @@ def _balanced_workspace(
     cache byte of a token wherever that needs no negative workspace. Devices without a cache keep their own share.
     """
     share = case.rules.workspace.value
-    room = [profile.gpu.vram.value - sum(parts.values()) for parts in fixed]
+    room = [profile.gpu_of(at * case.tp).vram.value - sum(parts.values()) for at, parts in enumerate(fixed)]
     spread = {device for device, count in enumerate(caches) if count}
     total = share * len(spread)
     while spread:

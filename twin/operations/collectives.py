@@ -6,7 +6,7 @@ A ring of n ranks sums in 2 (n - 1) steps of an n-th of the message each, and ga
 """
 
 from twin.ask.case import Case
-from twin.models.spec import Layer
+from twin.models.spec import Drafter, Layer
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import PEER, Engine, Op, OpGraph, Program
 
@@ -21,6 +21,13 @@ def layer_sums(case: Case, layer: Layer, device: int, tokens: int, *, after: int
     if case.tp == 1 or not calls:
         return ()
     return (_sum(case, device, tokens, calls=calls, after=(after,) if after >= 0 else ()),)
+
+
+def draft_sums(case: Case, drafter: Drafter, device: int, tokens: int, *, after: int) -> tuple[Op, ...]:
+    """Sums of one pass of a drafter, whose layers are shared like the model's."""
+    if case.tp == 1:
+        return ()
+    return (_sum(case, device, tokens, calls=2 * drafter.layers, after=(after,)),)
 
 
 def embedding_program(case: Case, tokens: int) -> Program:

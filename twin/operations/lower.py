@@ -4,20 +4,24 @@ Equal layers are one graph done several times, since every layer waits for the o
 `grouped=False` keeps the true order of layers, for traces and for checking that grouping changes nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from hwprofiles.profile import Split
 from twin.ask.case import Case
 from twin.formats import kv_format
 from twin.models.mixers import Attending, Attention, GatedDeltaNet, LatentAttention, Recurrent, mixer_tag
 from twin.models.spec import Drafter, Layer, Part
 from twin.models.speculation import Speculation
 from twin.operations import counts, latent
-from twin.operations.collectives import embedding_program, gathered_logits, layer_sums
+from twin.operations.collectives import draft_sums, embedding_program, gathered_logits, layer_sums
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import HOST_DEVICE, Engine, Op, OpGraph, Program, Step
+from twin.operations.processor import chained, comes_up, from_host, on_processor, products
 
 LOGIT_BYTES = 4  # bytes of one logit (fp32)
 _PARTS: tuple[Part, ...] = ("attention", "router", "experts", "feed_forward")  # of a layer, those that are matrices
@@ -28,43 +32,79 @@ DISK_PAGE_BYTES = 4096  # least that one random read takes from a disk
 class LayerGroup(Struct, frozen=True, kw_only=True):
     """`count` equal layers; `index` and `device` are those of the first."""
 
-    device: int
+    device: int  # or HOST_DEVICE, where the processor runs them
     kind: str
     index: int
     count: int
+    cpu_experts: bool = False  # whether the processor has their experts
 
 
 @cache
-def split_layers(layers: int, device_count: int) -> tuple[int, ...]:
-    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first."""
-    share, larger = divmod(layers, device_count)
-    sizes = [share + (device < larger) for device in range(device_count)]
+def split_layers(layers: int, split: Split) -> tuple[int, ...]:
+    """Device of each layer: in order, as evenly as whole layers allow, the larger shares first.
+
+    Over devices of several kinds as near to the shares of their memory as whole layers come.
+    """
+    if isinstance(split, int):
+        share, larger = divmod(layers, split)
+        sizes = [share + (device < larger) for device in range(split)]
+    else:
+        ends = [round(layers * sum(split[: device + 1]) / sum(split)) for device in range(len(split))]
+        sizes = [end - begin for begin, end in pairwise((0, *ends))]
     return tuple(device for device, size in enumerate(sizes) for _ in range(size))
 
 
+def placed_layers(case: Case, split: Split) -> tuple[int, ...]:
+    """Device of each layer: the first of them are the processor's where the question leaves them to it.
+
+    llama.cpp deals the output out with the layers, as one more after the last (`src/llama-model.cpp`, `load_tensors`).
+    """
+    cpu_layers, layers = case.cpu_layers, case.model.layers - case.cpu_layers
+    if case.rules.cells is None:
+        return split_layers(layers, split)
+    if isinstance(split, int):
+        return (HOST_DEVICE,) * cpu_layers + tuple(at * split // (layers + 1) for at in range(layers))
+    return (HOST_DEVICE,) * cpu_layers + split_layers(layers + 1, split)[:layers]
+
+
 @cache
-def layer_groups(kinds: tuple[str, ...], device_count: int, *, alone: int = 0) -> tuple[LayerGroup, ...]:
-    """The first `alone` layers one by one in true order, the others grouped by kind, since devices are alike."""
-    devices, rest = split_layers(len(kinds), device_count), kinds[alone:]
-    groups = [LayerGroup(device=devices[at], kind=kinds[at], index=at, count=1) for at in range(alone)]
-    for kind in dict.fromkeys(rest):
-        first = alone + rest.index(kind)
-        groups.append(LayerGroup(device=devices[first], kind=kind, index=first, count=rest.count(kind)))
-    return tuple(groups)
+def layer_groups(
+    kinds: tuple[str, ...], devices: tuple[int, ...], *, alone: int = 0, cpu_experts: int = 0, apart: bool = False
+) -> tuple[LayerGroup, ...]:
+    """The first `alone` layers one by one in true order, the others grouped by kind, and `apart` by device, too."""
+    cpu_layers = devices.count(HOST_DEVICE)
+    marked = [
+        (kind, at < cpu_layers, cpu_layers <= at < cpu_experts, devices[at] if apart else 0)
+        for at, kind in enumerate(kinds)
+    ]
+    rest = marked[alone:]
+    firsts = [(at, 1) for at in range(alone)]
+    firsts += [(alone + rest.index(mark), rest.count(mark)) for mark in dict.fromkeys(rest)]
+    return tuple(
+        LayerGroup(device=devices[at], kind=kinds[at], index=at, count=count, cpu_experts=marked[at][2])
+        for at, count in firsts
+    )
+
+
+def _groups(case: Case, split: Split, *, alone: int = 0) -> tuple[LayerGroup, ...]:
+    """Layers as the devices have them, which are alike unless `split` says otherwise."""
+    experts, apart = case.question.cpu_experts, not isinstance(split, int)
+    devices = placed_layers(case, split)
+    return layer_groups(case.model.layer_kinds, devices, alone=alone, cpu_experts=experts, apart=apart)
 
 
 # Programs of the model
 
 
-def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool = True) -> Program:
+def decode_program(case: Case, step: Step, split: Split, *, grouped: bool = True) -> Program:
     """One decode step: all layers, the n-gram rows beside the layer before they are needed, the hops, the head."""
     needed_at = case.model.ngram.before_layer if case.model.ngram else 0
     graphs = [] if needed_at else list(prefetch_program(case, step))
     tokens = step.q_tokens * step.batch
     graphs += embedding_program(case, tokens)
-    for group in layer_groups(case.model.layer_kinds, device_count, alone=needed_at if grouped else case.model.layers):
+    for group in _groups(case, split, alone=needed_at if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
-        ops = _weights(case, layer, group.device, tokens)
+        ops = _weights(case, layer, group, tokens)
         for mixer in layer.mixers:
             if isinstance(mixer, Attending):
                 ops += _decode_ops(case.of(mixer), step, group.device, first=len(ops))
@@ -74,38 +114,37 @@ def decode_program(case: Case, step: Step, device_count: int, *, grouped: bool =
         if needed_at and group.index == needed_at - 1:
             ops += _ngram_ops(case, step, first=len(ops))
         graphs.append(OpGraph(ops=ops, times=group.count))
-    graphs = _with_hops(case, tokens, device_count, graphs, grouped=grouped)
-    return (*graphs, *head_program(case, tokens, device_count))
+    graphs = _with_hops(case, tokens, split, graphs, grouped=grouped)
+    return (*graphs, *head_program(case, tokens, split))
 
 
-def prefill_program(case: Case, chunk: Step, device_count: int, *, grouped: bool = True) -> Program:
+def prefill_program(case: Case, chunk: Step, split: Split, *, grouped: bool = True) -> Program:
     """One prefill chunk through all layers, without logits."""
     tokens = chunk.q_tokens * chunk.batch
-    return backbone_program(case, tokens, chunk.batch, device_count, chunk=chunk, grouped=grouped)
+    return backbone_program(case, tokens, chunk.batch, split, chunk=chunk, grouped=grouped)
 
 
 def backbone_program(
-    case: Case, tokens: int, sequences: int, device_count: int, *, chunk: Step | None = None, grouped: bool = True
+    case: Case, tokens: int, sequences: int, split: Split, *, chunk: Step | None = None, grouped: bool = True
 ) -> Program:
     """Products over `tokens` tokens, states of `sequences` after their last; attention of a `chunk` alone."""
     graphs = list(embedding_program(case, tokens))
     last_token = Step(kv_tokens=0, q_tokens=1, batch=sequences)
-    for group in layer_groups(case.model.layer_kinds, device_count, alone=0 if grouped else case.model.layers):
+    for group in _groups(case, split, alone=0 if grouped else case.model.layers):
         layer = case.model.kinds[group.kind]
-        ops = _weights(case, layer, group.device, tokens)
+        ops = _weights(case, layer, group, tokens)
         for mixer in layer.recurrent:
             ops += (_recurrence(case, mixer, last_token, group.device, after=len(ops) - 1),)
         ops += layer_sums(case, layer, group.device, tokens, after=len(ops) - 1)
         graphs.append(OpGraph(ops=ops, times=group.count))
         if chunk is not None:
             graphs.extend(_prefill_graphs(case, chunk, group))
-    return tuple(_with_hops(case, tokens, device_count, graphs, grouped=grouped))
+    return tuple(_with_hops(case, tokens, split, graphs, grouped=grouped))
 
 
-def prefill_attention_program(case: Case, chunk: Step, device_count: int) -> Program:
+def prefill_attention_program(case: Case, chunk: Step, split: Split) -> Program:
     """Attention of one prefill chunk in all layers that have it."""
-    groups = layer_groups(case.model.layer_kinds, device_count)
-    return tuple(graph for group in groups for graph in _prefill_graphs(case, chunk, group))
+    return tuple(graph for group in _groups(case, split) for graph in _prefill_graphs(case, chunk, group))
 
 
 def _seen(mixer: Attending, step: Step) -> Step:
@@ -121,8 +160,10 @@ def _decode_ops(case: Case, step: Step, device: int, *, first: int) -> tuple[Op,
     """Attention of one decode step in one layer, a chain after op `first` - 1."""
     mixer = case.mixer
     if isinstance(mixer, LatentAttention):
-        return latent.decode_ops(case, mixer, step, device, first=first)
-    return case.layout.decode_ops(case, _seen(case.attention, step), device, first=first)
+        ops = latent.decode_ops(case, mixer, step, device, first=first)
+    else:
+        ops = case.layout.decode_ops(case, _seen(case.attention, step), device, first=first)
+    return tuple(on_processor(case, op) for op in ops) if device == HOST_DEVICE else ops
 
 
 def _prefill_graphs(case: Case, chunk: Step, group: LayerGroup) -> Iterator[OpGraph]:
@@ -131,21 +172,38 @@ def _prefill_graphs(case: Case, chunk: Step, group: LayerGroup) -> Iterator[OpGr
         own = case.of(mixer)
         if isinstance(mixer, LatentAttention):
             ops = latent.prefill_ops(own, mixer, chunk, group.device)
-            yield OpGraph(ops=ops, times=group.count)
+            graphs: Sequence[OpGraph] = (OpGraph(ops=ops, times=group.count),)
         else:
-            yield from own.layout.prefill_graphs(own, _seen(mixer, chunk), group.device, times=group.count)
+            graphs = own.layout.prefill_graphs(own, _seen(mixer, chunk), group.device, times=group.count)
+        if group.device == HOST_DEVICE:
+            graphs = [replace(graph, ops=_by_host(own, graph.ops, chunk)) for graph in graphs]
+        yield from graphs
 
 
-def head_program(case: Case, tokens: int, device_count: int) -> Program:
+def _by_host(case: Case, ops: tuple[Op, ...], chunk: Step) -> tuple[Op, ...]:
+    """A chunk's attention over a cache on the host: by its processor, or where it comes up by the first device."""
+    up = comes_up(case, chunk.q_tokens * chunk.batch)
+    made = (from_host(op) if up and op.part == "attention" else (on_processor(case, op),) for op in ops)
+    return chained(tuple(op for each in made for op in each), first=0)
+
+
+def last_device(split: Split) -> int:
+    """Where the head and a drafter lie."""
+    return (split if isinstance(split, int) else len(split)) - 1
+
+
+def head_program(case: Case, tokens: int, split: Split) -> Program:
     """Logits of `tokens` tokens, on the last device, and sampling from them where the engine's has a rate.
 
     A step ends with its logits: what the host takes for it beside kernels is counted here, once.
     """
-    model, device = case.model, split_layers(case.model.layers, device_count)[-1]
+    model, device = case.model, max(0, placed_layers(case, split)[-1])
     part, active = model.head_part, model.hidden * model.vocab
     weight_format = model.weights.stored(part).format
     read = model.stored_bytes({part: active})
     ops: tuple[Op, ...] = (_linear(case, device, read, active, tokens, weight_format=weight_format),)
+    if case.question.gpu_layers == 0:
+        ops = (on_processor(case, ops[0]),)
     ops += gathered_logits(case, device, tokens, after=0)
     if "sample/fp32" in case.rules.implementations:  # sampling over all logits has a rate of its own
         kernel, moved = case.rules.kernel("sample", "fp32"), tokens * model.vocab * case.tp * LOGIT_BYTES
@@ -189,12 +247,14 @@ def offloaded_bytes(case: Case) -> float:
 # Ops of a layer, and between layers
 
 
-def _weights(case: Case, layer: Layer, device: int, tokens: int) -> tuple[Op, ...]:
+def _weights(case: Case, layer: Layer, group: LayerGroup, tokens: int) -> tuple[Op, ...]:
     """All matrices of one layer: each read once per pass, 2 operations per active parameter and token.
 
     A chain: an op for all parts that are stored alike and multiply in the same operand type; then the elementwise ops
-    between the products, where the rate of the products leaves them out.
+    between the products, where the rate of the products leaves them out. Those of the host are its processor's, or of
+    many tokens the first device's.
     """
+    device = max(0, group.device)
     model, feed_forward = case.model, layer.feed_forward
     read = layer.parameters(model.hidden, counts.expected_experts(feed_forward, tokens) if feed_forward else None)
     active = layer.parameters(model.hidden, feed_forward.active if feed_forward else None)
@@ -206,22 +266,23 @@ def _weights(case: Case, layer: Layer, device: int, tokens: int) -> tuple[Op, ..
         alike.setdefault((model.weights.stored(part).format, kept, some and part == "experts"), []).append(part)
     ops: tuple[Op, ...] = ()
     for (weight_format, operands, chosen), parts in alike.items():
-        ops += (
-            _linear(
-                case,
-                device,
-                model.stored_bytes({part: read[part] for part in parts}),
-                sum(active[part] for part in parts),
-                tokens,
-                weight_format=weight_format,
-                operation="experts" if chosen else "linear",
-                operands=operands,
-                after=(len(ops) - 1,) if ops else (),
-            ),
+        product = _linear(
+            case,
+            device,
+            model.stored_bytes({part: read[part] for part in parts}),
+            sum(active[part] for part in parts),
+            tokens,
+            weight_format=weight_format,
+            operation="experts" if chosen else "linear",
+            operands=operands,
+        )
+        on_host = group.device == HOST_DEVICE or (chosen and group.cpu_experts)
+        ops += chained(
+            products(case, product, group.device, hidden=model.hidden) if on_host else (product,), first=len(ops)
         )
     if f"elementwise/{model.weights.format}" not in case.rules.implementations:
         return ops  # norms, rotation and gating are in the rate of the products (A3)
-    kernel = case.rules.kernel("elementwise", model.weights.format)
+    kernel = f"elementwise/{case.rules.implementations[f'elementwise/{model.weights.format}']}/bf16"
     moved = counts.elementwise_elements(layer, model.hidden) * HALF_BYTES * tokens
     return (*ops, Op("elementwise", device, kernel=kernel, vram_bytes=moved, grain=tokens, after=(len(ops) - 1,)))
 
@@ -252,9 +313,8 @@ def _linear(
         kernel=case.rules.kernel(operation, weight_format),
         vram_bytes=read_bytes,
         flops=2.0 * active * -(-tokens // tile) * tile,
-        dtype=operands or case.rules.compute_dtype,
+        dtype=operands or case.rules.operands_of(weight_format),
         grain=tokens,
-        ranks=case.tp,
         row_tile=tile if operation == "linear" and not drafted else 0,
         after=after,
     )
@@ -265,29 +325,40 @@ def _recurrence(case: Case, mixer: Recurrent, step: Step, device: int, *, after:
     operation = "recurrent" if isinstance(mixer, GatedDeltaNet) else mixer_tag(mixer)
     kernel = case.rules.kernel(operation, "fp32" if case.state_bytes_of(mixer) > HALF_BYTES else "fp16")
     moved = (1 + step.q_tokens) * counts.state_bytes(mixer, case.state_bytes_of(mixer)) * step.batch
-    return Op("state", device, kernel=kernel, vram_bytes=moved, grain=step.batch, after=(after,))
+    op = Op("state", device, kernel=kernel, vram_bytes=moved, grain=step.batch, after=(after,))
+    return on_processor(case, op) if device == HOST_DEVICE else op
 
 
-def _with_hops(case: Case, tokens: int, device_count: int, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
-    """The hops between devices: each where the device changes, or all of them in one graph at the end."""
+def _with_hops(case: Case, tokens: int, split: Split, graphs: list[OpGraph], *, grouped: bool) -> list[OpGraph]:
+    """The hops between devices: each where the device changes, or all of them in one graph at the end.
+
+    What the processor's layers leave goes up to the first device.
+    """
+    up = [_hop(case, tokens, HOST_DEVICE, 0, times=1)] if 0 < case.cpu_layers < case.model.layers else []
     if grouped:
-        crossings = split_layers(case.model.layers, device_count)[-1]
-        return [*graphs, _hop(case, tokens, 0, 1, times=crossings)] if crossings else graphs
+        devices = placed_layers(case, split)
+        if not isinstance(split, int):
+            crossed = pairwise(dict.fromkeys(device for device in devices if device != HOST_DEVICE))
+            return [*graphs, *up, *(_hop(case, tokens, source, target, times=1) for source, target in crossed)]
+        crossings = max(0, devices[-1])
+        return [*graphs, *up, *([_hop(case, tokens, 0, 1, times=crossings)] if crossings else [])]
     placed: list[OpGraph] = []
     device = 0
     for graph in graphs:
-        if graph.ops[0].device != device:
-            placed.append(_hop(case, tokens, device, graph.ops[0].device, times=1))
-            device = graph.ops[0].device
+        own = max(0, graph.ops[0].device)
+        if own != device:
+            placed.append(_hop(case, tokens, device, own, times=1))
+            device = own
         placed.append(graph)
-    return placed
+    return [*placed, *up]
 
 
 def _hop(case: Case, tokens: int, source: int, target: int, *, times: int) -> OpGraph:
-    """The residual streams of all tokens, from one device through the host to the next."""
+    """The residual streams of all tokens, from one device, or from the host, through the host to the next."""
     hop_bytes = tokens * case.model.residual_streams * case.model.hidden * case.rules.hop_element_bytes
-    down = Op("hop", source, engine=Engine.D2H, link_bytes=hop_bytes)
-    return OpGraph(ops=(down, Op("hop", target, engine=Engine.H2D, link_bytes=hop_bytes, after=(0,))), times=times)
+    down = (Op("hop", source, engine=Engine.D2H, link_bytes=hop_bytes),) if source != HOST_DEVICE else ()
+    up = Op("hop", target, engine=Engine.H2D, link_bytes=hop_bytes)
+    return OpGraph(ops=chained((*down, up), first=0), times=times)
 
 
 def _ngram_ops(case: Case, step: Step, *, first: int) -> tuple[Op, ...]:
@@ -348,13 +419,16 @@ def draft_program(case: Case, speculation: Speculation, step: Step, device: int)
     elements = head * 8 / model.part_bits[model.head_part]
     tokens = q_tokens * step.batch
     logits = _linear(case, device, head, elements, tokens, weight_format=stored, part="draft", after=(1,))
-    ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits)
+    sums = draft_sums(case, drafter, device, tokens, after=2)
+    ops = (*_draft_ops(case, drafter, drafting, device, decoding=True), logits, *sums)
     return OpGraph(ops=launches), OpGraph(ops=ops, times=speculation.passes)
 
 
 def draft_prefill_program(case: Case, speculation: Speculation, chunk: Step, device: int) -> Program:
     """The drafter's layers over a prefill chunk, so that its cache follows the prompt."""
-    return (OpGraph(ops=_draft_ops(case, speculation.drafter, chunk, device, decoding=False)),)
+    ops: tuple[Op, ...] = _draft_ops(case, speculation.drafter, chunk, device, decoding=False)
+    ops += draft_sums(case, speculation.drafter, device, chunk.q_tokens * chunk.batch, after=1)
+    return (OpGraph(ops=ops),)
 
 
 def _draft_ops(case: Case, drafter: Drafter, step: Step, device: int, *, decoding: bool) -> tuple[Op, Op]:

@@ -83,7 +83,6 @@ class Op(Struct, frozen=True, gc=False):
     dequantised_elements: float = 0  # stored elements that the kernel dequantises; 0 for plain formats
     dtype: str = "fp16"
     grain: float = 1  # the quantity that the kernel's efficiency depends on (tokens in the batch, ...)
-    ranks: int = 1  # that share a product: what it misses of the memory's rate does not shrink with their shares (A21)
     row_tile: int = 0  # of products with the same weights whatever `grain` is: tokens fill whole tiles of so many
     split_kv: SplitKV | None = None  # how a decode attention is split into thread blocks, where that is known
     flash_grid: FlashGrid | None = None

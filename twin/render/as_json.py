@@ -9,7 +9,8 @@ from twin.answers.comparison import Comparison
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.assumptions import ASSUMPTIONS
-from twin.memory.plan import Memory, MemoryPlan
+from twin.memory.memory import Memory
+from twin.memory.plan import MemoryPlan
 from twin.prediction import Z90, Phase, Prediction
 
 PREDICTION_SCHEMA = "twin.prediction/1"
@@ -78,6 +79,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
         **_pool_question(prediction),
+        **_cell_question(question),
         "speculation": _speculation_json(prediction),
     }
 
@@ -100,6 +102,13 @@ def _pool_question(prediction: Prediction) -> dict[str, Any]:
         **_asked(question, "eager", "graph_tokens", "cached_in", "offload_bytes"),
         "state_element_bytes": prediction.case.state_element_bytes,
     }
+
+
+def _cell_question(question: Question) -> dict[str, Any]:
+    """What is asked of an engine that lays its context out at the start; nothing else."""
+    layers = {} if question.gpu_layers is None else {"gpu_layers": question.gpu_layers}
+    others = {"cpu_experts": question.cpu_experts, "whole_windows": question.whole_windows}
+    return layers | {name: value for name, value in others.items() if value}
 
 
 def _speculation_json(prediction: Prediction) -> dict[str, Any] | None:

@@ -131,11 +131,11 @@ def _format_facts(fmt: KVFormat) -> dict[str, Any]:
         "engines": [
             {
                 "engine": engine.name,
-                "layouts": [name for name in engine.layouts if fmt.name in engine.formats_of(name)],
+                "layouts": layouts,
                 "backends": list(engine.backends_of(fmt.name)),
             }
             for engine in engines
-            if fmt.name in {*engine.formats, *engine.host_formats}
+            if (layouts := [name for name in engine.layouts if engine.keeps(fmt, name)])
         ],
     }
 

@@ -7,7 +7,8 @@ from hwprofiles.rates import Curve, Provenance, Rate
 from twin.answers.remedies import remedies
 from twin.ask.case import Case
 from twin.assumptions import ASSUMPTIONS
-from twin.memory.plan import Memory, MemoryPlan
+from twin.memory.memory import Memory
+from twin.memory.plan import MemoryPlan
 from twin.prediction import Phase, Prediction, Quantity
 from twin.units import KIB, format_bytes, format_rate, format_seconds
 
@@ -59,7 +60,7 @@ def _on(case: Case) -> str:
 
 
 def _shared(prediction: Prediction) -> list[str]:
-    """How devices share the model, where ranks do or stages were asked for, and whether so by default."""
+    """How devices share the model, where ranks do or stages were asked for."""
     case, asked = prediction.case, prediction.case.question
     stages = case.stages(prediction.machine.gpu_count)
     if case.tp == 1 and (stages == 1 or (asked.pp is None and asked.split is None)):

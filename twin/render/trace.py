@@ -8,12 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
+from hwprofiles.profile import Split
 from twin.ask.case import Case
 from twin.cli.outputs import write_atomic
+from twin.cost.mixed import roofs_of
 from twin.cost.prefill import chunk_at, chunk_count
 from twin.cost.roofline import Roofs
 from twin.cost.schedule import Span, Timeline, schedule
-from twin.operations.lower import decode_program, draft_program, prefill_program
+from twin.operations.lower import decode_program, draft_program, last_device, prefill_program
 from twin.operations.ops import HOST_DEVICE, Engine, Program, Step
 from twin.prediction import Prediction
 from twin.serving.metrics import RequestRecord, Steps
@@ -29,27 +31,27 @@ _TRACK_ORDER = {engine: index for index, engine in enumerate(Engine)}
 
 def trace_json(case: Case, roofs: Roofs, *, phase: str = "decode") -> str:
     """The decode step, or the last chunk of the prefill if it has any, layer by layer in true order."""
-    program = (_decode if phase == "decode" else _last_chunk)(case, case.stages(roofs.profile.gpu_count))
+    program = (_decode if phase == "decode" else _last_chunk)(case, roofs.profile.stages(case.tp))
     seconds = [[roofs.cost(op).seconds for op in block.ops] for block in program]
     events = trace_events(schedule(program, seconds, spans=True))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")) + "\n"
 
 
-def _decode(case: Case, devices: int) -> Program:
+def _decode(case: Case, split: Split) -> Program:
     """One step; where tokens are drafted, the draft and then the kind of verify step that comes most often."""
     step = Step(kv_tokens=case.question.ctx_tokens, q_tokens=1, batch=case.question.batch)
     if case.speculation is None:
-        return decode_program(case, step, devices, grouped=False)
+        return decode_program(case, step, split, grouped=False)
     kind = max(case.speculation.steps, key=lambda each: each.share)
     verify = Step(kv_tokens=step.kv_tokens, q_tokens=kind.query_tokens, batch=step.batch)
-    draft = draft_program(case, case.speculation, step, devices - 1)
-    return (*draft, *decode_program(case, verify, devices, grouped=False))
+    draft = draft_program(case, case.speculation, step, last_device(split))
+    return (*draft, *decode_program(case, verify, split, grouped=False))
 
 
-def _last_chunk(case: Case, devices: int) -> Program:
+def _last_chunk(case: Case, split: Split) -> Program:
     prompt = case.question.ctx_tokens
     chunks = chunk_count(case, prompt)
-    return prefill_program(case, chunk_at(case, prompt, chunks - 1), devices, grouped=False) if chunks else ()
+    return prefill_program(case, chunk_at(case, prompt, chunks - 1), split, grouped=False) if chunks else ()
 
 
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
@@ -78,7 +80,7 @@ def write_trace(prediction: Prediction, path: Path, *, phase: str) -> bool:
     """Write the trace of one phase to `path`; False, and no file touched, where the question does not fit."""
     if not prediction.fits:
         return False
-    write_atomic(path, trace_json(prediction.case, Roofs(prediction.machine, strict=False), phase=phase))
+    write_atomic(path, trace_json(prediction.case, roofs_of(prediction.machine, strict=False), phase=phase))
     return True
 
 

@@ -97,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": HYBRID, "layout": "offload"}, "vllm has no layout 'offload'", "it has vram"),
     (
         {"engine": "twin", "speculation": "mtp:3"},
-        "speculation is modelled for engines whose requests share a pool, not for twin",
+        "speculation is modelled for engines whose requests share a pool and llama.cpp, not for twin",
         "",
     ),
     ({"model": DENSE, "speculation": "mtp:3", "accepted": 2.0}, "llama-3.1-8b has no drafter", "ask without --spec"),

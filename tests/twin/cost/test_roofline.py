@@ -69,6 +69,16 @@ def test_an_efficiency_stretches_the_roof_but_not_the_latency_which_stands_in_fo
     assert (copy.latency_s, copy.bound_s, copy.latency_rates) == (0.25, 1, (f"{KEY}#latency",))
 
 
+def test_a_share_that_was_measured_with_its_roof_hangs_on_both_as_one_where_it_was() -> None:
+    shares = replace(curve((1, 8, 64), (0.5, 0.5, 0.5)), spread=0.3, spreads=(0.02, 0.02, None))
+    found = roofs(kernels={KEY: kernel(efficiency=shares)})
+    (together,) = found.cost(op(kernel=KEY, vram_bytes=1e9, grain=4)).bound_rates
+    assert (found.rates[together].spread, together.partition("#")[0]) == (0.02, KEY)
+    apart = found.cost(op(kernel=KEY, vram_bytes=1e9, grain=64)).bound_rates
+    assert apart == ("vram", f"{KEY}#efficiency")
+    assert found.rates[apart[1]].spread == 0.3
+
+
 def test_efficiencies_are_read_at_an_ops_grain_and_a_links_at_its_runs_and_told_where_they_are_extrapolated() -> None:
     found = roofs(
         kernels={KEY: kernel(efficiency=curve((1, 100), (0.1, 0.5)))},

@@ -3,13 +3,19 @@
 import pytest
 from msgspec.structs import replace
 
-from tests.worlds import curve, kernel, machine, rate
+from tests.worlds import machine, rate
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
 from twin.operations.collectives import STEP_SHARE
-from twin.operations.lower import decode_program, head_program, prefill_program
+from twin.operations.lower import (
+    decode_program,
+    draft_prefill_program,
+    draft_program,
+    head_program,
+    prefill_program,
+)
 from twin.operations.ops import Engine, Op, Program, Step
 
 HIDDEN, VOCAB, LAYERS = 4096, 128_256, 32
@@ -58,9 +64,8 @@ def test_products_are_divided_and_the_whole_vocabulary_is_sampled_from() -> None
     for whole, rank in zip(products(1), products(4), strict=True):
         assert 4 * rank.vram_bytes == pytest.approx(whole.vram_bytes, rel=1e-5)
         assert 4 * rank.flops == pytest.approx(whole.flops, rel=1e-5)
-        assert (whole.ranks, rank.ranks) == (1, 4)
-    ops = [op for tp in (1, 4) for op in head_program(llama(tp), 2, 1)[0].ops]
-    assert [op.vram_bytes for op in ops if op.part == "sampling"] == [2 * VOCAB * 4] * 2
+    heads = [[op for op in head_program(llama(tp), 2, 1)[0].ops if op.part == "sampling"] for tp in (1, 4)]
+    assert [[op.vram_bytes for op in ops] for ops in heads] == [[2 * VOCAB * 4]] * 2
 
 
 def test_a_message_pays_its_latencies_and_then_the_link_between_devices() -> None:
@@ -77,12 +82,16 @@ def test_a_message_pays_its_latencies_and_then_the_link_between_devices() -> Non
     assert Roofs(linked).cost(op).seconds == pytest.approx(3 * (1.5e-5 + 2e-3))
 
 
-def test_what_a_product_misses_of_the_memory_stays_as_ranks_share_it() -> None:
-    """1 GB at half of 1 GB/s: 1 s of bytes and 1 s beside them. Four ranks: a quarter of the one, all of the other."""
-    half = machine(kernels={"linear/exllamav3/bf16": kernel(efficiency=curve((1.0,), (0.5,)))})
-    whole = Op("weights", 0, kernel="linear/exllamav3/bf16", vram_bytes=1e9, row_tile=1)
-    for op in (whole, replace(whole, row_tile=0)):
-        assert Roofs(half).cost(op).seconds == pytest.approx(2.0)
-        assert Roofs(half).cost(replace(op, vram_bytes=2.5e8, ranks=4)).seconds == pytest.approx(1.25)
-        bound_by_products = replace(op, vram_bytes=0, flops=1e12)
-        assert Roofs(half).cost(replace(bound_by_products, ranks=4)).seconds == pytest.approx(2.0)
+def test_a_drafters_layers_are_summed_too_in_every_pass() -> None:
+    case = resolve(
+        Question(ctx_tokens=1024, model="qwen3.8-27b", engine="vllm", tp=2, speculation="mtp:3", accepted=3.0)
+    )
+    assert case.speculation is not None
+    step, layers = Step(kv_tokens=1024, q_tokens=1, batch=2), case.speculation.drafter.layers
+    message = 2 * case.model.hidden * 2
+    drafted = over_links(draft_program(case, case.speculation, step, 0))
+    assert drafted == [("all_reduce", 2 * layers * case.speculation.passes, message, 1)]
+    chunk = Step(kv_tokens=0, q_tokens=64)
+    assert over_links(draft_prefill_program(case, case.speculation, chunk, 0)) == [
+        ("all_reduce", 2 * layers, 64 * case.model.hidden * 2, 1)
+    ]

@@ -46,9 +46,10 @@ def test_layers_are_split_in_order_and_evenly_and_groups_hold_every_layer_once()
     for layers, devices, split in ((4, 1, "0000"), (4, 2, "0011"), (4, 3, "0012"), (2, 4, "01"), (6, 3, "001122")):
         assert lower.split_layers(layers, devices) == tuple(map(int, split))
     kinds = flash_next().model.layer_kinds
-    single = lower.layer_groups(kinds, 3, alone=len(kinds))
+    devices = lower.split_layers(len(kinds), 3)
+    single = lower.layer_groups(kinds, devices, alone=len(kinds))
     assert [(group.index, group.kind) for group in single] == list(enumerate(kinds))
-    grouped = lower.layer_groups(kinds, 3, alone=1)
+    grouped = lower.layer_groups(kinds, devices, alone=1)
     assert [(group.kind, group.count) for group in grouped] == [("recurrent", 1), ("recurrent", 35), ("attention", 12)]
 
 
