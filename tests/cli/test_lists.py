@@ -85,7 +85,7 @@ def test_weights_that_no_engine_loads_are_refused_with_what_to_ask_and_counted_w
     assert answer["fits"]
     assert "vllm does not load mlx weights: memory is counted as if it did" in answer["notes"]
     assert {"linear/vllm/mlx": "typical"}.items() <= {
-        source["name"].partition("#")[0]: source["rung"] for source in answer["sources"]
+        source["rate"].partition("#")[0]: source.get("rung") for source in answer["sources"]
     }.items()
     assert asked(capsys, *question, "--weights", "bf16")["decode"]
 
