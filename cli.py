@@ -52,7 +52,9 @@ def twin(context: click.Context) -> None:
 
 
 @twin.command(epilog=EXIT_CODES)
-@with_options(ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED))
+@with_options(
+    ask.QUESTION_OPTIONS, (ask.LAYOUT,), ask.OFFLOAD_OPTIONS, ask.POOL_OPTIONS, (ask.MAX_LEN, ask.CACHED, ask.CACHED_IN)
+)
 @with_options(ask.CELL_OPTIONS)
 @with_options(ask.SPECULATION_OPTIONS)
 @click.option("--explain", is_flag=True, help="List every part, rate, byte and assumption behind the answer.")
@@ -188,7 +190,6 @@ def validate(
         from calibrate.benchmarks.asking import evidence  # noqa: PLC0415
         from calibrate.benchmarks.comparing import compare_points  # noqa: PLC0415
         from calibrate.benchmarks.points import Given  # noqa: PLC0415
-
         from calibrate.validation import validation_text  # noqa: PLC0415
 
         validation, text = compare_points(evidence(files, Given(**given))), validation_text

@@ -28,8 +28,8 @@ LATENCY_S = 1e-3
 PEAK = 2.0
 """Datasheet rate over calibrated rate, everywhere."""
 
-LINEAR = ("linear/exllamav3/bf16", "linear/exllamav3/exl3")
-KERNELS = tuple(f"{operation}/exllamav3/fp16" for operation in KERNEL_AXES if operation != "linear")
+LINEAR = ("linear/exllamav3/bf16", "linear/exllamav3/exl3", "experts/exllamav3/exl3")
+KERNELS = tuple(f"{operation}/exllamav3/fp16" for operation in KERNEL_AXES if operation not in ("linear", "experts"))
 
 
 def rate(value: float, unit: Unit, *, spread: float = 0.0) -> Rate:

@@ -48,6 +48,14 @@ def not_loaded(case: Case) -> tuple[str, ...]:
     return (f"{rules.name} does not load {stored} weights: memory is counted as if it did",)
 
 
+def of_another_version(case: Case) -> tuple[str, ...]:
+    """What must be said beside an answer about a version of the engine that nobody read."""
+    rules = case.rules
+    if not rules.asked_version:
+        return ()
+    return (f"{rules.name} {rules.asked_version} is not known: this is answered by the rules of {rules.version}",)
+
+
 _ALWAYS = ("A1", "A2", "A3", "A5")
 
 

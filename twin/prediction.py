@@ -12,7 +12,7 @@ from hwprofiles.rates import Provenance
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import settled
-from twin.assumptions import assumptions_of, beyond_native, not_loaded
+from twin.assumptions import assumptions_of, beyond_native, not_loaded, of_another_version
 from twin.cost.breakdown import Breakdown, Part
 from twin.cost.mixed import roofs_of
 from twin.cost.prefill import Weights, chunk_at, sample
@@ -89,7 +89,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
         """
         asked = beyond_native(self.case, self.case.question.ctx_tokens)
         beyond = asked or beyond_native(self.case, self.memory.max_ctx_tokens())
-        return (*not_loaded(self.case), *beyond, *self._of_an_assumed_host())
+        return (*of_another_version(self.case), *not_loaded(self.case), *beyond, *self._of_an_assumed_host())
 
     def _of_an_assumed_host(self) -> tuple[str, ...]:
         host, short = self.machine.host, self.memory.short()
@@ -116,6 +116,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
         """Key of the kernel whose rates a decode step reads the cache at; empty where no step is predicted."""
         used = (name.partition("#")[0] for name in self.sources if name.startswith(DECODE_READS))
         return next(used, "") if self.decode else ""
+
+    @property
+    def kernel_rung(self) -> Rung | None:
+        """On what that kernel's rates stand; None where no step is predicted."""
+        return next((rung for rung, keys in self.standing().items() if self.kernel in keys), None)
 
     @property
     def kernel_rate(self) -> Provenance | None:
@@ -231,7 +236,7 @@ def prefill_breakdown(case: Case, roofs: Roofs) -> Breakdown:
         return chunks[index].seconds
 
     weights: Weights = sample(case, prompt, seconds)
-    whole = Breakdown()
+    whole = Breakdown().run(lower.load_program(case), roofs)
     for index, times in sorted(weights.items()):
         seconds(index)
         whole.add(chunks[index], times)

@@ -11,7 +11,7 @@ from twin.answers.service import serve
 from twin.ask.case import Case
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
-from twin.memory.block_pool import pool_rules
+from twin.memory.startup import pool_rules
 from twin.operations import lower
 from twin.operations.ops import Op, Program, Step
 from twin.prediction import Z90, chunk_breakdown, decode_breakdown_of, prefill_breakdown

@@ -39,7 +39,7 @@ def _as_known(found: Borrowed, *, unissued: bool) -> Start:
     """
     groups = (found.group, f"{found.group}{MANY}") if found.kernel.efficiency is not None else (LATENCIES, found.group)
     told = [found.spreads[group].spread for group in groups if group in found.spreads]
-    spread = min(1.0, max(AT_LEAST, *told))
+    spread = min(1.0, max((AT_LEAST, *told)))
     kernel = replace(found.kernel, operations=None) if unissued else found.kernel
     if kernel.efficiency is not None:
         curve = kernel.efficiency

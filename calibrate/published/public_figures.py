@@ -7,7 +7,8 @@ from calibrate.published.figures import FIGURES, Figure
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.cost.roofline import Roofs
-from twin.memory.plan import Memory, MemoryPlan
+from twin.memory.memory import Memory
+from twin.memory.plan import MemoryPlan
 from twin.models.mixers import Attending
 from twin.operations.ops import Step
 from twin.prediction import Z90, chunk_breakdown

@@ -271,7 +271,7 @@ def on_machine(
 def _bounded(parameters: Sequence[Parameter], logs: np.ndarray) -> np.ndarray:
     most = np.log([MOST_S if parameter.place is None else 1.0 for parameter in parameters])
     least = np.log([LEAST_S if parameter.place is None else LEAST_SHARE for parameter in parameters])
-    return np.clip(logs, least, most)
+    return np.asarray(np.clip(logs, least, most))
 
 
 def _over_machines(

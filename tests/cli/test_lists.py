@@ -84,7 +84,9 @@ def test_weights_that_no_engine_loads_are_refused_with_what_to_ask_and_counted_w
     answer = asked(capsys, *question, "--engine", "vllm")
     assert answer["fits"]
     assert "vllm does not load mlx weights: memory is counted as if it did" in answer["notes"]
-    assert set(answer["not_predicted"]) == {"decode", "prefill"}
+    assert {"linear/vllm/mlx": "typical"}.items() <= {
+        source["rate"].partition("#")[0]: source.get("rung") for source in answer["sources"]
+    }.items()
     assert asked(capsys, *question, "--weights", "bf16")["decode"]
 
 
@@ -132,7 +134,7 @@ def test_completion_prints_a_script_that_asks_twin(capsys: Capture) -> None:
         ("twin models ", set(model_names())),
         ("twin formats kvarn_k4v2", {"kvarn_k4v2_g64", "kvarn_k4v2_g128"}),
         ("twin simulate --model llama-3.1-8", {"llama-3.1-8b"}),
-        ("twin predict --backend flash", {"flash_attention", "flashinfer"}),
+        ("twin predict --backend flash", {"flash_attention", "flash_attention_2", "flashinfer"}),
     ],
 )
 def test_a_shell_is_offered_names(typed: str, offered: set[str]) -> None:

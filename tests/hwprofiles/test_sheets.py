@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile, profile_names
 from hwprofiles.errors import BadFile
@@ -14,6 +15,7 @@ from hwprofiles.profile import Roof
 from hwprofiles.sheets import REACHED, expanded
 from hwprofiles.store import MACHINES
 from twin.ask.question import Question
+from twin.errors import Impossible, MissingRate
 from twin.prediction import predict
 
 SHORT: dict[str, Any] = {
@@ -148,13 +150,20 @@ def test_a_shipped_sheet_is_in_physical_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHEETS)
-def test_memory_is_answered_on_a_sheet_and_speed_is_not(name: str) -> None:
-    answer = predict(Question(model="llama-3.1-8b", hw=name, ctx_tokens=8192))
+def test_memory_is_answered_on_a_sheet_and_speed_by_borrowed_rates(name: str) -> None:
+    question = Question(model="llama-3.1-8b", hw=name, ctx_tokens=8192, utilisation=0.9)
+    if load_profile(name).gpu.name.startswith("Apple"):
+        with pytest.raises(Impossible, match="has neither CUDA nor ROCm"):
+            predict(question)
+        return
+    answer = predict(question)
     assert answer.machine.name == name
     if answer.fits:
         assert answer.memory.max_ctx_tokens() >= 8192
-        assert set(answer.not_predicted) == {"decode", "prefill"}
-        assert all(f"machine {name} has no rate for " in why for why in answer.not_predicted.values())
+        assert answer.not_predicted == {}
+        assert set(answer.standing()) & {"carried", "typical"}
+        with pytest.raises(MissingRate, match=f"^not measured on {name}: "):
+            predict(replace(question, strict=True))
     else:
         assert "short)" in answer.memory.shortage()
     assert answer.fits == (answer.machine.gpu.vram.value > 19 * GIB)

@@ -266,8 +266,8 @@ def test_shipping_what_is_shipped_changes_no_byte_and_a_new_machine_goes_to_its_
     monkeypatch.setattr(ship, "__kwdefaults__", {"machines": machines, "kernels": kernels})
     main(written(made))
     files = {path.stem: read_json(path)["machines"].get("new", {}) for path in kernels.iterdir()}
-    assert {engine for engine, entries in files.items() if entries} == {"twin", "library"}
-    assert files["twin"] | files["library"] == made["kernels"]
+    assert {engine for engine, entries in files.items() if entries} == {"twin", "library", "fa3", "sglang", "vllm"}
+    assert {key: kernel for entries in files.values() for key, kernel in entries.items()} == made["kernels"]
     assert read_json(machines / "new.json") == {key: value for key, value in made.items() if key != "kernels"}
 
 

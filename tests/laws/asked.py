@@ -8,7 +8,7 @@ from hypothesis import assume, reject
 from hwprofiles import HardwareProfile
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import TwinError
@@ -29,9 +29,9 @@ def answered(question: Question, machine: HardwareProfile) -> Prediction:
 def seconds(question: Question, machine: HardwareProfile, phase: Callable[[Case, Roofs], Breakdown]) -> float:
     """Of one phase of a prediction that fits, without the work of the other."""
     try:
-        case = resolve(question)
-        assume(plan_memory(case, machine_of(case, machine)).fits)
-        return phase(case, Roofs(machine)).seconds
+        case, there = settled(question, machine)
+        assume(plan_memory(case, there).fits)
+        return phase(case, Roofs(there, strict=False)).seconds
     except TwinError:
         reject()
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,9 @@ from tests.laws.drawn import machines, numbers_in, questions, rate_paths, slower
 from tests.twin.memory.pool_worlds import RTX3090
 from tests.worlds import LAWS
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import settled
 from twin.errors import TwinError
-from twin.memory.plan import plan_memory
+from twin.memory.plan import MemoryPlan, plan_memory
 from twin.prediction import Quantity, predict
 from twin.render.as_json import prediction_json
 from twin.units import GIB, MAX_TOKENS
@@ -86,10 +87,11 @@ def test_no_prediction_is_faster_than_datasheet_peaks_allow(asked: Asked) -> Non
 @MANY
 @given(ANYWHERE, st.floats(1.01, 10))
 def test_wider_spreads_widen_every_interval_and_without_any_it_is_a_point(asked: Asked, factor: float) -> None:
+    """What is borrowed from other machines keeps a spread of its own."""
     question, machine = asked
     none, sure, unsure = (answered(question, with_spreads(machine, times)) for times in (0.0, 1.0, factor))
     for point, before, after in zip(*map(phases, (none, sure, unsure)), strict=True):
-        assert wide(point.seconds) <= ROUNDING * point.seconds.value
+        assert none.rungs or wide(point.seconds) <= ROUNDING * point.seconds.value
         assert after.seconds.value == before.seconds.value
         assert after.seconds.low <= before.seconds.low <= before.seconds.high <= after.seconds.high
         assert wide(after.tokens_per_s) >= wide(before.tokens_per_s)
@@ -117,17 +119,21 @@ POOLED = st.tuples(
 def test_the_longest_context_fits_and_one_token_more_does_not_whatever_was_asked(asked: Asked, other: int) -> None:
     """Buffers are sized for the longest request, which is the one asked about unless the engine is told another."""
     question, machine = asked
-    plan = plan_memory(resolve(question), machine)
+
+    def planned(**changes: Any) -> MemoryPlan:
+        return plan_memory(*settled(replace(question, **changes), machine))
+
+    plan = planned()
     longest = plan.max_ctx_tokens()
     assert plan.fits == (longest >= question.ctx_tokens) == (not plan.shortage())
     if longest:
-        there = plan_memory(resolve(replace(question, ctx_tokens=longest)), machine)
+        there = planned(ctx_tokens=longest)
         assert there.fits
         for memory in there.memories:
             assert memory.used_bytes(there.pages) <= memory.capacity_bytes * (1 + 1e-12)
     if longest < MAX_TOKENS:
-        assert not plan_memory(resolve(replace(question, ctx_tokens=longest + 1)), machine).fits
-    elsewhere = plan_memory(resolve(replace(question, ctx_tokens=other)), machine)
+        assert not planned(ctx_tokens=longest + 1).fits
+    elsewhere = planned(ctx_tokens=other)
     for sigmas in (-1.6, 0.0, 1.6):
         assert elsewhere.max_ctx_tokens(sigmas=sigmas) == plan.max_ctx_tokens(sigmas=sigmas)
     assert elsewhere.limit().name == plan.limit().name

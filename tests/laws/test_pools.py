@@ -9,7 +9,7 @@ from tests.laws.pooled import POOL_FORMATS, pool_questions
 from tests.twin.memory.pool_worlds import RTX3090, pool_of
 from tests.worlds import LAWS
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import resolve, settled
 from twin.memory.block_pool import block_plan
 from twin.memory.plan import plan_memory
 
@@ -22,10 +22,10 @@ BOUNDED = [name for name in POOL_FORMATS if not name.startswith(("kvarn", "turbo
 @given(pool_questions())
 def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: Question) -> None:
     """The longest context has blocks for every sequence of the batch beside the null block; a block more it has not."""
-    asked = plan_memory(resolve(question), RTX3090)
+    asked = plan_memory(*settled(question, RTX3090))
     low, longest, high = (asked.max_ctx_tokens(sigmas=sigmas) for sigmas in (-1.0, 0.0, 1.0))
     assert low <= longest <= high
-    plan = plan_memory(resolve(replace(question, ctx_tokens=longest or question.ctx_tokens)), RTX3090)
+    plan = plan_memory(*settled(replace(question, ctx_tokens=longest or question.ctx_tokens), RTX3090))
     found, device = pool_of(plan), plan.memories[0]
     usable = found.blocks - 1
     assert sum(pool.capacity_bytes for pool in plan.devices()) == pytest.approx(VRAM_BYTES)
@@ -43,7 +43,9 @@ def test_parts_and_pages_of_what_fits_are_no_more_than_the_device_has(question: 
 @LAWS
 @given(pool_questions(formats=BOUNDED, pool_bytes=None), st.sampled_from((0.01, 0.05)))
 def test_a_larger_share_of_the_device_holds_no_fewer_tokens(question: Question, more: float) -> None:
-    less, greater = (plan_memory(resolve(replace(question, utilisation=share)), RTX3090) for share in (0.9, 0.9 + more))
+    less, greater = (
+        plan_memory(*settled(replace(question, utilisation=share), RTX3090)) for share in (0.9, 0.9 + more)
+    )
     assert pool_of(greater).pool_bytes - pool_of(less).pool_bytes == pytest.approx(
         more * VRAM_BYTES if pool_of(less).pool_bytes else pool_of(greater).pool_bytes, abs=2
     )

@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from hwprofiles import HardwareProfile, load_profile
 from tests.laws.asked import phases
 from tests.laws.drawn import with_memory
-from tests.twin.memory.pool_worlds import BLOCK, SEQUENTIAL, dense, pool_machine
+from tests.twin.memory.pool_worlds import BLOCK, HOST_S, SEQUENTIAL, dense, pool_machine
 from twin.ask.question import Question
+from twin.cost import roofline
+from twin.errors import MissingRate
 from twin.prediction import Prediction, predict, tokens_per_step
 from twin.units import TIB
 
@@ -53,12 +55,12 @@ def test_a_step_and_the_first_token_of_a_pooled_engine_by_hand(toy: str, batch: 
     answer = toy_answer(toy, batch=batch)
     decode, prefill = phases(answer)
     moved = WEIGHTS + 256 + batch * (2 * 2 * STATE + 2 * 1001 * 64 + 32 * 4)
-    assert decode.seconds.value == pytest.approx(moved / 1e9, rel=1e-9)
+    assert decode.seconds.value == pytest.approx(moved / 1e9 + HOST_S, rel=1e-9)
     assert decode.tokens_per_s.value == pytest.approx(batch / decode.seconds.value)
     assert prefill.tokens_per_s.value == pytest.approx(batch * 1000 / prefill.seconds.value)
-    assert {part.name for part in decode.parts} == {"weights", "state", "attention", "sampling"}
+    assert {part.name for part in decode.parts} == {"weights", "state", "attention", "sampling", "host.latency"}
     assert answer.ttft_s is not None
-    assert answer.ttft_s.value == pytest.approx(prefill.seconds.value + (256 + batch * 32 * 4) / 1e9, rel=1e-9)
+    assert answer.ttft_s.value == pytest.approx(prefill.seconds.value + (256 + batch * 32 * 4) / 1e9 + HOST_S, rel=1e-9)
     assert answer.break_even is None  # without drafts
 
 
@@ -70,7 +72,7 @@ def test_a_speculating_step_by_hand(toy: str, tokens: int, accepted: float, batc
     decode, rows = phases(answer)[0], tokens + 1
     draft = tokens * (50 + 24 + batch * 1001 * 64)
     verify = WEIGHTS + 256 + batch * (2 * (1 + rows) * STATE + 2 * (1000 + rows) * 64 + rows * 32 * 4)
-    assert decode.seconds.value == pytest.approx(1e-6 + (draft + verify) / 1e9, rel=1e-9)
+    assert decode.seconds.value == pytest.approx(1e-6 + HOST_S + (draft + verify) / 1e9, rel=1e-9)
     assert decode.tokens_per_s.value == pytest.approx(batch * accepted / decode.seconds.value)
     assert tokens_per_step(answer.case) == batch * accepted
 
@@ -120,6 +122,26 @@ def test_a_cached_turn_takes_the_published_seconds() -> None:
         assert found.value == pytest.approx(published, rel=0.1)
 
 
+def test_a_rate_that_one_phase_lacks_is_borrowed_for_that_phase_and_refused_where_only_measured_ones_may_answer() -> (
+    None
+):
+    question, key = Question(ctx_tokens=5000, **POOLED), "attend_dense/flashinfer/fp8"
+    whole, poor = predict(question, RTX3090), predict(question, without(RTX3090, "attend_dense/"))
+    assert (poor.missing, poor.decode) == ((), whole.decode)
+    assert [rung for rung, keys in poor.standing().items() if key in keys] == ["carried"]
+    before, after = phases(whole)[1].seconds, phases(poor)[1].seconds
+    assert after.high / after.low > before.high / before.low
+    with pytest.raises(MissingRate, match=rf"not measured on rtx3090: {key} \(carried\)"):
+        predict(replace(question, strict=True), without(RTX3090, "attend_dense/"))
+
+
+@pytest.fixture
+def _nobody_lends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other machine, no other engine has rates."""
+    monkeypatch.setattr(roofline, "borrowed", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_nobody_lends")
 def test_a_rate_that_one_phase_lacks_leaves_only_that_phase_out() -> None:
     question = Question(ctx_tokens=5000, **POOLED)
     whole = predict(question, RTX3090)
@@ -141,6 +163,7 @@ def test_a_rate_that_one_phase_lacks_leaves_only_that_phase_out() -> None:
         assert drafting.missing == (f"machine rtx3090 has no rate for {overhead}vllm/step",)
 
 
+@pytest.mark.usefixtures("_nobody_lends")
 @pytest.mark.parametrize("prefixes", [("attend_decode/", "attend_dense/"), ("linear/",)])
 def test_where_both_phases_lack_a_rate_memory_is_answered(prefixes: tuple[str, ...]) -> None:
     question, poor = Question(ctx_tokens=5000, **POOLED), without(RTX3090, *prefixes)

@@ -6,7 +6,7 @@ from itertools import islice, product
 from msgspec.structs import replace
 
 from twin.ask.question import flag
-from twin.ask.resolve import check_capability, resolve
+from twin.ask.resolve import check_capability, on_machine, resolve
 from twin.errors import TwinError
 from twin.formats import kv_format
 from twin.memory.block_pool import most_pool_bytes
@@ -14,7 +14,9 @@ from twin.memory.plan import plan_memory
 from twin.memory.token_pool import most_token_bytes
 from twin.prediction import Prediction
 
-Change = dict[str, str | int]  # fields of a question with their new values
+Change = dict[str, str | int | float]  # fields of a question with their new values
+FEWER_SEQUENCES = (256, 64, 16, 4, 1)
+SMALLER_SHARES = (0.9, 0.85, 0.8, 0.7)
 WIDEST_FIRST = 2  # how many formats are suggested: the ones that keep most bits
 
 
@@ -35,9 +37,23 @@ def _helping(prediction: Prediction) -> list[Change]:
     if case.question.pool_bytes is not None:  # the largest that the device holds
         room = most_token_bytes if case.rules.token_pool else most_pool_bytes
         pools = [{"pool_bytes": room(case, prediction.machine)}]
-    changes = (*layouts, *tables, *pools, *_formats(prediction))
+    changes = (*layouts, *tables, *pools, *_of_the_pool(prediction), *_formats(prediction))
     single = [change for change in changes if _fits(prediction, change)]
     return single or [layout | table for layout, table in product(layouts, tables) if _fits(prediction, layout | table)]
+
+
+def _of_the_pool(prediction: Prediction) -> list[Change]:
+    """The most sequences, and the largest share, with which it fits, where the engine's own are taken."""
+    question, pool = prediction.case.question, prediction.case.rules.block_pool
+    if pool is None:
+        return []
+    fewer: list[Change] = [{"max_sequences": most} for most in FEWER_SEQUENCES if question.batch <= most]
+    smaller: list[Change] = [{"utilisation": share} for share in SMALLER_SHARES if share < pool.utilisation]
+    open_ends = [fewer] if question.max_sequences is None else []
+    if question.utilisation is None and question.pool_bytes is None:
+        open_ends.append(smaller)
+    found = (next((change for change in changes if _fits(prediction, change)), None) for changes in open_ends)
+    return [change for change in found if change is not None]
 
 
 def _formats(prediction: Prediction) -> list[Change]:
@@ -52,6 +68,7 @@ def _formats(prediction: Prediction) -> list[Change]:
 def _fits(prediction: Prediction, change: Change) -> bool:
     try:
         changed = resolve(replace(prediction.case.question, **change), devices=prediction.machine.gpu_count)
+        changed = on_machine(changed, prediction.machine)
         check_capability(changed, prediction.machine)
     except TwinError:  # another option of the question goes only with what it asked for
         return False

@@ -11,7 +11,7 @@ from hwprofiles import HardwareProfile
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import settled
-from twin.assumptions import beyond_native
+from twin.assumptions import beyond_native, of_another_version
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import Impossible
@@ -52,7 +52,7 @@ class Service(Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said beside the answer: that requests may be longer than the model takes by itself."""
-        return beyond_native(self.case, self.result.limits.max_model_tokens or 0)
+        return of_another_version(self.case) + beyond_native(self.case, self.result.limits.max_model_tokens or 0)
 
     def ends(self, figure: Callable[[ServingResult], float]) -> tuple[float, float]:
         """The 90 % interval of a figure of the result, low end first; the value itself where none was asked for."""

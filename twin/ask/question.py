@@ -29,6 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "host_pages": get_args(HostPages),
     "state_dtype": get_args(StateType),
     "split": get_args(Split),
+    "cached_in": get_args(Tier),
 }
 
 _FLAGS = {"staging_bytes": "staging", "utilisation": "util", "pool_bytes": "pool", "max_model_tokens": "max-model-len"}
@@ -36,7 +37,8 @@ _FLAGS |= {"max_sequences": "max-seqs", "prefix_caching": "prefix-cache", "cache
 _FLAGS |= {"async_scheduling": "sync-scheduling", "accepted": "accept", "output_length": "output"}
 _FLAGS |= {"prefix_tokens": "prefix", "lanes": "pcie", "pcie_generation": "pcie"}
 _FLAGS |= {"gpu_layers": "ngl", "cpu_experts": "n-cpu-moe", "whole_windows": "swa-full"}
-_FLAGS |= {"ram_bytes": "ram", "vram_free_bytes": "vram-free"}
+_FLAGS |= {"ram_bytes": "ram", "vram_free_bytes": "vram-free", "chunk_tokens": "chunk"}
+_FLAGS |= {"offload_bytes": "kv-offload", "eager": "enforce-eager"}
 """Options that are not named after what they set."""
 
 
@@ -93,6 +95,10 @@ class Question(Struct, frozen=True, kw_only=True):
     cpu_experts: int = 0  # layers, from the first on, whose experts are the processor's
     whole_windows: bool = False  # whether windows keep what they no longer see
     cached_tokens: int = 0  # prompt tokens that an earlier request left in the prefix cache
+    cached_in: Tier | None = None  # the memory that they lie in; None: VRAM
+    offload_bytes: int | None = None  # host memory that an engine with a block pool keeps older blocks in
+    eager: bool = False  # whether nothing is compiled and no step is captured in a CUDA graph
+    graph_tokens: int | None = None  # most tokens of a step that is captured
 
 
 def check_numbers(question: Question) -> None:
@@ -105,6 +111,8 @@ def check_numbers(question: Question) -> None:
         ("longest request", question.max_model_tokens, 1, MAX_TOKENS, "tokens"),
         ("most sequences", question.max_sequences, 1, MAX_BATCH, "sequences"),
         ("pool of states", question.state_slots, 1, MAX_TOKENS, "states"),
+        ("offloaded cache", question.offload_bytes, 1, MAX_BYTES, "bytes"),
+        ("largest captured step", question.graph_tokens, 1, MAX_TOKENS, "tokens"),
         ("number of devices", question.gpus, 1, MAX_GPUS, "devices"),
         ("tensor parallelism", question.tp, 1, MAX_GPUS, "devices"),
         ("pipeline parallelism", question.pp, 1, MAX_GPUS, "stages"),

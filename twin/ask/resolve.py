@@ -4,15 +4,17 @@ from msgspec.structs import replace
 
 from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.links import FULL_LANES
+from hwprofiles.profile import CPU_CAPABILITY
 from hwprofiles.spelling import match, plain
 from twin.ask.case import Case
 from twin.ask.question import Question, check_numbers, flag
 from twin.ask.sharing import shared
 from twin.engines import OWN, EngineRules, engine_names, load_engine
+from twin.engines.rules import version_numbers
 from twin.errors import BadValue, Impossible
 from twin.formats import KVFormat, is_exl3, kv_format, listed
 from twin.layouts import CacheLayout, load_layout
-from twin.memory.block_pool import with_prefix_cache
+from twin.memory.block_pool import with_prefix_cache, with_step_limits
 from twin.memory.token_pool import card_defaults
 from twin.models import ModelSpec, load_model
 from twin.models.mixers import Attention, LatentAttention
@@ -26,7 +28,8 @@ _HOST_OPTIONS = {"staging_bytes", "prefill", "copies", "pooled", "host_pages"}
 _POOL_OPTIONS = {"utilisation", "pool_bytes", "max_model_tokens", "max_sequences", "prefix_caching", "cached_tokens"}
 """What only an engine whose requests share one pool understands."""
 
-_BLOCK_OPTIONS = {"cold_start", "patched", "promotes_windows", "async_scheduling"}
+_BLOCK_OPTIONS = {"cold_start", "patched", "promotes_windows", "async_scheduling", "cached_in", "offload_bytes"}
+_BLOCK_OPTIONS |= {"eager", "graph_tokens"}
 """What only an engine with a pool of blocks understands."""
 
 _TOKEN_OPTIONS = {"window_share", "state_slots"}
@@ -205,6 +208,10 @@ def _check_case(case: Case) -> None:
         raise Impossible(f"{case.model.name} has no n-gram table")
     if case.prefill == "staged" and question.batch != 1:
         raise Impossible(f"{engine} stages a prefill only for one sequence at a time")
+    if (question.cached_in == "host" or question.offload_bytes) and case.model.states:
+        raise Impossible(f"a cache on the host is modelled without recurrent states, which {case.model.name} keeps")
+    if question.cached_in == "host" and not question.cached_tokens:
+        raise Impossible("--cached-in means nothing without cached tokens", hint="add --cached N --prefix-cache")
     if question.gpu_layers is not None and case.layout.host_planes:
         raise Impossible(f"{flag('gpu_layers')} with layout {case.layout.name!r} is not modelled", hint="ask for one")
     longest, most = question.max_model_tokens, question.max_sequences
@@ -215,21 +222,26 @@ def _check_case(case: Case) -> None:
 
 
 def on_machine(case: Case, machine: HardwareProfile) -> Case:
-    """The case with what the engine chooses by the card, where the question does not: chunk and attention backend."""
+    """The case with what the engine chooses by the card, where the question does not.
+
+    That is its attention backend, but for steps of several query tokens where it has one of its own for these, and how
+    much one step takes.
+    """
     rules, question = case.rules, case.question
-    if rules.token_pool is None:
-        return case
-    if question.chunk_tokens is None:
-        case = replace(case, chunk_tokens=card_defaults(rules.token_pool, machine).chunk_tokens)
     if question.backend is None:
         backend = _backend_on(case, machine)
-        case = replace(case, backend=backend, verify_backend=backend)
+        verify = rules.backends.verify.get(case.rated_format, backend)
+        case = replace(case, backend=backend, verify_backend=verify)
+    if rules.block_pool is not None:
+        return with_step_limits(case, machine)
+    if rules.token_pool is not None and question.chunk_tokens is None:
+        case = replace(case, chunk_tokens=card_defaults(rules.token_pool, machine).chunk_tokens)
     return case
 
 
 def _backend_on(case: Case, machine: HardwareProfile) -> str:
     """The default backend on a card: that of its compute capability, or the first, if it runs heads as wide."""
-    rules, fmt, widest = case.rules, case.fmt.name, case.rules.backends.widest_heads
+    rules, fmt, widest = case.rules, case.rated_format, case.rules.backends.widest_heads
     by_card = rules.backends.by_capability.get(machine.gpu.compute_capability, {}).get(fmt, case.backend)
     latents = rules.backends.of_latents
     if latents and isinstance(case.mixer, LatentAttention):
@@ -265,24 +277,34 @@ def machine_of(case: Case, profile: HardwareProfile | None) -> HardwareProfile:
             machine = machine.with_link(question.lanes, question.pcie_generation)
     except ValueError as wrong:
         raise Impossible(f"{machine.name}: {wrong}") from None
+    _check_maker(case, machine)
     check_capability(case, machine)
     return machine
+
+
+def _check_maker(case: Case, machine: HardwareProfile) -> None:
+    """Refuse a device without CUDA on which the engine does not run, or keeps no such format."""
+    gpu, makers = machine.gpu, case.rules.makers
+    if not makers or gpu.runs_cuda or gpu.compute_capability == CPU_CAPABILITY:
+        return
+    kept, engine = makers.get(gpu.name.partition(" ")[0]), case.rules.name
+    if kept is None:
+        raise Impossible(f"{engine} does not run on {machine.name}: {gpu.name} has neither CUDA nor ROCm")
+    if case.fmt.name not in kept and not case.question.what_if:
+        hint = f"there it keeps {listed(kept)}; --what-if counts its bytes anyway"
+        raise Impossible(f"{engine} keeps no {case.fmt.name} cache on {machine.name}, which has no CUDA", hint=hint)
 
 
 def check_capability(case: Case, machine: HardwareProfile) -> None:
     """Refuse an engine that does not start on this device, and a format whose kernels do not."""
     least, gpu = case.rules.least_capability, machine.gpu
-    if least and gpu.runs_cuda and _version(gpu.compute_capability) < _version(least):
+    if least and gpu.runs_cuda and version_numbers(gpu.compute_capability) < version_numbers(least):
         raise Impossible(f"{case.rules.name} needs SM {least} or newer, {gpu.name} has SM {gpu.compute_capability}")
     needs = case.rules.needs.get(case.fmt.name, case.fmt.min_capability)
     needs = case.rules.needs.get(f"{case.backend}/{case.fmt.name}", needs)
     has = machine.gpu.compute_capability
-    if needs and _version(has) < _version(needs) and not case.question.what_if:
+    if needs and version_numbers(has) < version_numbers(needs) and not case.question.what_if:
         own = f"has SM {has}" if machine.gpu.runs_cuda else "has no CUDA"
         kernels = f"{case.rules.name}'s kernels need SM {needs} or newer, {machine.gpu.name} {own}"
         hint = "--what-if counts its bytes anyway"
         raise Impossible(f"{case.fmt.name} does not start on {machine.name}: {kernels}", hint=hint)
-
-
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in capability.split("."))

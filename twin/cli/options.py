@@ -137,10 +137,11 @@ _NAMES = (
     option("--weights", help="The same shape in other weights: bf16, fp8, awq, q4_k_m, 4.05bpw and so on."),
     option("--hw", type=Name("machine"), help="A shipped machine or the path of a profile [default: the engine's]."),
     option("--engine", type=Name("engine"),
-           help="The inference engine whose rules apply [default: one that loads the model]."),
+           help="The inference engine whose rules apply, such as vllm==0.26 [default: one that loads the model]."),
     option("--kv-dtype", type=Name("format"),
            help="Format of the cache, listed by twin formats; q8_0/q4_0: of K and of V [default: the engine's]."),
-    option("--chunk", "chunk_tokens", type=TOKENS, help="Prompt tokens of one prefill pass [default: the engine's]."),
+    option("--chunk", "--max-num-batched-tokens", "chunk_tokens", type=TOKENS,
+           help="Prompt tokens of one prefill pass [default: the engine's, by the device]."),
     option("--gpus", type=int, help="What if: so many of the machine's device, each on a link of its own."),
     option("--tp", type=int, help="Devices that share every layer [default: the engine's]."),
     option("--pp", type=int, help="Stages of layers, each on --tp devices [default: the engine's]."),
@@ -187,13 +188,17 @@ POOL_OPTIONS = (
     option("--util", "utilisation", type=float,
            help="Share of VRAM for weights and pool, such as 0.93 [default: the engine's]."),
     option("--pool", "pool_bytes", type=BYTES, help="Size of the block pool, in place of what --util leaves."),
-    option("--max-seqs", "max_sequences", type=int, help="Most sequences that run at once [default: the engine's]."),
+    option("--max-seqs", "--max-num-seqs", "max_sequences", type=int,
+           help="Most sequences that run at once [default: the engine's, by the device]."),
     option("--window-share", type=float,
            help="Tokens of a pool of windows to one of the other layers' [default: the engine's]."),
     option("--state-slots", type=int,
            help="States in a pool of their own, in place of their share of memory."),
     option("--prefix-cache", "prefix_caching", is_flag=True, help="Keep prompts for later requests."),
     option("--cold-start", is_flag=True, help="The engine compiles while it profiles, which costs pool."),
+    option("--enforce-eager", "eager", is_flag=True, help="Nothing is compiled, no step is captured in a CUDA graph."),
+    option("--graph-tokens", type=TOKENS, help="Most tokens of a step that is captured [default: the engine's]."),
+    option("--kv-offload", "offload_bytes", type=BYTES, help="Host memory for blocks that the pool gives up."),
     option("--state-dtype", type=Choice(["fp16", "fp32"]), help="Type of recurrent states [default: the engine's]."),
     option("--backend", type=Name("backend"), help="Attention backend, where a format has several."),
     option("--stock", "patched", is_flag=True, default=True, flag_value=False,
@@ -223,6 +228,8 @@ SERVED_MAX_LEN = _longest("the model's own limit")
 
 CACHED = option("--cached", "cached_tokens", type=TOKENS, default=0,
                       help="With --prefix-cache: prompt tokens that an earlier request left there.")  # fmt: skip
+CACHED_IN = option("--cached-in", type=Choice(["vram", "host"]),
+                   help="Where those lie: what the pool gave up is copied from the host [default: vram].")  # fmt: skip
 
 TRACE_OPTIONS = (
     option("--trace-in", type=INPUT,

@@ -25,7 +25,8 @@ def engine_names() -> list[str]:
 
 
 def load_engine(name: str) -> EngineRules:
-    """The rulebook of engine `name`; UnknownName otherwise."""
+    """The rulebook of engine `name`, or of a release of it such as `vllm==0.26`; UnknownName otherwise."""
+    name, asks_version, version = name.partition("==")
     also = match(name, _ALSO_KNOWN)
     if also is not None:
         module, which = _ALSO_KNOWN[also]
@@ -33,7 +34,7 @@ def load_engine(name: str) -> EngineRules:
         found, which = find("engine", name, engine_names()), "RULES"
         module = next((stem for stem, called in _MODULES.items() if called == found), found)
     rules: EngineRules = getattr(import_module(f"twin.engines.{module}"), which)
-    return rules
+    return rules.at(version) if asks_version else rules
 
 
 def backend_names() -> list[str]:

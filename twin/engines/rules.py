@@ -1,9 +1,12 @@
 """What a rulebook must say: page sizes, chunking, padding, memory that is no cache, and which kernels run."""
 
+import re
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hwprofiles.rates import Rate, Source, Unit
-from twin.errors import Impossible
+from twin.errors import BadValue, Impossible
 from twin.formats import PAIR, KVFormat
 from twin.layouts import load_layout
 from twin.operations.occupancy import DecodePlan
@@ -33,17 +36,53 @@ class SparseRules(Struct, frozen=True, kw_only=True):
     overlaps_copies: bool  # whether staged copies run beside the kernels unless asked otherwise
 
 
+class StepLimits(Struct, frozen=True, kw_only=True):
+    """Most tokens and sequences of a step where nothing is asked, on devices of so much memory and more."""
+
+    vram_bytes: float
+    batched_tokens: int
+    max_sequences: int
+    but_not: str = ""  # devices with this in their name, in small letters, are left out
+
+    def hold_for(self, device: str, vram_bytes: float) -> bool:
+        """Whether they are those of the device of that name and memory."""
+        return vram_bytes >= self.vram_bytes and not (self.but_not and self.but_not in device.lower())
+
+
+class StartupRules(Struct, frozen=True, kw_only=True):
+    """What an engine allocates when it starts, beside weights: one pass over a full step and its sampling, profiled.
+
+    Each is taken by itself from a source or a log; `twin/memory/startup.py` puts them together.
+    """
+
+    sampled_copies: Rate  # copies in fp32 of a step's logits that the sampler holds at its peak
+    plain_sampled_copies: Rate | None = None
+    """The same of models without states and experts, where a runner of their own profiles them; its graphs are not
+    reserved. None: they have none."""
+    forward: Rate  # bytes of the widest layer's pass over those that are counted
+    operand_bytes: Rate  # bytes beside an element of what products in fewer bits take as operands
+    compiler: Rate  # bytes that compiling adds to the pass, where the start-up compiles
+    libraries: dict[str, float]  # bytes of the matrix library's workspace, by least compute capability, largest first
+    towers: Rate  # bytes of a pass through a tower over its largest input
+    tower_rest: Rate  # bytes of that input and what it became, which lie there while all else is profiled
+    reserves_graphs: bool  # whether CUDA graphs are estimated and taken off the pool
+    graph_layer: Rate  # bytes of a layer in a graph that is captured in pieces
+    whole_graph_layer: Rate  # bytes of a layer in a graph of a whole step
+    graph_tokens: int  # most tokens of a step that is captured unless asked otherwise
+    context: Rate  # bytes that the engine's own process takes outside the allocator: libraries, communicators
+    rank_context: Rate  # the same where several devices share the layers
+
+
 class BlockPoolRules(Struct, frozen=True, kw_only=True):
     """How an engine that shares one pool of blocks among requests sizes that pool."""
 
     utilisation: float  # share of the device's memory that the engine may take
     batched_tokens: int  # tokens of one step, decodes and prefill chunks together
     max_sequences: int
+    larger: tuple[StepLimits, ...] = ()  # the same on larger devices, the largest first
     bounds_context: bool  # whether it refuses a longest request beyond what the model's own configuration takes
-    activations: Rate  # bytes of the largest transient that the start-up profile sees, code compiled before
-    cold_activations: Rate  # the same where the first run compiles: the compiler's buffers count into the profile
-    graphs: Rate  # bytes of captured CUDA graphs without speculation
-    draft_graphs: Rate  # the same with a block drafter
+    startup: StartupRules
+    draft_graphs: Rate  # bytes of captured CUDA graphs with a block drafter
     long_draft_graphs: Rate  # the same where drafts are longer than the drafter's own block
     backend_workspace: dict[str, Rate]  # bytes that an attention backend keeps for itself, by backend
     dequantises_prefix: dict[str, Rate]
@@ -150,6 +189,11 @@ class EngineRules(Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str
+    version: str = ""  # of the engine that these rules are of; empty: of no release in particular
+    asked_version: str = ""  # the one that was asked for, where it is none of those whose source was read
+    releases: dict[str, BlockPoolRules] = {}  # how earlier releases size their pool, by the first that does
+    makers: dict[str, tuple[str, ...]] = {}
+    """Formats that it keeps on devices without CUDA, by the first word of a device's name; empty: wherever they are."""
     machine: str  # shipped machine that a question is about unless it names another
     layouts: tuple[str, ...]  # the first that a model can be asked for is its default
     formats: tuple[str, ...]  # what it keeps in VRAM; the first is the default
@@ -199,6 +243,26 @@ class EngineRules(Struct, frozen=True, kw_only=True):
         return pool is not None and pool.bounds_context
 
     @property
+    def title(self) -> str:
+        """Its name, with the version where there is one."""
+        return f"{self.name} {self.version}".rstrip()
+
+    def at(self, version: str) -> "EngineRules":
+        """The rules of that release, or of the nearest that is known; Impossible where there is one set of rules."""
+        if not self.releases:
+            raise Impossible(f"{self.name} is modelled in one version: leave =={version} away")
+        if not re.fullmatch(r"\d+(\.\d+){1,3}", version):
+            raise BadValue(f"{version!r} is no version of {self.name}", hint=f"such as {self.name}=={self.version}")
+        asked, first = version_numbers(version), min(self.releases, key=version_numbers)
+        if asked[:2] >= version_numbers(self.version):
+            known = asked[:2] == version_numbers(self.version)
+            return self if known else replace(self, asked_version=version)
+        if asked < version_numbers(first):
+            return replace(self, version=first, asked_version=version, block_pool=self.releases[first])
+        since = max((each for each in self.releases if version_numbers(each) <= asked), key=version_numbers)
+        return replace(self, version=version, block_pool=self.releases[since])
+
+    @property
     def sparse(self) -> SparseRules:
         """Rules of sparse attention; Impossible where the engine has none."""
         if self.sparse_kernels is None:
@@ -240,3 +304,8 @@ class EngineRules(Struct, frozen=True, kw_only=True):
         if operation in WEIGHT_OPERATIONS:
             variant = self.weight_families.get(variant, variant)
         return f"{operation}/{implementation}/{variant}"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Of a release or a compute capability, to be compared."""
+    return tuple(int(part) for part in version.split("."))

@@ -10,17 +10,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hwprofiles.profile import HardwareProfile
-from hwprofiles.rates import Rate
 from twin.ask.case import Case, Ends
-from twin.engines.rules import BlockPoolRules
 from twin.errors import Impossible
 from twin.memory.blocks import BlockPlan, PoolSettings, plan_blocks
 from twin.memory.cache_specs import cache_specs
+from twin.memory.startup import batched_tokens, most_sequences, pool_rules, startup_parts
 from twin.models.sharded import staged
 from twin.operations.counts import HALF_BYTES
 from twin.operations.lower import draft_weight_bytes
 
 KVARN_SLOTS_FREE = 8  # slots of the sidecar beyond two a sequence and one a tile of a step (`kvarn/config.py`)
+TILES_SHARE = 0.5  # of the engine's share less weights that the sidecar may take (`POOL_USABLE_SHARE_DEFAULT`)
 SCRATCH_TOKENS = 262_144
 LEAST_SCRATCH_TOKENS = 4_096  # bounds of the tokens that KVarN's prefill rebuilds at once (`KVARN_FA_SCRATCH_CAP`)
 
@@ -60,13 +60,13 @@ class KVPool(Struct, frozen=True, kw_only=True):
 
 def block_plan(case: Case) -> BlockPlan:
     """How the case's layers share blocks."""
-    question, rules = case.question, pool_rules(case)
+    question = case.question
     settings = PoolSettings(
         promotes_sliding=question.patched and question.promotes_windows,
         balances_groups=question.patched,
         speculative_tokens=case.speculation.tokens if case.speculation else 0,
         prefix_caching=question.prefix_caching,
-        batched_tokens=question.chunk_tokens or rules.batched_tokens,
+        batched_tokens=batched_tokens(case),
         async_scheduling=question.async_scheduling,
     )
     return plan_blocks(cache_specs(case), settings)
@@ -93,11 +93,40 @@ def pool_stages(case: Case, stages: int) -> list[Case]:
     return cases
 
 
-def pool_rules(case: Case) -> BlockPoolRules:
-    """The engine's rules for its pool; Impossible where it has none."""
-    if case.rules.block_pool is None:
-        raise Impossible(f"{case.rules.name} shares no pool of blocks among requests")
-    return case.rules.block_pool
+def with_step_limits(case: Case, profile: HardwareProfile) -> Case:
+    """The case with the most tokens and sequences of a step that its engine takes by default on that device."""
+    rules, gpu, pool = case.rules, profile.gpu, pool_rules(case)
+    limits = next((limits for limits in pool.larger if limits.hold_for(gpu.name, gpu.vram.value)), None)
+    if limits is not None:
+        pool = replace(pool, batched_tokens=limits.batched_tokens, max_sequences=limits.max_sequences, larger=())
+        rules = replace(rules, chunk_tokens=limits.batched_tokens, block_pool=pool)
+        chunk = case.question.chunk_tokens or limits.batched_tokens
+        case = with_prefix_cache(replace(case, rules=rules, chunk_tokens=chunk, cached_tokens=0))
+    if case.fmt.sidecar_bytes:
+        stages = (stage for stage in pool_stages(case, case.stages(profile.gpu_count)) if stage.model.caches)
+        most = min((pool.max_sequences, *(_sequences_with_tiles(stage, profile) for stage in stages)))
+        case = replace(case, rules=replace(rules, block_pool=replace(pool, max_sequences=most)))
+    return case
+
+
+def _sequences_with_tiles(case: Case, profile: HardwareProfile) -> int:
+    """Sequences whose unquantised tiles fill half of what weights leave of the engine's share (`kvarn/config.py`)."""
+    room = share_bytes(case, profile) - sum(case.model.weight_bytes.values())
+    slots = int(TILES_SHARE * room / _slot_bytes(case))
+    return max(1, (slots - _other_slots(case)) // 2)
+
+
+def _slot_bytes(case: Case) -> int:
+    """A tile of every layer in 16 bits."""
+    half = (
+        sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items()) * HALF_BYTES
+    )
+    return case.fmt.tile_tokens * half
+
+
+def _other_slots(case: Case) -> int:
+    """Slots beyond those of sequences: of the tiles of one step, and some more."""
+    return -(-batched_tokens(case) // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
 
 
 def with_prefix_cache(case: Case) -> Case:
@@ -134,8 +163,8 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
     of memory when it allocates (`--kv-cache-memory-bytes`). What is outside the engine's share is squeezed first: a
     published pool of KVarN beside a drafter leaves half of it, and runs.
     """
-    rules = pool_rules(case)
-    parts = fixed_parts(case, rules)
+    taken = startup_parts(case, profile.gpu)
+    parts = fixed_parts(case, profile)
     given = case.question.pool_bytes
     pool_bytes = int(share_bytes(case, profile) - sum(parts.values())) if given is None else given
     held = given is None or sum(parts.values()) + given <= profile.gpu.vram.value
@@ -146,12 +175,12 @@ def plan_pool(case: Case, profile: HardwareProfile) -> tuple[KVPool, dict[str, f
         blocks=max(0, plan.blocks_in(pool_bytes)) if held else 0,
         max_model_tokens=case.question.max_model_tokens or case.question.ctx_tokens,
         limits=PoolLimits(
-            utilisation=case.question.utilisation or rules.utilisation,
-            batched_tokens=case.question.chunk_tokens or rules.batched_tokens,
-            max_sequences=case.question.max_sequences or rules.max_sequences,
+            utilisation=case.question.utilisation or pool_rules(case).utilisation,
+            batched_tokens=batched_tokens(case),
+            max_sequences=most_sequences(case),
         ),
     )
-    uncertain = (*_taken(case, rules).values(), profile.gpu.vram) if given is None else ()
+    uncertain = (*taken.values(), profile.gpu.vram) if given is None else ()
     return pool, parts, math.hypot(*(rate.deviation for rate in uncertain))
 
 
@@ -163,7 +192,7 @@ def share_bytes(case: Case, profile: HardwareProfile) -> float:
 def most_pool_bytes(case: Case, profile: HardwareProfile) -> int:
     """Bytes of the largest pool that leaves room for what lies before it and outside of it, at least 0."""
     rules = pool_rules(case)
-    return max(0, int(profile.gpu.vram.value - sum(fixed_parts(case, rules).values()) - rules.untracked.value))
+    return max(0, int(profile.gpu.vram.value - sum(fixed_parts(case, profile).values()) - rules.untracked.value))
 
 
 def loaded_parts(case: Case) -> dict[str, float]:
@@ -184,38 +213,20 @@ def loaded_parts(case: Case) -> dict[str, float]:
     }
 
 
-def fixed_parts(case: Case, rules: BlockPoolRules) -> dict[str, float]:
+def fixed_parts(case: Case, profile: HardwareProfile) -> dict[str, float]:
     """Bytes by part that lie on the device before any block."""
     question = case.question
-    parts = loaded_parts(case) | {name: rate.value for name, rate in _taken(case, rules).items()}
+    parts = loaded_parts(case) | {name: rate.value for name, rate in startup_parts(case, profile.gpu).items()}
     longest = question.max_model_tokens or max(question.ctx_tokens, case.model.native_ctx_tokens)
     if case.fmt.sidecar_bytes:
-        sequences = question.max_sequences or max(rules.max_sequences, question.batch)
+        sequences = most_sequences(case)
         rebuilt = max(min(sequences * longest, SCRATCH_TOKENS), LEAST_SCRATCH_TOKENS)
         # tiles that wait for their last token, and every sequence's first
-        slots = 2 * sequences + -(-rules.batched_tokens // case.fmt.tile_tokens) + KVARN_SLOTS_FREE
-        half = (
-            sum(case.of(mixer).attention.kv_elements * layers for mixer, layers in case.model.caches.items())
-            * HALF_BYTES
-        )
-        slot_bytes = case.fmt.tile_tokens * half
-        parts["unquantised tiles"] = float(slots * slot_bytes)
+        parts["unquantised tiles"] = float((2 * sequences + _other_slots(case)) * _slot_bytes(case))
         parts["prefill scratch"] = float(rebuilt * _half_token_bytes(case))
-    if case.backend in rules.dequantises_prefix:
+    if case.backend in pool_rules(case).dequantises_prefix:
         parts["prefill scratch"] = float(longest * _half_token_bytes(case))
     return {name: size for name, size in parts.items() if size}
-
-
-def _taken(case: Case, rules: BlockPoolRules) -> dict[str, Rate]:
-    """What the engine itself takes, by part. A block drafter's runner captures more graphs, the longer its drafts."""
-    graphs, speculation = rules.graphs, case.speculation
-    if speculation is not None and speculation.drafter.kind == "block":
-        long = speculation.tokens >= speculation.drafter.block_tokens
-        graphs = rules.long_draft_graphs if long else rules.draft_graphs
-    taken = {"activations": rules.cold_activations if case.question.cold_start else rules.activations, "graphs": graphs}
-    if case.backend in rules.backend_workspace:
-        taken["backend workspace"] = rules.backend_workspace[case.backend]
-    return taken
 
 
 def scratch_token_bytes(case: Case) -> float:

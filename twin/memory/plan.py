@@ -10,13 +10,14 @@ from hwprofiles.profile import HardwareProfile
 from twin.ask.case import Case
 from twin.errors import Impossible
 from twin.layouts import Placement
-from twin.memory.block_pool import KVPool, plan_pool, pool_rules, pool_stages, scratch_token_bytes, share_bytes
+from twin.memory.block_pool import KVPool, plan_pool, pool_stages, scratch_token_bytes, share_bytes
 from twin.memory.cells import cell_memories
 from twin.memory.memory import Memory, head_bytes
+from twin.memory.startup import pool_rules
 from twin.memory.tensors import tensor_parts
 from twin.memory.token_pool import outside_bytes, plan_token_pool, static_bytes, token_pools, window_parts
 from twin.operations.counts import state_bytes
-from twin.operations.lower import split_layers
+from twin.operations.lower import offloaded_bytes, split_layers
 from twin.units import MAX_TOKENS, format_bytes
 
 PAGE_TABLE_SHARE = 8 / 4096
@@ -207,10 +208,12 @@ def _pool_device(
         capacity_spread=spread,
         held_bytes=taken,
     )
+    context = outside_bytes(case, profile) if tokens else untracked.value
+    kept = {"context": min(context, outside), "page tables": offload_bytes(case) * PAGE_TABLE_SHARE}
     headroom = Memory(
         name=f"{name} outside the engine's share",
         capacity_bytes=outside,
-        fixed={"context": min(outside_bytes(case, profile) if tokens else untracked.value, outside)},
+        fixed={name: size for name, size in kept.items() if size or name == "context"},
         page_bytes={"prefill scratch": 0.0 if tokens else scratch_token_bytes(case) * page_tokens},
         capacity_spread=untracked.deviation,
     )
@@ -335,6 +338,15 @@ def _balanced_workspace(
     ]
 
 
+def offload_bytes(case: Case) -> float:
+    """Bytes of registered host memory for blocks that the pool gave up: as asked, or what is asked to lie there."""
+    question = case.question
+    if question.offload_bytes is not None or question.cached_in != "host":
+        return float(question.offload_bytes or 0)
+    found = sum(offloaded_bytes(case.of(mixer)) * layers for mixer, layers in case.model.caches.items())
+    return found * question.batch * case.tp
+
+
 def host_memory(case: Case, profile: HardwareProfile) -> Memory:
     """The host's memory: what is kept there of the model and of the cache."""
     model, batch = case.model, case.question.batch
@@ -343,6 +355,8 @@ def host_memory(case: Case, profile: HardwareProfile) -> Memory:
         fixed["embedding"] = model.weight_bytes["embedding"] * case.tp
     if model.ngram is not None and case.ngram == "ram":
         fixed["n-gram table"] = float(model.ngram.table_bytes)
+    if offloaded := offload_bytes(case):
+        fixed["offloaded cache"] = offloaded
     per_token = placement_of(case, model.layer_kinds).host_bytes * case.tp
     return Memory(
         name="host",

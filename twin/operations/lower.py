@@ -209,7 +209,8 @@ def head_program(case: Case, tokens: int, split: Split) -> Program:
         kernel, moved = case.rules.kernel("sample", "fp32"), tokens * model.vocab * case.tp * LOGIT_BYTES
         ops += (Op("sampling", device, kernel=kernel, vram_bytes=moved, grain=tokens, after=(len(ops) - 1,)),)
     if case.rules.host_step:
-        ops += (Op("host", device, kernel=case.rules.kernel("step", "decode"), after=(len(ops) - 1,)),)
+        captured = "eager" if case.question.eager else "decode"
+        ops += (Op("host", device, kernel=case.rules.kernel("step", captured), after=(len(ops) - 1,)),)
     return (OpGraph(ops=ops),)
 
 
@@ -217,6 +218,30 @@ def prefetch_program(case: Case, chunk: Step) -> Program:
     """What runs beside a prefill chunk: the n-gram rows of the next one, since a prompt's tokens are known ahead."""
     ops = _ngram_ops(case, chunk, first=0)
     return (OpGraph(ops=ops),) if ops else ()
+
+
+def load_program(case: Case) -> Program:
+    """What a prompt's cached tokens that lie on the host cost before its prefill: copies of a page in each layer."""
+    if case.question.cached_in != "host" or not case.cached_tokens:
+        return ()
+    mixers = ((case.of(mixer), layers) for mixer, layers in case.model.caches.items())
+    copies = (
+        Op(
+            "kv_load",
+            0,
+            engine=Engine.H2D,
+            link_bytes=offloaded_bytes(own) * layers * case.question.batch,
+            run_bytes=case.rules.page_tokens * own.plane_bytes,
+        )
+        for own, layers in mixers
+    )
+    return tuple(OpGraph(ops=(copy,)) for copy in copies)
+
+
+def offloaded_bytes(case: Case) -> float:
+    """Bytes of one sequence's cached prefix in a layer: of a window no more than it sees."""
+    reach = case.mixer.reach if case.mixer else 0
+    return float(min(case.cached_tokens, reach or case.cached_tokens) * case.plane_bytes)
 
 
 # Ops of a layer, and between layers

@@ -62,6 +62,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
 
     return {
         **names_json(case, prediction.machine),
+        **({"engine_version": case.rules.version} if case.rules.version else {}),
         "ctx_tokens": question.ctx_tokens,
         "batch": question.batch,
         "chunk_tokens": case.chunk_tokens,
@@ -73,7 +74,7 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
         "ngram": case.ngram if case.model.ngram is not None else None,
         "weights": case.model.weights.format,
         "lanes": question.lanes,
-        **_machine_question(question),
+        **_asked(question, "gpus", "tp", "pp", "split", "pcie_generation", "ram_bytes", "vram_free_bytes"),
         **({"tp": case.tp} if case.tp > 1 else {}),
         "what_if": question.what_if,
         "cached_tokens": case.cached_tokens,
@@ -83,10 +84,9 @@ def _question_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _machine_question(question: Question) -> dict[str, Any]:
-    """What is asked about the machine that is not as its profile says; nothing else."""
-    names = ("gpus", "tp", "pp", "split", "pcie_generation", "ram_bytes", "vram_free_bytes")
-    return {name: value for name in names if (value := getattr(question, name)) is not None}
+def _asked(question: Question, *names: str) -> dict[str, Any]:
+    """Of these fields those that are asked about, and nothing else."""
+    return {name: value for name in names if (value := getattr(question, name))}
 
 
 def _pool_question(prediction: Prediction) -> dict[str, Any]:
@@ -99,6 +99,7 @@ def _pool_question(prediction: Prediction) -> dict[str, Any]:
         "max_model_tokens": question.max_model_tokens or question.ctx_tokens,
         "max_sequences": pool.limits.max_sequences,
         **{name: getattr(question, name) for name in ("prefix_caching", "cold_start", "patched", "async_scheduling")},
+        **_asked(question, "eager", "graph_tokens", "cached_in", "offload_bytes"),
         "state_element_bytes": prediction.case.state_element_bytes,
     }
 

@@ -23,7 +23,7 @@ def comparison_text(compared: Comparison) -> str:
     layout = f"layout {case.layout.name}, " if compared.over == "formats" else ""
     batch = f", {case.question.batch} sequences" if case.question.batch > 1 else ""
     asked = f"{layout}{case.question.ctx_tokens:,} token{plural(case.question.ctx_tokens)}{batch}"
-    title = f"{case.model.name} on {first.machine.name}, {case.rules.name}, {asked}"
+    title = f"{case.model.name} on {first.machine.name}, {case.rules.title}, {asked}"
     if compared.over == "layouts":
         columns = [_layout_column(each) for each in compared.predictions]
         heads = ("", *(each.case.layout.name for each in compared.predictions))
@@ -79,9 +79,18 @@ def _format_row(compared: Comparison, each: Prediction, *, pooled: bool) -> tupl
         f"{each.case.question.batch / decode.tokens_per_s.value / MS:.1f}" if decode else "-",
         _prefill(each),
         format_seconds(each.ttft_s.value) if each.ttft_s else "-",
-        f"{each.kernel.split('/')[1]}, {kernel.source}" if (kernel := each.kernel_rate) else "-",
+        _kernel(each),
         *quality_cells(compared.quality(each)),
     )
+
+
+def _kernel(each: Prediction) -> str:
+    """Whose kernel reads the cache, and where its rates are from, or on what they stand where nobody measured it."""
+    known = each.kernel_rate
+    if known is None:
+        return "-"
+    rung = each.kernel_rung
+    return f"{each.kernel.split('/')[1]}, {known.source if rung == 'measured' else rung}"
 
 
 def _prefill(each: Prediction) -> str:

@@ -44,7 +44,7 @@ def service_text(service: Service, what: str, reading: Reading | None = None) ->
     speculation = case.speculation
     drafted = f", {speculation.drafter.name} drafts {speculation.tokens}" if speculation else ""
     lines = [
-        f"{case.model.name} on {service.machine.name}, {case.rules.name}",
+        f"{case.model.name} on {service.machine.name}, {case.rules.title}",
         f"{case.fmt.name} cache on {case.backend or case.layout.name}{drafted}; {pool.blocks:,} blocks of "
         f"{pool.plan.holds}, at most {service.result.limits.max_sequences:,} sequences, "
         f"{service.result.limits.batched_tokens:,} tokens a step",

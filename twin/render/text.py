@@ -24,7 +24,7 @@ def headline(prediction: Prediction) -> str:
     placed = plan.token_bytes
     longest = f"{plan.max_ctx_tokens():,} tokens ({ended_by(plan)} ends it)"
     lines = [
-        f"{case.model.name} on {prediction.machine.name}, {case.rules.name}",
+        f"{case.model.name} on {prediction.machine.name}, {case.rules.title}",
         f"layout {case.layout.name}, {case.fmt.name} cache{_on(case)}, {ctx:,} token{plural(ctx)} of context{batch}",
         *_shared(prediction),
         *_drafted(case),

@@ -12,6 +12,7 @@ from hwprofiles import HardwareProfile, load_profile
 from hwprofiles.rates import Curve, Rate
 from tests.laws.drawn import with_memory
 from twin.ask.question import Question
+from twin.cost import roofline
 from twin.errors import BadValue, Impossible
 from twin.prediction import Z90
 from twin.units import KIB, MINUTE, MS, TIB
@@ -61,8 +62,10 @@ def test_a_part_hangs_on_its_own_rates_and_one_that_is_not_there_is_no_answer() 
     ("operation", "lacking"), [("attend_sparse/", ("prefill", "ttft_s")), ("linear/", ("decode", "prefill", "ttft_s"))]
 )
 def test_a_phase_without_a_rate_is_no_answer_and_the_other_still_is_one(
-    operation: str, lacking: tuple[str, ...]
+    operation: str, lacking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where no other machine has it either."""
+    monkeypatch.setattr(roofline, "borrowed", lambda *_: None)
     kernels = {key: kernel for key, kernel in BLOG.kernels.items() if not key.startswith(operation)}
     found = answer(Question(ctx_tokens=4096), replace(BLOG, kernels=kernels))
     for phase in lacking:

@@ -134,7 +134,7 @@ def test_only_what_is_a_fact_of_quality_or_an_input_is_not_predicted() -> None:
 @machines
 def test_a_row_that_sets_a_rate_is_never_held_out(machine: str) -> None:
     fitted = fitted_on(load_profile(machine)).union(*(fitted_on(load_engine(engine)) for engine in engine_names()))
-    assert fitted <= {row.id for row in ROWS}
+    assert {row for row in fitted if row.startswith(("blog.", "vllm."))} <= {row.id for row in ROWS}
     assert all(by_id(machine)[row].role == "fit" for row in fitted & by_id(machine).keys())
     assert all(bool(case.role_reason) is (case.role == "fit") for case in validation(machine).cases)
 

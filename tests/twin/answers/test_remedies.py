@@ -11,7 +11,7 @@ from tests.laws.drawn import machines, questions
 from tests.worlds import LAWS
 from twin.answers.remedies import remedies
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import settled
 from twin.memory.plan import plan_memory
 from twin.prediction import predict
 from twin.units import GIB, parse_bytes
@@ -27,6 +27,10 @@ def followed(question: Question, tip: str) -> Question:
         return replace(question, ctx_tokens=int(changes["--ctx"]))
     if "--pool" in changes:
         return replace(question, pool_bytes=parse_bytes(changes["--pool"]))
+    if "--max-seqs" in changes:
+        return replace(question, max_sequences=int(changes["--max-seqs"]))
+    if "--util" in changes:
+        return replace(question, utilisation=float(changes["--util"]))
     return replace(
         question, **{option.removeprefix("--").replace("-", "_"): value for option, value in changes.items()}
     )
@@ -71,10 +75,24 @@ def test_of_a_given_pool_the_largest_that_the_device_holds_is_suggested(ctx_toke
 @LAWS
 @given(questions(), machines())
 def test_every_tip_helps(question: Question, machine: HardwareProfile) -> None:
-    if plan_memory(resolve(question), machine).fits:
+    if plan_memory(*settled(question, machine)).fits:
         return
     tips = tips_for(question, machine)
     assert tips
     for tip in tips:
         if tip != ANOTHER_MACHINE:
-            assert plan_memory(resolve(followed(question, tip)), machine).fits, tip
+            assert plan_memory(*settled(followed(question, tip), machine)).fits, tip
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "tip"),
+    [
+        ("rtx3090", {"model": "qwen3.8-27b", "ctx_tokens": 32_768, "kv_dtype": "kvarn_k4v2_g128"}, "--max-seqs 64"),
+        ("gb10", {"model": "llama-3.1-8b", "ctx_tokens": 8192}, "--util 0.9"),
+    ],
+)
+def test_an_engines_own_defaults_give_way_where_they_leave_no_room(machine: str, asked: Any, tip: str) -> None:
+    """Of tiles that wait 256 sequences hold 4 GiB; the system keeps more of one memory than 0.92 leaves."""
+    question, profile = Question(**asked), load_profile(machine)
+    assert tip in tips_for(question, profile)
+    assert predict(followed(question, tip), profile).fits

@@ -197,3 +197,24 @@ def test_a_device_without_cuda_starts_no_kernel_that_needs_it() -> None:
     case = asked(model=HYBRID, kv_dtype="fp8_per_token_head", hw="mi300x")
     with pytest.raises(Impossible, match=r"kernels need SM .* AMD Instinct MI300X has no CUDA"):
         machine_of(case, None)
+
+
+@pytest.mark.parametrize("hw", ["m1-max", "m2-ultra"])
+def test_an_engine_of_cuda_and_rocm_does_not_run_on_other_devices(hw: str) -> None:
+    for what_if in (True, False):
+        with pytest.raises(Impossible, match=f"vllm does not run on {hw}: Apple .* has neither CUDA nor ROCm"):
+            machine_of(asked(model=DENSE, engine="vllm", hw=hw, what_if=what_if), None)
+
+
+def test_on_rocm_an_engine_keeps_the_formats_whose_kernels_are_there() -> None:
+    for kv_dtype in ("bf16", "fp8", "int8_per_token_head"):
+        assert machine_of(asked(model=DENSE, engine="vllm", hw="mi300x", kv_dtype=kv_dtype), None).name == "mi300x"
+    for kv_dtype in ("kvarn_k4v2_g128", "turboquant_4bit_nc"):
+        with pytest.raises(Impossible, match=f"vllm keeps no {kv_dtype} cache on mi300x, which has no CUDA") as refused:
+            machine_of(asked(model=DENSE, engine="vllm", hw="mi300x", kv_dtype=kv_dtype), None)
+        assert "there it keeps bf16, fp8" in refused.value.hint
+
+
+def test_a_release_is_asked_for_with_the_engines_name() -> None:
+    case = asked(model=DENSE, engine="vllm==0.19")
+    assert (case.rules.name, case.rules.version, case.chunk_tokens) == ("vllm", "0.19", 2048)

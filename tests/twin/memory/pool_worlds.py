@@ -10,7 +10,7 @@ from hwprofiles.profile import KERNEL_AXES, Kernel, Roof
 from tests.worlds import FLOP_PER_S, PEAK, at_its_roof, kernel, machine, model, rate
 from twin.ask.case import Case
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import on_machine, resolve
 from twin.engines import load_engine
 from twin.memory.block_pool import KVPool
 from twin.memory.plan import MemoryPlan, plan_memory
@@ -33,6 +33,7 @@ ENDS = {"embedding": Stored(format="bf16", bits=8), "head": Stored(format="w4a16
 W4A16 = Weights(format="w4a16", bits=4, parts=ENDS)
 
 FORMATS = ("bf16", "fp8", "int8_per_token_head")
+HOST_S = 1e-8
 BACKENDS = ("flash_attention", "flashinfer", "triton", "split_kv", "kvarn")
 
 
@@ -61,7 +62,7 @@ def pooled(
 
 
 def pool_machine(*, kernels: dict[str, Kernel] | None = None, **parts: Any) -> HardwareProfile:
-    """The toy machine with every kernel of vLLM's at its roof, steps of speculation that take no time to speak of."""
+    """The toy machine with every kernel of vLLM's at its roof, and steps whose host takes `HOST_S`."""
     attention = ("attend_decode", "attend_dense", "append")
     keys = [f"{operation}/{backend}/{fmt}" for operation in attention for backend in BACKENDS for fmt in FORMATS]
     keys += ["linear/marlin/w4a16", "linear/library/bf16", "elementwise/library/bf16", "sample/library/fp32"]
@@ -69,6 +70,7 @@ def pool_machine(*, kernels: dict[str, Kernel] | None = None, **parts: Any) -> H
     assert all(key.split("/", maxsplit=1)[0] in KERNEL_AXES for key in keys)
     known = {key: at_its_roof(key) for key in keys}
     known |= {f"{what}/vllm/step": kernel(latency_s=1e-6) for what in ("speculate", "piecewise")}
+    known["step/vllm/decode"] = kernel(latency_s=HOST_S)
     whole = machine(kernels=known | (kernels or {}), **parts)
     tensor = {
         dtype: Roof(rate=rate(share * FLOP_PER_S, "FLOP/s"), datasheet=rate(PEAK * share * FLOP_PER_S, "FLOP/s"))
@@ -83,7 +85,7 @@ FAST, BATCH, LLAMA = "qwen3.8-27b-fast", "qwen3.8-27b-int8-mlp", "llama-3.1-8b"
 
 
 def asked(ctx_tokens: int = 1000, **question: Any) -> Case:
-    return resolve(Question(ctx_tokens=ctx_tokens, **({"model": BATCH} | question)))
+    return on_machine(resolve(Question(ctx_tokens=ctx_tokens, **({"model": BATCH} | question))), RTX3090)
 
 
 def planned(ctx_tokens: int = 1000, **question: Any) -> MemoryPlan:

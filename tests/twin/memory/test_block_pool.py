@@ -8,15 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from hwprofiles import load_profile
+from hwprofiles.rates import Rate
 from tests.twin.memory.pool_worlds import BATCH, FAST, LLAMA, RTX3090, asked, configured, planned, pool, pool_of
 from tests.worlds import machine
 from twin.ask.question import Question
-from twin.ask.resolve import resolve
+from twin.ask.resolve import on_machine, resolve
 from twin.engines import load_engine
 from twin.errors import Impossible
 from twin.memory import block_pool
 from twin.memory.block_pool import block_plan
 from twin.memory.plan import plan_memory
+from twin.memory.startup import startup_parts
 from twin.units import GIB, MAX_TOKENS, MIB, format_bytes
 
 VRAM_BYTES = RTX3090.gpu.vram.value
@@ -36,7 +38,9 @@ def q(kv_dtype: str, speculation: str = "", **more: Any) -> dict[str, Any]:
 
 
 D7, D15, CACHED = "dflash2:7", "dflash2:15", {"prefix_caching": True}
-TWO = {"max_sequences": 2}
+TWO, EIGHT = {"max_sequences": 2}, {"max_sequences": 8}
+SERVER = {"max_sequences": 64, "graph_tokens": 64}
+"""The flags of syv-ai's batch server."""
 LONG = CACHED | {"async_scheduling": False}
 FP32 = {"state_dtype": "fp32"}
 Row = tuple[dict[str, Any], int, tuple[int, int], int | None, int, tuple[int, int, int], int]
@@ -53,7 +57,7 @@ PUBLISHED: dict[str, Row] = {
     "mtp bf16": (q("bf16", "mtp:4"), 65_536, (432, 17), None, 188, (152, 3 * 5, 0), 73_777),
     "mtp bf16 cached": (q("bf16", "mtp:4", **CACHED), 65_536, (432, 17), None, 188, (152, 3 * 6, 0), 72_475),
     "mtp fp8 cached": (q("fp8", "mtp:3", **CACHED), 150_000, (832, 17), 6_604_455_936, 228, (181, 15, 0), 174_489),
-    "mtp kvarn": (q(KVARN, "mtp:3", **CACHED), 200_000, (2048, 17), 4_825_497_600, 165, (98, 15, 0), 292_035),
+    "mtp kvarn": (q(KVARN, "mtp:3", **CACHED, **EIGHT), 200_000, (2048, 17), 4_825_497_600, 165, (98, 15, 0), 292_035),
     "int4": (q("int4_per_token_head"), 262_144, (1552, 16), None, 233, (169, 3, 0), 355_113),
     "kvarn 4 slots": (q(KVARN), 262_144, (2048, 16), None, 210, (128, 3, 0), 420_230),
     "mtp fp8, fp32 state": (q("fp8", "mtp:3", **FP32), 262_144, (1600, 17), None, 178, (164, 12, 0), 265_122),
@@ -141,33 +145,28 @@ def test_the_pools_of_a_batch_server_come_out_near_what_was_published() -> None:
     """fp8 at 0.972: 285 blocks warm, 250 cold with prefix caching; KVarN at 0.93: 210 with 4 slots, 172 with 64."""
     kvarn: dict[str, Any] = {"kv_dtype": KVARN, "utilisation": 0.93}
     warm, cold = (
-        pool(150_000, kv_dtype="fp8", utilisation=0.972, **more)
+        pool(150_000, kv_dtype="fp8", utilisation=0.972, **SERVER, **more)
         for more in ({}, {"prefix_caching": True, "cold_start": True})
     )
-    few, many = (pool(262_144, **kvarn, max_sequences=sequences) for sequences in (4, 64))
+    few, many = (pool(262_144, **kvarn, **SERVER | {"max_sequences": sequences}) for sequences in (4, 64))
     assert [each.blocks for each in (warm, cold, few, many)] == pytest.approx([285, 250, 210, 172], abs=3)
-    assert warm.pool_bytes - cold.pool_bytes == pytest.approx(0.87 * GIB, abs=1)  # the compiler's buffers
-    turbo = pool(262_144, utilisation=0.972, kv_dtype=TURBO)
+    assert warm.pool_bytes - cold.pool_bytes == pytest.approx(POOL.startup.compiler.value, abs=1)
+    turbo = pool(262_144, utilisation=0.972, kv_dtype=TURBO, **SERVER)
     assert (turbo.plan.block_tokens, turbo.printed_tokens) == (1568, pytest.approx(413_000, rel=0.015))
 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
 def test_a_pool_is_what_utilisation_leaves_of_the_device(backend: str) -> None:
-    """0.93 of 23.56 GiB, less weights, embedding, transient, graphs and what FlashInfer keeps for itself."""
+    """0.93 of 23.56 GiB, less weights, embedding, what the start-up takes and what FlashInfer keeps for itself."""
     case = asked(150_000, kv_dtype="fp8", backend=backend, utilisation=0.93)
     sizes = case.model.weight_bytes
     plan = plan_memory(case, RTX3090)
     device, outside, _ = plan.memories
     assert device.capacity_bytes == pytest.approx(0.93 * VRAM_BYTES)
     assert outside.capacity_bytes == pytest.approx(0.07 * VRAM_BYTES)
-    workspace = POOL.backend_workspace["flashinfer"].value if backend == "flashinfer" else 0.0
-    before = {
-        "weights": sum(sizes.values()) - sizes["embedding"],
-        "embedding": sizes["embedding"],
-        "activations": 1.09 * GIB,
-        "graphs": 1,
-        "backend workspace": workspace,
-    }
+    before = {"weights": sum(sizes.values()) - sizes["embedding"], "embedding": sizes["embedding"]}
+    before |= {name: part.value for name, part in startup_parts(case, RTX3090.gpu).items()}
+    assert ("backend workspace" in before) is (backend == "flashinfer")
     assert {name: device.fixed.get(name, 0) for name in before} == before
     assert pool_of(plan).pool_bytes == int(device.capacity_bytes - sum(before.values()))
     assert device.fixed.keys() - before.keys() == {"null block", "state and windows"}
@@ -177,8 +176,8 @@ def test_a_pool_is_what_utilisation_leaves_of_the_device(backend: str) -> None:
 @pytest.mark.parametrize("model", [BATCH, LLAMA])
 def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: str, kv_dtype: str) -> None:
     """It is taken whole, after weights and buffers: a byte more than is left, and no context at all fits."""
-    about = {"model": model, "kv_dtype": kv_dtype, "utilisation": 0.5}
-    before = sum(block_pool.fixed_parts(asked(**about), POOL).values())
+    about: dict[str, Any] = {"model": model, "kv_dtype": kv_dtype, "utilisation": 0.5, **EIGHT}
+    before = sum(block_pool.fixed_parts(asked(**about), RTX3090).values())
     room = int(VRAM_BYTES - before)
     held, refused = (planned(**about, pool_bytes=size) for size in (room, room + 1))
     assert pool_of(held).blocks == room // pool_of(held).plan.block_bytes
@@ -191,7 +190,7 @@ def test_a_pool_of_given_bytes_is_there_only_where_the_device_holds_it(model: st
 
 @pytest.mark.parametrize("pool_bytes", [30 * GIB, 2**50])
 def test_what_is_short_is_the_pool_and_all_beside_it_less_the_device(pool_bytes: int) -> None:
-    needed = sum(block_pool.fixed_parts(asked(kv_dtype="bf16"), POOL).values()) + pool_bytes
+    needed = sum(block_pool.fixed_parts(asked(kv_dtype="bf16"), RTX3090).values()) + pool_bytes
     missing = format_bytes(math.ceil(needed - VRAM_BYTES))
     text = f"needs {format_bytes(needed)} of VRAM, the machine has 23.56 GiB ({missing} short)"
     assert planned(1024, kv_dtype="bf16", pool_bytes=pool_bytes).shortage() == text
@@ -225,7 +224,7 @@ def test_turboquant_runs_out_of_memory_where_it_was_seen_to(ctx_tokens: int, uti
 
     One copy of K and V of the longest request in 16 bits lies inside the profile, the fitted copies outside.
     """
-    plan = planned(ctx_tokens, utilisation=utilisation, kv_dtype=TURBO, max_model_tokens=131_072)
+    plan = planned(ctx_tokens, utilisation=utilisation, kv_dtype=TURBO, max_model_tokens=131_072, **SERVER)
     assert plan.fits is fits
     if not fits:
         assert [short.name for short in plan.short()] == ["gpu0 outside the engine's share"]
@@ -238,33 +237,36 @@ def test_turboquant_runs_out_of_memory_where_it_was_seen_to(ctx_tokens: int, uti
 
 
 @pytest.mark.parametrize(
-    ("question", "drafter_bytes", "spreads_gib"),
+    ("question", "drafter_bytes", "graphs"),
     [
-        ({}, 0, [0.08 * 1.09]),
-        ({"cold_start": True}, 0, [0.08 * 1.96]),
-        ({"kv_dtype": "fp8"}, 0, [0.08 * 1.09, 0.1 * 0.565]),
-        ({"speculation": "mtp:3", "accepted": 1.0}, 215e6 + 108e6, [0.08 * 1.09]),
-        ({"speculation": "dflash2:7", "accepted": 1.0}, 1.19e9, [0.08 * 1.09, 0.1 * 1.4]),
-        ({"speculation": "dflash2:8", "accepted": 1.0}, 1.19e9, [0.08 * 1.09, 0.1 * 1.9]),
+        ({}, 0, None),
+        ({"cold_start": True}, 0, None),
+        ({"kv_dtype": "fp8"}, 0, None),
+        ({"speculation": "mtp:3", "accepted": 1.0}, 215e6 + 108e6, None),
+        ({"speculation": "dflash2:7", "accepted": 1.0}, 1.19e9, POOL.draft_graphs),
+        ({"speculation": "dflash2:8", "accepted": 1.0}, 1.19e9, POOL.long_draft_graphs),
     ],
 )
 def test_a_block_drafter_takes_weights_and_graphs_and_each_spread_counts(
-    question: dict[str, Any], drafter_bytes: float, spreads_gib: list[float]
+    question: dict[str, Any], drafter_bytes: float, graphs: Rate | None
 ) -> None:
     """Its graphs take 1.4 GiB, or 1.9 where drafts are longer than its block; spreads add in squares."""
     device = planned(model=FAST, **question).memories[0]
     assert device.fixed.get("drafter", 0) == drafter_bytes
-    spread = math.hypot(*(part * GIB for part in spreads_gib), VRAM_BYTES * RTX3090.gpu.vram.spread)
+    taken = startup_parts(asked(model=FAST, **question), RTX3090.gpu)
+    assert graphs is None or taken["graphs"] == graphs
+    spread = math.hypot(*(part.deviation for part in taken.values()), RTX3090.gpu.vram.deviation)
     assert device.capacity_spread == pytest.approx(spread)
 
 
 @pytest.mark.parametrize(("blocks", "residents"), [(285, 71), (4, 0), (5, 1)])
 def test_the_engine_prints_one_block_more_than_it_can_use(blocks: int, residents: int) -> None:
     """Its null block: 285 blocks hold 71 short requests of 4, not 71.25; a batch shares all the others."""
-    found = pool(640, kv_dtype="fp8", pool_bytes=blocks * 26_214_400)
+    found = pool(640, kv_dtype="fp8", pool_bytes=blocks * 26_214_400, **SERVER)
     assert (found.blocks, max(0, found.blocks - 1) // found.plan.blocks_per_request(640)) == (blocks, residents)
     for batch in (1, 3):
-        plan = planned(kv_dtype="fp8", pool_bytes=blocks * 26_214_400, batch=batch, utilisation=0.5)
+        about: dict[str, Any] = {"pool_bytes": blocks * 26_214_400, "batch": batch, "utilisation": 0.5}
+        plan = planned(kv_dtype="fp8", **about, **SERVER)
         assert plan.max_ctx_tokens() == max(0, (blocks - 1) // batch - 3) * 800
 
 
@@ -303,11 +305,11 @@ H200 = load_profile("h200")
 
 @pytest.mark.parametrize("ctx_tokens", [100, 4096, 100_000])
 def test_windows_take_blocks_as_far_as_the_context_fills_them(ctx_tokens: int) -> None:
-    """Gemma 3 12B: one group of attention and five of windows of 1,024 tokens, 2 x 2,048 of them in flight."""
-    plan = plan_memory(configured("gemma-3-12b", ctx_tokens=ctx_tokens, batch=3), H200)
+    """Gemma 3 12B: one group of attention and five of windows of 1,024 tokens, 2 x 8,192 of them in flight."""
+    plan = plan_memory(on_machine(configured("gemma-3-12b", ctx_tokens=ctx_tokens, batch=3), H200), H200)
     found = pool_of(plan).plan
     assert found.block_bytes == 8 * 16 * 8192
-    window = -(-min(1023 + 2 * 2048, ctx_tokens) // 16) + 1
+    window = -(-min(1023 + 2 * 8192, ctx_tokens) // 16) + 1
     parts = plan.memories[0].parts(plan.pages)
     assert parts["state and windows"] == 3 * 5 * window * found.block_bytes
     assert parts["kv cache"] == 3 * -(-ctx_tokens // 16) * found.block_bytes
@@ -315,7 +317,7 @@ def test_windows_take_blocks_as_far_as_the_context_fills_them(ctx_tokens: int) -
 
 @pytest.mark.parametrize("name", ["gemma-3-12b", "gemma-4-31b-nvfp4", "jamba-v0.1", "falcon-h1-7b", "gpt-oss-20b"])
 def test_the_longest_context_is_the_last_whose_blocks_are_there(name: str) -> None:
-    plan = plan_memory(configured(name, batch=5, utilisation=0.85), H200)
+    plan = plan_memory(on_machine(configured(name, batch=5, utilisation=0.85), H200), H200)
     longest, found = plan.max_ctx_tokens(), pool_of(plan)
     blocks = [found.plan.blocks_per_request(tokens) for tokens in (longest, longest + found.plan.block_tokens)]
     assert 5 * blocks[0] < found.blocks <= 5 * blocks[1]
@@ -323,7 +325,7 @@ def test_the_longest_context_is_the_last_whose_blocks_are_there(name: str) -> No
 
 @pytest.mark.parametrize("name", ["mistral-7b-v0.1", "mamba-codestral-7b"])
 def test_a_cache_that_stops_growing_has_no_longest_context(name: str) -> None:
-    plan = plan_memory(configured(name, ctx_tokens=100_000), H200)
+    plan = plan_memory(on_machine(configured(name, ctx_tokens=100_000), H200), H200)
     assert plan.max_ctx_tokens() == MAX_TOKENS
     held = pool_of(plan).plan.blocks_per_request(100_000) * pool_of(plan).plan.block_bytes
     assert plan.memories[0].parts(plan.pages)["state and windows"] == held
@@ -331,8 +333,8 @@ def test_a_cache_that_stops_growing_has_no_longest_context(name: str) -> None:
 
 def test_a_vision_tower_lies_beside_the_language_model_in_16_bits() -> None:
     case = configured("qwen3-vl-8b")
-    assert block_pool.fixed_parts(case, POOL)["vision tower"] == 2 * case.model.towers["vision"] == 1_152_776_672
-    assert "mtp tower" not in block_pool.fixed_parts(configured("deepseek-v3"), POOL)
+    assert block_pool.fixed_parts(case, H200)["vision tower"] == 2 * case.model.towers["vision"] == 1_152_776_672
+    assert "mtp tower" not in block_pool.fixed_parts(configured("deepseek-v3"), H200)
     assert configured("deepseek-v3").model.towers["mtp"] > 0
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from hwprofiles import load_profile
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.errors import Impossible
 from twin.memory.block_pool import pool_stages
 from twin.memory.plan import MemoryPlan, plan_memory
@@ -13,8 +13,7 @@ from twin.memory.plan import MemoryPlan, plan_memory
 
 def planned(model: str, *, engine: str = "vllm", **asked: object) -> MemoryPlan:
     named = {"ctx_tokens": 8192, "hw": "h200"} | asked
-    case = resolve(Question(model=model, engine=engine, **named))  # type: ignore[arg-type]
-    return plan_memory(case, machine_of(case, None))
+    return plan_memory(*settled(Question(model=model, engine=engine, **named), None))  # type: ignore[arg-type]
 
 
 def used(plan: MemoryPlan, part: str) -> list[float]:

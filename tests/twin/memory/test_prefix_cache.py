@@ -3,10 +3,16 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.twin.memory.pool_worlds import FAST, LLAMA, asked
+from tests.twin.memory.pool_worlds import FAST, LLAMA, RTX3090, asked
+from twin.ask.question import Question
 from twin.cost.prefill import chunk_at, prefilled_tokens
+from twin.errors import Impossible
 from twin.memory.block_pool import block_plan
+from twin.memory.plan import plan_memory
+from twin.prediction import predict
+from twin.units import GIB, KIB, MIB
 
 MTP = {"model": FAST, "kv_dtype": "fp8", "speculation": "mtp:3", "accepted": 1.0}
 DFLASH = {"model": FAST, "kv_dtype": "int8_per_token_head", "speculation": "dflash2:7", "accepted": 1.0}
@@ -73,3 +79,49 @@ def test_attention_alone_is_found_block_by_block_but_for_the_last_token(cached: 
     assert (case.cached_tokens, case.chunk_tokens) == (hit, 2048)
     whole = asked(992, model=LLAMA, prefix_caching=True, cached_tokens=992)
     assert whole.cached_tokens == 976
+
+
+def test_a_prefix_on_the_host_is_copied_page_by_page_before_the_rest_is_computed() -> None:
+    """10,010 tokens of 36 layers of 4 KiB: 1.37 GiB at the link's rate in runs of 64 KiB, 33.4 ms in a public log."""
+    question = Question(ctx_tokens=10_016, model="qwen3-8b", engine="vllm", hw="h200", prefix_caching=True)
+    there = replace(question, cached_tokens=10_010)
+    near, far = predict(there), predict(replace(there, cached_in="host"))
+    assert near.ttft_s is not None
+    assert near.prefill is not None
+    assert far.ttft_s is not None
+    assert far.prefill is not None
+    size = 10_000 * 36 * 4096  # whole blocks
+    assert far.prefill.link_bytes - near.prefill.link_bytes == size
+    link = far.machine.gpu.h2d
+    copied_s = size / (link.rate.value * link.run_length(64 * KIB)) + 36 * link.latency.value
+    assert far.ttft_s.value - near.ttft_s.value == pytest.approx(copied_s, rel=0.01)
+    assert copied_s == pytest.approx(33.4e-3, rel=0.15)
+    host = {pool.name: pool for pool in far.memory.memories}["host"]
+    assert host.fixed["offloaded cache"] == size
+    assert far.decode == near.decode
+
+
+def test_blocks_on_the_host_take_its_memory_and_page_tables_of_the_device() -> None:
+    """8 bytes for 4 KiB of it, outside the engine's share."""
+    plain, kept = (
+        plan_memory(asked(model=LLAMA, kv_dtype="fp8", offload_bytes=size), RTX3090) for size in (None, 16 * GIB)
+    )
+    outside, host = kept.memories[1:]
+    assert outside.fixed["page tables"] == 32 * MIB
+    assert host.fixed["offloaded cache"] == 16 * GIB
+    assert host.free_bytes() == plain.memories[2].free_bytes() - 16 * GIB
+    assert kept.memories[0] == plain.memories[0]
+    assert "page tables" not in plain.memories[1].fixed
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ({"model": LLAMA, "cached_in": "host"}, "--cached-in means nothing without cached tokens"),
+        ({"cached_in": "host", "cached_tokens": 800, "prefix_caching": True}, "without recurrent states"),
+        ({"offload_bytes": GIB}, "a cache on the host is modelled without recurrent states, which qwen3.8-27b"),
+    ],
+)
+def test_what_the_host_cannot_keep_is_refused(question: dict[str, Any], says: str) -> None:
+    with pytest.raises(Impossible, match=says):
+        asked(**question)

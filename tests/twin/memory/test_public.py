@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from twin.ask.question import Question
-from twin.ask.resolve import machine_of, resolve
+from twin.ask.resolve import settled
 from twin.memory.plan import MemoryPlan, plan_memory
 from twin.units import GIB, MIB
 
@@ -23,9 +23,9 @@ def planned(row: dict[str, Any]) -> MemoryPlan:
     path = DATA / "models" / f"{row['model']}.json"
     model = str(path) if path.exists() else row["model"]
     question = Question(**({"engine": "vllm", "hw": "h200"} | row["question"] | {"model": model}))
-    case = resolve(question)
+    case, machine = settled(question, None)
     case = replace(case, model=replace(case.model, towers=row.get("towers", case.model.towers)))
-    return plan_memory(case, machine_of(case, None))
+    return plan_memory(case, machine)
 
 
 def found(plan: MemoryPlan, compared: str) -> float:

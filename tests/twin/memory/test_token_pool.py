@@ -1,7 +1,9 @@
 """Pools of tokens by hand, and against what SGLang printed on cards that share layers."""
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -17,10 +19,9 @@ from twin.engines.rules import TokenPoolRules
 from twin.errors import Impossible
 from twin.memory import token_pool
 from twin.memory.plan import plan_memory
-from twin.memory.token_pool import Ranks, TokenPools, default_share, outside_bytes, plan_token_pool, token_pools
-from twin.models import ModelSpec
-from twin.models.mixers import Attention, GatedDeltaNet, Mixer
-from twin.models.spec import Layer
+from twin.memory.token_pool import TokenPools, default_share, outside_bytes, plan_token_pool, token_pools
+from twin.models import ModelSpec, load_model
+from twin.models.mixers import Attention, GatedDeltaNet
 from twin.models.speculation import Speculation
 from twin.units import GIB, MIB
 
@@ -196,14 +197,14 @@ def test_the_default_share_is_what_is_reckoned_for_transients_and_graphs(
     gib: int, ranks: int, reserved_mib: float
 ) -> None:
     memory = gib * GIB
-    found = default_share(toy(), toy_machine(memory), ranks=Ranks(cards=ranks))
+    found = default_share(replace(toy(), tp=ranks), toy_machine(memory))
     assert found == round((memory - reserved_mib * MIB) / memory, 3)
 
 
 def test_two_h100_take_the_share_that_was_published_for_them() -> None:
     """0.828: llm-d/llm-d#1921."""
-    case = resolve(Question(ctx_tokens=1, model="qwen3-32b", engine="sglang", hw="h100-sxm"))
-    assert default_share(case, load_profile("h100-sxm"), ranks=Ranks(cards=2, link="nvlink")) == 0.828
+    question = Question(ctx_tokens=1, model="qwen3-32b", engine="sglang", hw="h100-sxm", tp=2)
+    assert default_share(*settled(question, None)) == 0.828
 
 
 def test_a_tower_lowers_the_share_by_its_size() -> None:
@@ -219,15 +220,15 @@ def test_a_tower_lowers_the_share_by_its_size() -> None:
     assert towered(100) == pytest.approx(0.95 * 0.8)
 
 
-def test_ranks_hold_buffers_that_grow_with_their_number() -> None:
-    rules = SGLANG.token_pool
+@pytest.mark.parametrize(("hw", "link"), [("rtx3090", "pcie"), ("h100-sxm", "nvlink")])
+def test_ranks_hold_buffers_that_grow_with_their_number(hw: str, link: str) -> None:
+    rules, profile = SGLANG.token_pool, load_profile(hw)
     assert rules is not None
-    assert outside_bytes(rules) == rules.context.value
-    for link, known in rules.collectives.items():
-        sizes = [outside_bytes(rules, ranks=Ranks(cards=cards, link=link)) for cards in range(1, 10)]
-        assert sizes == sorted(sizes)
-        for cards, buffers in known.items():
-            assert sizes[cards - 1] == pytest.approx(rules.context.value + buffers.value)
+    sizes = [outside_bytes(replace(toy(rules=rules), tp=cards), profile) for cards in range(1, 10)]
+    assert sizes[0] == rules.context.value
+    assert sizes == sorted(sizes)
+    for cards, buffers in rules.collectives[link].items():
+        assert sizes[cards - 1] == pytest.approx(rules.context.value + buffers.value)
 
 
 def test_chunk_and_backend_follow_the_card() -> None:
@@ -258,84 +259,72 @@ def test_prompts_are_found_by_the_token_and_states_by_their_interval() -> None:
     assert resolve(Question(model="qwen3.5-27b", **asked)).cached_tokens == 1001 // 256 * 256
 
 
-# Against pools that were published for cards that share layers: every card has its part of the heads
+# Against pools that were published for cards that share layers
 
 
-def shared(spec: ModelSpec, cards: int) -> ModelSpec:
-    """What one of the cards has of the model."""
-
-    def mixer_of(mixer: Mixer) -> Mixer:
-        if isinstance(mixer, Attention):
-            heads = max(1, mixer.kv_heads // cards)
-            return replace(mixer, query_heads=mixer.query_heads // cards, kv_heads=heads)
-        assert isinstance(mixer, GatedDeltaNet)
-        return replace(mixer, key_heads=mixer.key_heads // cards, value_heads=mixer.value_heads // cards)
-
-    def layer_of(layer: Layer) -> Layer:
-        own = layer.feed_forward
-        assert own is not None
-        widths = {name: getattr(own, name) // cards for name in ("intermediate", "shared_intermediate")}
-        return replace(layer, mixers=tuple(map(mixer_of, layer.mixers)), feed_forward=replace(own, **widths))
-
-    towers = {name: count // cards for name, count in spec.towers.items() if name != "mtp"}
-    kinds = {name: layer_of(layer) for name, layer in spec.kinds.items()}
-    return replace(spec, vocab=spec.vocab // cards, kinds=kinds, towers=towers)
+def of_experts(model_name: str, experts: int, folder: Path) -> str:
+    """The path of a model's description with so many experts a layer."""
+    spec = load_model(model_name)
+    kinds = {
+        name: replace(layer, feed_forward=replace(layer.feed_forward, experts=experts))
+        for name, layer in spec.kinds.items()
+        if layer.feed_forward is not None
+    }
+    path = folder / "model.json"
+    path.write_bytes(msgspec.json.encode(replace(spec, kinds=kinds)))
+    return str(path)
 
 
-def of_experts(spec: ModelSpec, experts: int) -> ModelSpec:
-    def layer_of(layer: Layer) -> Layer:
-        assert layer.feed_forward is not None
-        return replace(layer, feed_forward=replace(layer.feed_forward, experts=experts))
-
-    return replace(spec, kinds={name: layer_of(layer) for name, layer in spec.kinds.items()})
-
-
-AWQ = {"weights": "awq", "hw": "rtx3090"}
+AWQ = {"weights": "awq", "hw": "rtx3090", "tp": 2}
 FP8 = AWQ | {"kv_dtype": "fp8"}
-PUBLISHED: dict[str, tuple[str, dict[str, Any], Ranks, int, int, float]] = {
-    # model, question, cards, experts (0: as the model has them), tokens printed, largest error; on two 3090 by the
-    # launch script and results of mattbucci/2x-3090-GA102-300-A1-sglang-inference
-    "sgl-coder30b-pool": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.9}, Ranks(cards=2), 0, 549_987, 0.002),
-    "sgl-ream30b-pool": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.85}, Ranks(cards=2), 96, 578_435, 0.002),
-    "sgl-qwen36-27b-pool": (
-        "qwen3.5-27b", FP8 | {"utilisation": 0.85, "state_slots": 8}, Ranks(cards=2), 0, 657_013, 0.002,
-    ),
-    "coder-reap-25b": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.9}, Ranks(cards=2), 96, 628_494, 0.002),
-    "qwen3.6-35b-a3b": (
-        "qwen3.5-35b-a3b", AWQ | {"utilisation": 0.8, "state_slots": 8}, Ranks(cards=2), 0, 875_952, 0.003,
-    ),
-    "llmd-1921-qwen32-h100-pool": ("qwen3-32b", {"hw": "h100-sxm"}, Ranks(cards=2, link="nvlink"), 0, 276_032, 0.005),
+PUBLISHED: dict[str, tuple[str, dict[str, Any], int, int, float]] = {
+    # model, question, experts (0: as the model has them), tokens printed, largest error; on two 3090 by the launch
+    # script and results of mattbucci/2x-3090-GA102-300-A1-sglang-inference
+    "sgl-coder30b-pool": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.9}, 0, 549_987, 0.002),
+    "sgl-ream30b-pool": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.85}, 96, 578_435, 0.002),
+    "sgl-qwen36-27b-pool": ("qwen3.5-27b", FP8 | {"utilisation": 0.85, "state_slots": 8}, 0, 657_013, 0.002),
+    "coder-reap-25b": ("qwen3-30b-a3b", FP8 | {"utilisation": 0.9}, 96, 628_494, 0.002),
+    "qwen3.6-35b-a3b": ("qwen3.5-35b-a3b", AWQ | {"utilisation": 0.8, "state_slots": 8}, 0, 875_952, 0.003),
+    "llmd-1921-qwen32-h100-pool": ("qwen3-32b", {"hw": "h100-sxm", "tp": 2}, 0, 276_032, 0.003),
     "sgl-21348-qwen3-235b-tokens": (
-        "qwen3-235b-a22b", {"hw": "h100-sxm", "weights": "fp8", "utilisation": 0.93}, Ranks(cards=4, link="nvlink"),
-        0, 367_404, 0.015,
+        "qwen3-235b-a22b", {"hw": "h100-sxm", "weights": "fp8", "utilisation": 0.93, "tp": 4}, 0, 367_404, 0.011,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_pools_are_as_large_as_was_printed(name: str) -> None:
+def test_pools_are_as_large_as_was_printed(name: str, tmp_path: Path) -> None:
     """That of two H100 is published with a share of 0.9, and is that of the default, which its text says it was."""
-    model_name, asked, ranks, experts, tokens, tolerance = PUBLISHED[name]
-    case = resolve(Question(**({"ctx_tokens": 4096, "engine": "sglang", "model": model_name} | asked)))
-    spec = of_experts(case.model, experts) if experts else case.model
-    own = shared(spec, ranks.cards)
-    pool, _, _ = plan_token_pool(replace(case, model=own, mixer=own.attention), load_profile(case.hw), ranks=ranks)
-    assert pool.printed_tokens == pytest.approx(tokens, rel=tolerance)
+    model_name, asked, experts, tokens, tolerance = PUBLISHED[name]
+    described = of_experts(model_name, experts, tmp_path) if experts else model_name
+    question = Question(**({"ctx_tokens": 4096, "engine": "sglang", "model": described} | asked))
+    kv_pool = plan_memory(*settled(question, None)).kv_pool
+    assert kv_pool is not None
+    assert kv_pool.printed_tokens == pytest.approx(tokens, rel=tolerance)
+
+
+def of_windows(full: tuple[int, int, int], sliding: tuple[int, int, int]) -> TokenPools:
+    """Of layers, KV heads of one card, and their width."""
+    kept, windows = (2 * BF16 * layers * heads * width for layers, heads, width in (full, sliding))
+    return TokenPools(token_bytes=kept, window_bytes=windows, window_tokens=1024, sequence_bytes=0)
+
+
+GEMMA_26B, GEMMA_12B = of_windows((5, 1, 512), (25, 4, 256)), of_windows((8, 1, 512), (40, 4, 256))
+
+
+def test_a_card_of_two_has_half_of_the_heads_of_windows() -> None:
+    case, _ = settled(Question(ctx_tokens=1, model="gemma-4-26b-a4b", engine="sglang", **AWQ), None)
+    assert token_pools(case) == GEMMA_26B
 
 
 @pytest.mark.parametrize(
-    ("full", "sliding", "loaded_gib", "tokens"),
-    [((5, 1, 512), (25, 4, 256), 9.34, 652_656), ((8, 1, 512), (40, 4, 256), 5.42, 565_448)],
+    ("pools", "loaded_gib", "tokens"),
+    [(GEMMA_26B, 9.34, 652_656), (GEMMA_12B, 5.42, 565_448)],
     ids=["sgl-gemma4-26b-pool", "sgl-gemma4-12b-pool"],
 )
-def test_pools_of_windows_are_as_large_as_was_printed(
-    full: tuple[int, int, int], sliding: tuple[int, int, int], loaded_gib: float, tokens: int
-) -> None:
-    """Beside what the logs say was loaded on each of two cards: layers, KV heads of one card, width of heads."""
-    rules = SGLANG.token_pool
-    assert rules is not None
-    kept, windows = (2 * BF16 * layers * heads * width for layers, heads, width in (full, sliding))
-    pools = TokenPools(token_bytes=kept, window_bytes=windows, window_tokens=1024, sequence_bytes=0)
-    before = load_profile("rtx3090").gpu.vram.value - outside_bytes(rules, ranks=Ranks(cards=2))
+def test_pools_of_windows_are_as_large_as_was_printed(pools: TokenPools, loaded_gib: float, tokens: int) -> None:
+    """Beside what the logs say was loaded on each of two cards."""
+    case, machine = settled(Question(ctx_tokens=1, model="gemma-4-26b-a4b", engine="sglang", **AWQ), None)
+    before = machine.gpu.vram.value - outside_bytes(case, machine)
     found = (0.85 * before - loaded_gib * GIB) / pools.cell_bytes(0.0625)
     assert found == pytest.approx(tokens, rel=0.005)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from tests.worlds import curve, kernel, machine, rate
+from tests.worlds import machine, rate
 from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve

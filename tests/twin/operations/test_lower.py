@@ -175,12 +175,19 @@ def test_a_state_is_read_once_and_written_after_every_token_that_may_be_the_last
 def test_logits_of_every_query_token_are_sampled_from(q_tokens: int, batch: int) -> None:
     """A head of 8 x 32 in 8 bits, then 32 logits of 4 B a token; only where the engine's sampling has a rate."""
     tokens = q_tokens * batch
-    head, sample = lower.decode_program(pooled(), step(100, q_tokens, batch), 1)[-1].ops
+    head, sample, _ = lower.decode_program(pooled(), step(100, q_tokens, batch), 1)[-1].ops
     assert (head.vram_bytes, head.flops, head.grain) == (256, 2 * 256 * 16, tokens)
     assert (sample.part, sample.vram_bytes, sample.grain) == ("sampling", tokens * 32 * 4, tokens)
     assert (sample.kernel, sample.after) == ("sample/library/fp32", (0,))
     assert not ops(lower.decode_program(case(), step(100), 1), "sampling")
     assert not ops(lower.prefill_program(pooled(), step(0, 16), 1), "sampling")
+
+
+@pytest.mark.parametrize(("eager", "kernel"), [(False, "step/vllm/decode"), (True, "step/vllm/eager")])
+def test_a_step_ends_on_the_host_whose_time_depends_on_what_is_captured(kernel: str, *, eager: bool) -> None:
+    *_, host = lower.head_program(pooled(eager=eager), 3, 1)[0].ops
+    assert (host.part, host.kernel, host.vram_bytes, host.after) == ("host", kernel, 0, (1,))
+    assert not any(op.part == "host" for op in lower.head_program(case(), 3, 1)[0].ops)
 
 
 @pytest.mark.parametrize("spec", [SIX, INT8_MLP, BF16], ids=["w4a16", "int8 mlp", "bf16"])
@@ -397,7 +404,7 @@ def test_parts_that_are_stored_otherwise_are_products_of_their_own() -> None:
     parts: dict[Part, Stored] = {"experts": Stored(format="w4a16", bits=4)}
     case = pooled(spec=replace(spec, weights=replace(spec.weights, parts=parts)))
     plain, packed, _ = (op for op, _ in ops(lower.decode_program(case, step(99), 1), "weights"))
-    assert (plain.kernel, packed.kernel) == ("linear/library/bf16", "linear/marlin/w4a16")
+    assert (plain.kernel, packed.kernel) == ("linear/library/bf16", "experts/marlin/w4a16")
     assert packed.vram_bytes == 2 * 3 * 8 * 16 / 2
     assert plain.vram_bytes == 2 * (WINDOW.matrices(8) + 8 * 8)
     assert packed.after == (0,)

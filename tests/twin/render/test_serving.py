@@ -38,10 +38,10 @@ ONE_RUN = served(intervals=False)
 def test_a_text_says_what_wholewhat_and_its_interval_unless_one_run_was_asked_for() -> None:
     text, pool = service_text(SERVICE, WHAT), SERVICE.kv_pool
     first, second, *rest = text.splitlines()
-    assert first == "qwen3.8-27b on rtx3090, vllm"
+    assert first == "qwen3.8-27b on rtx3090, vllm 0.28"
     assert second == (
         f"fp8 cache on flashinfer; {pool.blocks:,} blocks of {pool.plan.block_tokens} tokens, "
-        "at most 64 sequences, 2,048 tokens a step"
+        "at most 256 sequences, 2,048 tokens a step"
     )
     assert rest[:2] == [WHAT, ""]
     low, high = SERVICE.ends(lambda each: each.output_tokens_per_s)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from hwprofiles import load_profile
 from twin.ask.question import Question
 from twin.assumptions import ASSUMPTIONS
+from twin.cost import roofline
 from twin.prediction import Prediction, Quantity, predict
 from twin.render.as_json import prediction_json
 from twin.render.text import explain, headline, rate, table
@@ -79,9 +80,16 @@ def test_a_drafter_when_it_pays_and_a_pool_as_its_engine_prints_it_are_shown() -
     assert f"prints {pool.printed_tokens:,} tokens, {pool.concurrency:.2f} x 8,192" in text
 
 
-def test_a_rate_that_nobody_measured_is_said_in_place_of_a_speed() -> None:
-    question = Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="turboquant_3bit_nc")
-    prediction = predict(question)
+TURBOQUANT = Question(ctx_tokens=4096, model="qwen3.8-27b", kv_dtype="turboquant_3bit_nc")
+
+
+def test_rates_that_are_borrowed_are_counted_by_rung() -> None:
+    assert rows(headline(predict(TURBOQUANT)))["rates"].startswith("4 measured, 3 typical of 7 kernels")
+
+
+def test_a_rate_that_no_machine_has_is_said_in_place_of_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "borrowed", lambda *_: None)
+    prediction = predict(TURBOQUANT)
     assert prediction.decode is None
     shown = rows(headline(prediction))
     assert shown["decode"].startswith("not predicted: machine rtx3090 has no rate for ")

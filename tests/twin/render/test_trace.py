@@ -80,9 +80,9 @@ def test_a_trace_shows_all_layers_in_order_with_their_counts_on_the_device_that_
     """A device's tracks share a process, and the host is one of its own."""
     events = traced(flash_next(1 << 20), "decode")
     weights = [event for event in events if event["name"] == "weights"]
-    assert len(weights) == 48 + 1  # and the output head
+    assert len(weights) == 48 * 2 + 1  # of each layer its experts apart, and the output head
     devices = [event["pid"] - 1 for event in sorted(weights, key=lambda event: event["ts"])]
-    assert devices == [0] * 16 + [1] * 16 + [2] * 17
+    assert devices == [0] * 32 + [1] * 32 + [2] * 33
     assert sum(event["name"] == "hop" for event in events) == 2 * 2
     gathers = [event["args"] for event in events if event["name"] == "kv_gather"]
     # token 1,048,577 is the one that is decoded: 512 blocks of 4 tokens and one of the open block, 2,048 B each
