@@ -18,13 +18,12 @@ from msgspec.structs import replace
 
 from calibrate.operations.lowering import dense_layer
 from hwprofiles import HardwareProfile, load_profile
-from hwprofiles.links import peer_kind
+from hwprofiles.links import PEER_STEPS, peer_kind
 from hwprofiles.profile import WHOLE_RUNS, Kernel, Link
 from hwprofiles.rates import Curve, Rate
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
 from twin.errors import BadFile
-from twin.operations.collectives import STEP_SHARE
 from twin.operations.ops import Engine, Op, OpGraph
 
 SCHEMA = "twin.collectives/1"
@@ -79,12 +78,16 @@ class Ring(NamedTuple):
         return self.rounds * (self.ranks - 1) / self.ranks
 
     @property
-    def latencies(self) -> float:
-        """How many of a latency between two ranks it pays."""
-        return 1 + STEP_SHARE * self.rounds * (self.ranks - 2)
+    def hops(self) -> int:
+        """Steps beyond those of two ranks."""
+        return self.rounds * (self.ranks - 2)
+
+    def latencies(self, kind: str) -> float:
+        """How many of a latency between two ranks it pays, over links of a kind."""
+        return 1 + PEER_STEPS[kind] * self.hops
 
 
-def fitted_link(found: dict[str, Any]) -> Link:
+def fitted_link(found: dict[str, Any], kind: str) -> Link:
     """One direction between two devices: the best rate that copies or sums reach, the shortest sum's time."""
     copies = [each for way in ("forth", "back") for each in samples(found, "peer_copy", way, "fit")]
     sums = samples(found, "all_reduce", implementation_of(found), "fit")
@@ -98,7 +101,7 @@ def fitted_link(found: dict[str, Any]) -> Link:
         rate=_rate(found, max(rates), "B/s", n=len(rates), spread=0.03,
                    note="the best of copies, the largest sum, and what makes it larger than the next"),
         datasheet=_rate(found, max(rates), "B/s", n=1, spread=0.0, note="no peak is known"),
-        latency=_rate(found, shortest["median_s"] / ring.latencies, "s", n=len(shortest["seconds"]),
+        latency=_rate(found, shortest["median_s"] / ring.latencies(kind), "s", n=len(shortest["seconds"]),
                       spread=_spread(shortest["seconds"]), note=f"a sum of {shortest['at']['bytes']} B"),
         run_length=WHOLE_RUNS,
     )  # fmt: skip
@@ -118,7 +121,7 @@ def _spread(seconds: Sequence[float]) -> float:
     return min(0.5, statistics.stdev(seconds) / statistics.median(seconds)) if len(seconds) > 1 else 0.0
 
 
-def fitted_kernel(found: dict[str, Any], operation: str, link: Link) -> Kernel:
+def fitted_kernel(found: dict[str, Any], operation: str, link: Link, kind: str) -> Kernel:
     """Latency, and the share of the link at each fitted size.
 
     Of all latencies the one is taken that predicts those sizes best which are left out between two others.
@@ -134,7 +137,7 @@ def fitted_kernel(found: dict[str, Any], operation: str, link: Link) -> Kernel:
     known: dict[str, Any] = {"spread": min(spread, 0.5), "source": "measured", "date": found["date"], "note": note}
     shares = _shares(sizes, seconds, latency_s, ring, link.rate.value)
     curve = Curve(over="message_bytes", at=tuple(sizes), efficiency=tuple(shares), n=len(sizes), **known)
-    latency = Rate(value=latency_s / ring.latencies, unit="s", n=len(points[0]["seconds"]), **known)
+    latency = Rate(value=latency_s / ring.latencies(kind), unit="s", n=len(points[0]["seconds"]), **known)
     return Kernel(efficiency=curve, latency=latency)
 
 
@@ -164,12 +167,13 @@ def _worst_left_out(
 
 def linked(profile: HardwareProfile, found: dict[str, Any], *, name: str) -> HardwareProfile:
     """So many of the machine's device with the link and the kernels that were found; a link's known peak stays."""
-    link, peak = fitted_link(found), profile.gpu.peer
+    kind = peer_kind(name)
+    link, peak = fitted_link(found, kind), profile.gpu.peer
     if peak is not None and peak.datasheet.value >= link.rate.value:
         link = replace(link, datasheet=peak.datasheet)
     gpu = replace(profile.gpu, peer=link, peer_link=name)
     kernels = {
-        f"{operation}/nccl/{peer_kind(name)}": replace(fitted_kernel(found, operation, link), machine=profile.name)
+        f"{operation}/nccl/{kind}": replace(fitted_kernel(found, operation, link, kind), machine=profile.name)
         for operation in ROUNDS
         if samples(found, operation, implementation_of(found), "fit")
     }
@@ -186,7 +190,7 @@ def held_out(found: dict[str, Any], machine: HardwareProfile) -> Iterator[Judged
             size = each["at"]["bytes"]
             op = Op(
                 operation, 0, engine=Engine.PEER, kernel=f"{operation}/nccl/peer", link_bytes=ring.share * size,
-                latencies=ring.latencies, grain=size, or_plain=True,
+                hops=ring.hops, grain=size, or_plain=True,
             )  # fmt: skip
             yield Judged(f"{operation} {size} B", roofs.cost(op).seconds, each["median_s"])
     for tp in (1, ranks):

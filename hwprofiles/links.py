@@ -37,6 +37,10 @@ PEER_LATENCIES = {
 }
 """Seconds that the shortest sum over two devices takes, launch and all."""
 
+PEER_STEPS = {"nvlink": 0.12, "xgmi": 0.12, PCIE: 0.25, THROUGH_HOST: 0.25}
+"""Of that, what each further step of a ring adds: sums of 8 KiB by NCCL take 6.7, 10.1 and 16.7 us over 2, 4 and 8 H200
+on NVLink, 6.8, 13.5 and 26.7 us over RTX PRO 6000 on PCIe (`records/public/links.json`)."""
+
 _OF_NVLINK = "NCCL reckons with 235 of 300 GB/s at most for sums on A100: src/graph/tuning.cc"
 PEER_SHARES = {
     "nvlink": Assumed(0.78, 0.1, _OF_NVLINK),

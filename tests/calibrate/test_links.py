@@ -23,7 +23,7 @@ def by_protocol(ring: links.Ring, message_bytes: float) -> float:
 
 
 def straight(ring: links.Ring, message_bytes: float) -> float:
-    return 1e-5 * ring.latencies + ring.share * message_bytes / PEAK
+    return 1e-5 * ring.latencies("nvlink") + ring.share * message_bytes / PEAK
 
 
 def made_up(took: Callable[[links.Ring, float], float], *, ranks: int = 2) -> dict[str, Any]:

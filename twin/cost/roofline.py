@@ -6,6 +6,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Ladder, Rung, borrowed
+from hwprofiles.links import PEER_STEPS
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel, Link
 from hwprofiles.rates import Counts, Curve, Provenance
 from twin.errors import MissingRate
@@ -210,7 +211,7 @@ class Roofs:
         if bound_s and (wall == "tensor" or not kernel.of_attention):
             rungs = kernel.rungs.products if wall == "tensor" else kernel.rungs.bound
             rates = self._with_efficiency(rates, op, kernel) + rungs
-        latency_s = kernel.latency_s * op.latencies
+        latency_s = kernel.latency_s * (1 + PEER_STEPS[self.profile.gpu.peer_kind] * op.hops)
         if op.flash_grid is not None and kernel.combine:
             latency_s += op.flash_grid.on(self.profile.gpu.sm_count).combined_bytes / (self._vram[0] * kernel.combine)
         if op.split_kv is not None and (kernel.operations is not None or kernel.combine):

@@ -10,10 +10,6 @@ from twin.models.spec import Drafter, Layer
 from twin.operations.counts import HALF_BYTES
 from twin.operations.ops import PEER, Engine, Op, OpGraph, Program
 
-STEP_SHARE = 0.1
-"""Of a short message's latency between two ranks, that each further step of a ring adds: NCCL reckons with 0.6 us a
-step on 6.6 us over NVLink, and with 1 us over PCIe."""
-
 
 def layer_sums(case: Case, layer: Layer, device: int, tokens: int, *, after: int) -> tuple[Op, ...]:
     """Sums of `tokens` tokens of one layer, one for what mixes tokens and one for the feed-forward."""
@@ -69,7 +65,7 @@ def _over_ring(
         kernel=case.rules.kernel(operation, PEER),
         calls=calls,
         link_bytes=rounds * (ranks - 1) / ranks * message_bytes,
-        latencies=1 + STEP_SHARE * rounds * (ranks - 2),
+        hops=rounds * (ranks - 2),
         grain=message_bytes,
         or_plain=True,
         after=after,

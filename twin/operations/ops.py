@@ -73,7 +73,7 @@ class Op(Struct, frozen=True, gc=False):
     engine: Engine = Engine.SM
     kernel: str = ""  # key of the kernel's rates: operation/implementation/format; empty for a plain copy
     calls: float = 1  # back-to-back calls, each of which pays the latency
-    latencies: float = 1  # how many of it a call pays: more where messages go over several hops
+    hops: int = 0  # further ones of a message that goes around a ring, each of which adds to its latency
     vram_bytes: float = 0
     link_bytes: float = 0
     """Bytes over the device's link to host or other devices, in the engine's direction (SM ops read from the host)."""

@@ -8,7 +8,6 @@ from twin.ask.case import Case
 from twin.ask.question import Question
 from twin.ask.resolve import resolve
 from twin.cost.roofline import Roofs
-from twin.operations.collectives import STEP_SHARE
 from twin.operations.lower import (
     decode_program,
     draft_prefill_program,
@@ -26,9 +25,9 @@ def llama(tp: int) -> Case:
 
 
 def over_links(program: Program) -> list[tuple[str, float, float, float]]:
-    """Operation, calls, bytes a call, latencies of a call."""
+    """Operation, calls, bytes a call, further hops of a call."""
     return [
-        (op.part, op.calls * graph.times, op.link_bytes, op.latencies)
+        (op.part, op.calls * graph.times, op.link_bytes, op.hops)
         for graph in program
         for op in graph.ops
         if op.engine is Engine.PEER
@@ -39,7 +38,7 @@ def over_links(program: Program) -> list[tuple[str, float, float, float]]:
 def test_a_step_sums_twice_a_layer_and_once_for_the_embedding_and_gathers_logits(tp: int) -> None:
     batch = 3
     message, ring = batch * HIDDEN * 2, (tp - 1) / tp
-    once, twice = 1 + STEP_SHARE * (tp - 2), 1 + 2 * STEP_SHARE * (tp - 2)
+    once, twice = tp - 2, 2 * (tp - 2)
     found = over_links(decode_program(llama(tp), Step(kv_tokens=1024, q_tokens=1, batch=batch), 1))
     assert found == [
         ("all_reduce", 1, pytest.approx(2 * ring * message), twice),
@@ -71,7 +70,7 @@ def test_products_are_divided_and_the_whole_vocabulary_is_sampled_from() -> None
 def test_a_message_pays_its_latencies_and_then_the_link_between_devices() -> None:
     """Without a link of their own: 1 GB/s to the host, of which sums reach the share that is assumed."""
     alone = machine()
-    op = Op("all_reduce", 0, engine=Engine.PEER, kernel="all_reduce/nccl/peer", link_bytes=1e6, calls=3, latencies=1.5,
+    op = Op("all_reduce", 0, engine=Engine.PEER, kernel="all_reduce/nccl/peer", link_bytes=1e6, calls=3, hops=2,
             or_plain=True)  # fmt: skip
     through = alone.gpu.between
     wanted = 3 * (1.5 * through.latency.value + 1e6 / through.rate.value)
@@ -79,7 +78,7 @@ def test_a_message_pays_its_latencies_and_then_the_link_between_devices() -> Non
     assert through.rate.value < alone.gpu.h2d.rate.value
     direct = replace(alone.gpu.h2d, rate=rate(5e8, "B/s"), latency=rate(1e-5, "s"))
     linked = replace(alone, gpu=replace(alone.gpu, peer=direct, peer_link="NVLink 4"))
-    assert Roofs(linked).cost(op).seconds == pytest.approx(3 * (1.5e-5 + 2e-3))
+    assert Roofs(linked).cost(op).seconds == pytest.approx(3 * (1.24e-5 + 2e-3))
 
 
 def test_a_drafters_layers_are_summed_too_in_every_pass() -> None:
@@ -90,8 +89,8 @@ def test_a_drafters_layers_are_summed_too_in_every_pass() -> None:
     step, layers = Step(kv_tokens=1024, q_tokens=1, batch=2), case.speculation.drafter.layers
     message = 2 * case.model.hidden * 2
     drafted = over_links(draft_program(case, case.speculation, step, 0))
-    assert drafted == [("all_reduce", 2 * layers * case.speculation.passes, message, 1)]
+    assert drafted == [("all_reduce", 2 * layers * case.speculation.passes, message, 0)]
     chunk = Step(kv_tokens=0, q_tokens=64)
     assert over_links(draft_prefill_program(case, case.speculation, chunk, 0)) == [
-        ("all_reduce", 2 * layers, 64 * case.model.hidden * 2, 1)
+        ("all_reduce", 2 * layers, 64 * case.model.hidden * 2, 0)
     ]
