@@ -27,7 +27,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def rows(benchmark: dict[str, Any] | None = None, served: dict[str, Any] | None = None) -> list[SpeedRow]:
         for name, base, changes in (("engines.json", ROW, benchmark), ("serving.json", SERVED, served)):
-            own = [] if changes is None else [base | changes | {"ask": base["ask"] | changes.get("ask", {})}]  # type: ignore[operator]
+            own = [] if changes is None else [base | changes | {"ask": base["ask"] | changes.get("ask", {})}]
             (tmp_path / name).write_text(json.dumps(own), encoding="utf-8")
         monkeypatch.setattr(speeds, "ENGINES", tmp_path / "engines.json")
         monkeypatch.setattr(speeds, "SERVING", tmp_path / "serving.json")
