@@ -68,12 +68,12 @@ def ladder_of(
     typical: Mapping[str, Learned],
     *,
     by_group: bool = False,
-    stretch: float = 1.0,
+    whole: Learned | None = None,
 ) -> Ladder:
     """Borrowed rates from the kernels of a shelf, with these spreads.
 
     by_group: whether all carried kernels are taken to be off as their groups are, however many machines tell of them.
-    stretch: factor on what machines tell of a kernel by itself, so that whole steps are held.
+    whole: how far whole steps are off beside their kernels; None while it is being learned.
     """
     by_key: dict[str, dict[str, dict[str, Kernel]]] = {}
     for machine in sorted(shelf):
@@ -84,21 +84,21 @@ def ladder_of(
                     by_key.setdefault(key, {}).setdefault(likeness, {})[machine] = kernel
     return Ladder(
         schema=SCHEMA,
-        carried={key: _by_likeness(found, by_group=by_group, stretch=stretch) for key, found in sorted(by_key.items())},
+        carried={key: _by_likeness(found, by_group=by_group) for key, found in sorted(by_key.items())},
         typical=_typical(by_key),
-        stretch=stretch,
+        whole=whole or _UNKNOWN,
         carried_spreads=dict(carried),
         typical_spreads=dict(typical),
     )
 
 
-def _by_likeness(found: Mapping[str, Mapping[str, Kernel]], *, by_group: bool, stretch: float) -> dict[str, Carried]:
+def _by_likeness(found: Mapping[str, Mapping[str, Kernel]], *, by_group: bool) -> dict[str, Carried]:
     """Each likeness once: one whose machines are all that a wider one has says nothing more."""
     names = {likeness: tuple(sorted(own)) for likeness, own in found.items()}
     wider = {likeness: [other for other in names if other != likeness and set(names[other]) == set(own)]
              for likeness, own in names.items()}  # fmt: skip
     kept = [likeness for likeness in found if likeness == ANY or not any(o in WIDER for o in wider[likeness])]
-    return {likeness: _carried(found[likeness], by_group=by_group, stretch=stretch) for likeness in kept}
+    return {likeness: _carried(found[likeness], by_group=by_group) for likeness in kept}
 
 
 def _is_none(kernel: Kernel) -> bool:
@@ -106,22 +106,21 @@ def _is_none(kernel: Kernel) -> bool:
     return kernel.efficiency is None and kernel.latency is not None and kernel.latency.value <= LEAST_LATENCY_S
 
 
-def _carried(own: Mapping[str, Kernel], *, by_group: bool, stretch: float) -> Carried:
+def _carried(own: Mapping[str, Kernel], *, by_group: bool) -> Carried:
     machines = tuple(sorted(own))
     kernel = averaged([own[name] for name in machines], f"carried from {_listed(machines)}")
     if by_group or len(machines) < FEWEST:
         return Carried(kernel=kernel, machines=machines)
-    return Carried(kernel=_with_spreads(kernel, own, stretch), machines=machines, of_group=False)
+    return Carried(kernel=_with_spreads(kernel, own), machines=machines, of_group=False)
 
 
-def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel], stretch: float) -> Kernel:
+def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel]) -> Kernel:
     """The kernel with how far each of its rates is off on one of the machines, told by all the others."""
     away = {name: averaged([own[other] for other in own if other != name], "") for name in own}
     curve, latency = kernel.efficiency, kernel.latency
     if curve is not None:
         spreads = tuple(
-            stretch
-            * _apart(
+            _apart(
                 (away[name].efficiency, each.efficiency, place)
                 for name, each in own.items()
                 if each.efficiency is not None
@@ -133,7 +132,7 @@ def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel], stretch: float) -> 
     if latency is not None:
         pairs = [(away[name].latency, each.latency) for name, each in own.items()]
         logs = [math.log(told.value / real.value) for told, real in pairs if told is not None and real is not None]
-        latency = replace(latency, spread=round(min(WIDEST, stretch * _root(logs)), 3))
+        latency = replace(latency, spread=_root(logs))
     return replace(kernel, efficiency=curve, latency=latency)
 
 
@@ -234,12 +233,12 @@ def missed_steps(
     drop: Callable[[Shelf, str], Shelf],
     carried: Mapping[str, Learned],
     typical: Mapping[str, Learned],
-    stretch: float = 1.0,
+    whole: Learned | None = None,
 ) -> list[Missed]:
     """Every row told without what is left out for it, where the rest has borrowed rates for it."""
     found: list[Missed] = []
     for name in sorted({without(row) for row in rows}):
-        ladder = ladder_of(drop(shelf, name), carried, typical, by_group=carried is NOTHING, stretch=stretch)
+        ladder = ladder_of(drop(shelf, name), carried, typical, by_group=carried is NOTHING, whole=whole)
         roofs: dict[int, Roofs] = {}
         for row in (row for row in rows if without(row) == name):
             if id(row.machine) not in roofs:
@@ -260,7 +259,9 @@ def _missed(row: Row, roofs: Roofs, left_out: str) -> Missed:
             shares[group] = shares.get(group, 0.0) + hanging / seconds
         else:
             known += (hanging / seconds * roofs.rates[rate].spread) ** 2
-    deviation = breakdown.spread_s(roofs) / seconds
+    own = breakdown.spread_s(roofs) / seconds
+    alone = roofs.whole_spread if isinstance(row, KernelRow) else 0.0  # a call is no whole step
+    deviation = math.sqrt(own**2 - alone**2)
     log = math.log(seconds / row.seconds)
     return Missed(log, shares, known, deviation, _what(row), left_out, row.machine.device_name, engine_of(row))
 
@@ -448,17 +449,21 @@ def learned(shelf: Shelf, rows: Sequence[Row]) -> Ladder:
     typical = {group: max(own, carried.get(group, own), key=_spread) for group, own in typical.items()}
     steps = [row for row in rows if isinstance(row, SpeedRow)]
     missed = missed_steps(steps, shelf, without=_machine, drop=without_machine, carried=carried, typical=typical)
-    return ladder_of(shelf, carried, typical, stretch=_stretched(missed))
+    return ladder_of(shelf, carried, typical, whole=_whole(missed))
 
 
-def _stretched(missed: Sequence[Missed]) -> float:
-    """The least factor on deviations at which 90 % intervals hold 90 % of whole steps, each machine counting once."""
+def _whole(missed: Sequence[Missed]) -> Learned:
+    """The least spread with which 90 % intervals hold 90 % of whole steps, each machine counting once."""
     rows = Counter(each.left_out for each in missed)
-    for factor in np.geomspace(1.0, 3.0, 56):
-        held = sum((abs(each.log) <= Z90 * factor * each.deviation) / rows[each.left_out] for each in missed)
-        if held >= HELD * len(rows):
-            return round(float(factor), 2)
-    return 3.0
+
+    def held(spread: float) -> float:
+        wide = [abs(each.log) <= Z90 * math.hypot(each.deviation, spread) for each in missed]
+        return sum(own / rows[each.left_out] for own, each in zip(wide, missed, strict=True)) / len(rows)
+
+    spread = next((step / 100 for step in range(100) if held(step / 100) >= HELD), 1.0)
+    half_width = float(np.median([math.expm1(Z90 * math.hypot(each.deviation, spread)) for each in missed]))
+    note = f"steps of {len(rows)} machines left out one at a time"
+    return _learned(spread, missed, note, held=held(spread), half_width=half_width)
 
 
 def judged(ladder: Ladder, shelf: Shelf, rows: Sequence[Row]) -> list[Judged]:
@@ -467,7 +472,7 @@ def judged(ladder: Ladder, shelf: Shelf, rows: Sequence[Row]) -> list[Judged]:
     for leaving in (BY_MACHINE, BY_ENGINE):
         missed = missed_steps(
             rows, shelf, without=leaving.without, drop=leaving.drop, carried=ladder.carried_spreads,
-            typical=ladder.typical_spreads, stretch=ladder.stretch,
+            typical=ladder.typical_spreads, whole=ladder.whole,
         )  # fmt: skip
         for what in sorted({each.what for each in missed}):
             own = [each for each in missed if each.what == what]
