@@ -92,7 +92,7 @@ def measured_models() -> list[str]:
 
 @cache
 def measured_machines() -> list[str]:
-    """Machines with records of their own: those of data sheets, whose rates are borrowed, are asked little, see `_machines`."""
+    """Machines with records: those of data sheets, whose rates are borrowed, are asked little, see `_machines`."""
     return [name for name in profile_names() if (RECORDS / name).is_dir()]
 
 
@@ -449,7 +449,7 @@ WAYS: tuple[Words, ...] = (
 
 
 def _machines() -> Iterator[Words]:
-    """Each machine of a data sheet under its usual engine and another, two of their rates, and what can be asked of one."""
+    """Each machine of a data sheet under two engines, the rates of two of them, and what can be asked of a machine."""
     sheets = [machine for machine in profile_names() if machine not in measured_machines()]
     for machine in sheets:
         asked = ("predict", "--model", "llama-3.1-8b", "--hw", machine, "--ctx", one(CONTEXTS, machine))
