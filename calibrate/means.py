@@ -31,8 +31,8 @@ class Spreads(NamedTuple):
 
     carried: Mapping[str, Learned]
     typical: Mapping[str, Learned]
-    stretch: float = 1.0
-    """Factor on what machines tell of a kernel by itself, so that whole steps are held."""
+    whole: Learned
+    """How far whole steps are off beside their kernels."""
     by_group: bool = False
     """Whether all carried kernels are taken to be off as their groups are, however many machines tell of them."""
 
@@ -50,7 +50,7 @@ def ladder_of(shelf: Shelf, spreads: Spreads) -> Ladder:
         schema=SCHEMA,
         carried={key: _by_likeness(found, spreads) for key, found in sorted(by_key.items())},
         typical=_typical(by_key),
-        stretch=spreads.stretch,
+        whole=spreads.whole,
         carried_spreads=dict(spreads.carried),
         typical_spreads=dict(spreads.typical),
     )
@@ -81,10 +81,10 @@ def _carried(own: Mapping[str, Kernel], spreads: Spreads) -> Carried:
     kernel = averaged([own[name] for name in machines], f"carried from {_listed(machines)}")
     if spreads.by_group or len(machines) < FEWEST:
         return Carried(kernel=kernel, machines=machines)
-    return Carried(kernel=_with_spreads(kernel, own, spreads.stretch), machines=machines, of_group=False)
+    return Carried(kernel=_with_spreads(kernel, own), machines=machines, of_group=False)
 
 
-def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel], stretch: float) -> Kernel:
+def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel]) -> Kernel:
     """The kernel with how far each of its rates is off on one of the machines, told by all the others.
 
     Of a share that is how far share and roof are off together: each machine's share is of its own roof as it is known.
@@ -93,19 +93,19 @@ def _with_spreads(kernel: Kernel, own: Mapping[str, Kernel], stretch: float) -> 
     curve, latency = kernel.efficiency, kernel.latency
     if curve is not None:
         curves = [(told.efficiency, real.efficiency) for told, real in pairs]
-        spreads = tuple(_apart([(a(at), b(at)) for a, b in curves if a and b], stretch) for at in curve.at)
+        spreads = tuple(_apart([(a(at), b(at)) for a, b in curves if a and b]) for at in curve.at)
         curve = replace(curve, spreads=spreads, spread=max(spreads))
     if latency is not None:
         latencies = [(told.latency, real.latency) for told, real in pairs]
-        latency = replace(latency, spread=_apart([(a.value, b.value) for a, b in latencies if a and b], stretch))
+        latency = replace(latency, spread=_apart([(a.value, b.value) for a, b in latencies if a and b]))
     return replace(kernel, efficiency=curve, latency=latency)
 
 
-def _apart(told: Sequence[tuple[float, float]], stretch: float) -> float:
+def _apart(told: Sequence[tuple[float, float]]) -> float:
     """Spread of values, each as it was told and as it is; the widest where there is none."""
     if not told:
         return WIDEST
-    return round(min(WIDEST, stretch * _root([math.log(value / real) for value, real in told])), 3)
+    return _root([math.log(value / real) for value, real in told])
 
 
 def _root(logs: Sequence[float]) -> float:

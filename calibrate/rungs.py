@@ -41,7 +41,7 @@ _UNKNOWN = Learned(spread=0.0, n=1, source="measured", date=DATE, machines=1, en
 NOTHING: dict[str, Learned] = {
     group: _UNKNOWN for own in dict.fromkeys(GROUP_OF.values()) for group in (own, f"{own}{MANY}", LATENCIES)
 }
-LEARNING = Spreads(NOTHING, NOTHING, by_group=True)
+LEARNING = Spreads(NOTHING, NOTHING, _UNKNOWN, by_group=True)
 """Spreads while they are being learned."""
 
 
@@ -124,7 +124,9 @@ def _missed(row: Row, roofs: Roofs, left_out: str) -> Missed:
             shares[group] = shares.get(group, 0.0) + hanging / seconds
         else:
             known += (hanging / seconds * roofs.rates[rate].spread) ** 2
-    deviation = breakdown.spread_s(roofs) / seconds
+    own = breakdown.spread_s(roofs) / seconds
+    alone = roofs.whole_spread if isinstance(row, KernelRow) else 0.0  # a call is no whole step
+    deviation = math.sqrt(own**2 - alone**2)
     log = math.log(seconds / row.seconds)
     return Missed(log, shares, known, deviation, _what(row), left_out, row.machine.device_name, engine_of(row))
 
@@ -256,29 +258,32 @@ def learned(shelf: Shelf, rows: Sequence[Row]) -> Ladder:
         for leaving in (BY_MACHINE, BY_ENGINE)
     )
     wider = {group: max(own, carried.get(group, own), key=_spread) for group, own in typical.items()}
-    spreads = Spreads(carried, wider)
+    spreads = Spreads(carried, wider, _UNKNOWN)
     steps = [row for row in rows if isinstance(row, SpeedRow)]
-    stretch = stretched(missed_steps(steps, shelf, BY_MACHINE, spreads))
-    return ladder_of(shelf, spreads._replace(stretch=stretch))
+    return ladder_of(shelf, spreads._replace(whole=whole(missed_steps(steps, shelf, BY_MACHINE, spreads))))
 
 
 def _spread(learned: Learned) -> float:
     return learned.spread
 
 
-def stretched(missed: Sequence[Missed]) -> float:
-    """The least factor on deviations at which 90 % intervals hold 90 % of whole steps, each machine counting once."""
+def whole(missed: Sequence[Missed]) -> Learned:
+    """The least spread with which 90 % intervals hold 90 % of whole steps, each machine counting once."""
     rows = Counter(each.left_out for each in missed)
-    for factor in np.geomspace(1.0, 3.0, 56):
-        held = sum((abs(each.log) <= Z90 * factor * each.deviation) / rows[each.left_out] for each in missed)
-        if held >= HELD * len(rows):
-            return round(float(factor), 2)
-    return 3.0
+
+    def held(spread: float) -> float:
+        wide = [abs(each.log) <= Z90 * math.hypot(each.deviation, spread) for each in missed]
+        return sum(own / rows[each.left_out] for own, each in zip(wide, missed, strict=True)) / len(rows)
+
+    spread = next((step / 100 for step in range(100) if held(step / 100) >= HELD), 1.0)
+    half_width = float(np.median([math.expm1(Z90 * math.hypot(each.deviation, spread)) for each in missed]))
+    note = f"steps of {len(rows)} machines left out one at a time"
+    return _learned(spread, missed, note, held=held(spread), half_width=half_width)
 
 
 def judged(ladder: Ladder, shelf: Shelf, rows: Sequence[Row]) -> list[Judged]:
     """Every row told without its machine, and without its engine, with the spreads that the ladder has."""
-    spreads = Spreads(ladder.carried_spreads, ladder.typical_spreads, ladder.stretch)
+    spreads = Spreads(ladder.carried_spreads, ladder.typical_spreads, ladder.whole)
     found: list[Judged] = []
     for leaving in (BY_MACHINE, BY_ENGINE):
         missed = missed_steps(rows, shelf, leaving, spreads)

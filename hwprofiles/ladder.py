@@ -101,8 +101,8 @@ class Ladder(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schema: str
     carried: dict[str, dict[str, Carried]]  # by kernel, and by likeness of the device
     typical: dict[str, Typical]  # by operation
-    stretch: Annotated[float, Meta(ge=1, le=3)]
-    """Factor that is in the spreads of carried kernels, so that whole steps of machines left out are held."""
+    whole: Learned
+    """How far whole steps are off beside what their kernels are: what runs between kernels, and errors in common."""
     carried_spreads: dict[str, Learned]
     typical_spreads: dict[str, Learned]
     judged: tuple[Judged, ...] = ()

@@ -10,10 +10,10 @@ from hwprofiles.ladder import shipped_ladder
 from hwprofiles.profile import LEAST_LATENCY_S, Kernel
 from hwprofiles.rates import Curve
 from hwprofiles.store import shipped_kernels
-from tests.worlds import curve, kernel, operations, rate
+from tests.worlds import curve, kernel, learned, operations, rate
 
 KEY = "linear/a/bf16"
-NOBODY = Spreads({}, {})
+NOBODY = Spreads({}, {}, learned(0.0))
 AMPERE, ADA, HOPPER, APPLE = "rtx3090", "rtx4090", "h200", "m1-max"
 T_OF_TWO = 2.91999
 """95 % point of Student's t with 2 degrees of freedom, as tables have it; that of the normal is 1.64485."""
@@ -66,11 +66,10 @@ def test_few_values_are_widened_as_students_distribution_says() -> None:
 def test_three_machines_say_how_far_one_is_from_what_the_others_have() -> None:
     """1, 1.1 and 1.21 s: the outer ones are 1.1^1.5 off, the middle one not at all."""
     rms = math.sqrt(2 / 3) * 1.5 * math.log(1.1)
-    for stretch in (1.0, 2.0):
-        own = ladder_of(latencies(1, 1.1, 1.21), NOBODY._replace(stretch=stretch)).carried[KEY]["any"]
-        assert own.kernel.latency is not None
-        assert own.kernel.latency.spread == pytest.approx(stretch * rms * T_OF_TWO / 1.64485, abs=2e-3)
-        assert (own.of_group, own.machines, latency_s(own.kernel)) == (False, (HOPPER, AMPERE, ADA), 1.1)
+    own = ladder_of(latencies(1, 1.1, 1.21), NOBODY).carried[KEY]["any"]
+    assert own.kernel.latency is not None
+    assert own.kernel.latency.spread == pytest.approx(rms * T_OF_TWO / 1.64485, abs=2e-3)
+    assert (own.of_group, own.machines, latency_s(own.kernel)) == (False, (HOPPER, AMPERE, ADA), 1.1)
     alike, apart = (
         ladder_of(latencies(*own), NOBODY).carried[KEY]["any"].kernel.latency for own in ((1, 1, 1), (1, 9, 81))
     )
@@ -139,5 +138,5 @@ def test_typical_is_the_mean_over_engines_however_many_machines_each_has_and_of_
 
 def test_what_is_shipped_is_lent_as_it_is_shipped() -> None:
     shipped = shipped_ladder()
-    spreads = Spreads(shipped.carried_spreads, shipped.typical_spreads, shipped.stretch)
+    spreads = Spreads(shipped.carried_spreads, shipped.typical_spreads, shipped.whole)
     assert ladder_of(shipped_kernels(), spreads) == replace(shipped, judged=())

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from calibrate.operations.lowering import DENSE_MODEL, SPARSE_MODEL
 from calibrate.published.cases import load_recorded, recorded_machines
 from hwprofiles import load_profile, profile_names
+from hwprofiles.store import RECORDS
 from tests.golden.refusals import refusals
 from twin.engines import EngineRules, engine_names, load_engine
 from twin.formats import format_names, is_exl3, kv_format
@@ -91,8 +92,8 @@ def measured_models() -> list[str]:
 
 @cache
 def measured_machines() -> list[str]:
-    """Machines with a rate of any kernel: on those of data sheets only memory is answered, see `_machines`."""
-    return [name for name in profile_names() if load_profile(name).kernels]
+    """Machines with records: those of data sheets, whose rates are borrowed, are asked little, see `_machines`."""
+    return [name for name in profile_names() if (RECORDS / name).is_dir()]
 
 
 @cache
@@ -448,10 +449,11 @@ WAYS: tuple[Words, ...] = (
 
 
 def _machines() -> Iterator[Words]:
-    """Memory on each machine of a data sheet, the rates of two of them, and what can be asked of a machine."""
+    """Each machine of a data sheet under two engines, the rates of two of them, and what can be asked of a machine."""
     sheets = [machine for machine in profile_names() if machine not in measured_machines()]
     for machine in sheets:
-        yield ("predict", "--model", "llama-3.1-8b", "--hw", machine, "--ctx", one(CONTEXTS, machine))
+        asked = ("predict", "--model", "llama-3.1-8b", "--hw", machine, "--ctx", one(CONTEXTS, machine))
+        yield from (asked, (*asked, "--engine", one(engine_names(), f"{machine} engine")))
     yield from (("profiles", machine) for machine in drawn(sheets, "profiles", most=2))
     yield from (("predict", "--hw", name) for name in ("h100", "4x-rtx4090"))
     for ways in WAYS:

@@ -15,7 +15,6 @@ from hwprofiles.ladder import (
     Borrowed,
     Carried,
     Ladder,
-    Learned,
     Rung,
     Typical,
     borrowed,
@@ -24,25 +23,18 @@ from hwprofiles.ladder import (
     shipped_ladder,
 )
 from hwprofiles.profile import HardwareProfile, Kernel
-from tests.worlds import curve, kernel, machine
+from tests.worlds import curve, kernel, learned, machine
 
 KEY = "linear/a/bf16"
 STATES = GROUPS["states"]
 
 
-def learned(spread: float) -> dict[str, Learned]:
-    own = Learned(
-        spread=spread, n=1, source="measured", date="2026-01-01", machines=1, engines=1, coverage=0.9, half_width=0.1
-    )
-    return dict.fromkeys(GROUPS, own)
-
-
-CARRIED_SPREADS, TYPICAL_SPREADS = learned(0.2), learned(0.4)
+CARRIED_SPREADS, TYPICAL_SPREADS = (dict.fromkeys(GROUPS, learned(spread)) for spread in (0.2, 0.4))
 
 
 def ladder(carried: dict[str, dict[str, Carried]] | None = None, typical: dict[str, Typical] | None = None) -> Ladder:
     spreads = {"carried_spreads": CARRIED_SPREADS, "typical_spreads": TYPICAL_SPREADS}
-    return Ladder(schema=SCHEMA, carried=carried or {}, typical=typical or {}, stretch=1.0, **spreads)
+    return Ladder(schema=SCHEMA, carried=carried or {}, typical=typical or {}, whole=learned(0.0), **spreads)
 
 
 def lent(latency_s: float, *, of_group: bool = True) -> Carried:

@@ -265,8 +265,9 @@ def test_shipping_what_is_shipped_changes_no_byte_and_a_new_machine_goes_to_its_
     made = {**shipped_document("h200"), "name": "new"}
     monkeypatch.setattr(ship, "__kwdefaults__", {"machines": machines, "kernels": kernels})
     main(written(made))
-    files = {path.stem: read_json(path)["machines"].get("new", {}) for path in kernels.iterdir()}
-    assert {engine for engine, entries in files.items() if entries} == {"twin", "library", "fa3", "sglang", "vllm"}
+    known = {path.stem: read_json(path)["machines"] for path in kernels.iterdir()}
+    files = {engine: machines_of.get("new", {}) for engine, machines_of in known.items()}
+    assert {"twin", "library"} < {engine for engine, entries in files.items() if entries}
     assert {key: kernel for entries in files.values() for key, kernel in entries.items()} == made["kernels"]
     assert read_json(machines / "new.json") == {key: value for key, value in made.items() if key != "kernels"}
 

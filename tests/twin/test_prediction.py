@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from hwprofiles import HardwareProfile
 from hwprofiles.ladder import ANY, SCHEMA, Carried, Ladder, Typical, shipped_ladder
 from tests.laws.asked import phases
-from tests.worlds import kernel, machine
+from tests.worlds import kernel, learned, machine
 from twin.ask.question import Question
 from twin.cost.roofline import Roofs
 from twin.errors import MissingRate
@@ -88,7 +88,7 @@ def test_a_refusal_names_every_borrowed_kernel_with_its_rung() -> None:
     shipped, own = shipped_ladder(), kernel(latency_s=1.0)
     there = Ladder(
         schema=SCHEMA, carried={"linear/b/bf16": {ANY: Carried(kernel=own, machines=("there",))}},
-        typical={"append": Typical(plain=own)}, stretch=1.0,
+        typical={"append": Typical(plain=own)}, whole=learned(0.0),
         carried_spreads=shipped.carried_spreads, typical_spreads=shipped.typical_spreads,
     )  # fmt: skip
     roofs = Roofs(BIG, strict=False, ladder=there)

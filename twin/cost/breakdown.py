@@ -101,8 +101,9 @@ class Breakdown:
         return by_rate
 
     def spread_s(self, roofs: Roofs) -> float:
-        """Standard deviation of `seconds`: independent rates, each to first order."""
-        return math.sqrt(sum((seconds * roofs.rates[rate].spread) ** 2 for rate, seconds in self.sensitivity().items()))
+        """Standard deviation of `seconds`: independent rates to first order; with borrowed ones, of whole steps too."""
+        own = sum((seconds * roofs.rates[rate].spread) ** 2 for rate, seconds in self.sensitivity().items())
+        return math.sqrt(own + (self.seconds * roofs.whole_spread) ** 2)
 
     def bound(self) -> str:
         """The wall with the largest share of the time."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Ladder, Rung, borrowed
+from hwprofiles.ladder import LATENCIES, MANY, Borrowed, Ladder, Rung, borrowed, shipped_ladder
 from hwprofiles.links import PEER_STEPS
 from hwprofiles.profile import RESIDENT_PROGRAMS, HardwareProfile, Kernel, Link
 from hwprofiles.rates import Counts, Curve, Provenance
@@ -176,6 +176,11 @@ class Roofs:
         for name, group in of.items():
             self.rates[name], self.rungs[name] = found.spreads.get(group, found.spreads[found.group]), found.rung
         return kernel, _Rungs(*((name,) for name in of))
+
+    @property
+    def whole_spread(self) -> float:
+        """Of whole steps, beside their rates' own: where not all kernels were measured here."""
+        return (self.ladder or shipped_ladder()).whole.spread if self.rungs else 0.0
 
     def has(self, key: str) -> bool:
         """Whether the kernel `key` has rates here, its own or borrowed ones."""

@@ -205,6 +205,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     unprefilled_tokens: int  # prompt tokens left for the first decode step
     ngram: str  # where the n-gram table is read from unless asked otherwise
     workspace: Rate  # bytes that hold neither weights, state nor cache: context, buffers, the largest transient
+    shared_workspace: float = 0.0  # of it, that ranks divide among themselves
     compute_dtype: str  # operand type of the weights' matrix products
     embedding_on_host: bool = False  # whether the token embedding is looked up in host memory
     state_element_bytes: int = 2

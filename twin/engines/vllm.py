@@ -66,7 +66,12 @@ STARTUP = StartupRules(
     context=stated(
         0.22 * GIB, 0.15, "0.20 and 0.22 GiB on 3090 and 4090 (syv-ai/qwen38-27b-rtx3090#107), 0.22 on an H200"
     ),
-    rank_context=stated(0.75 * GIB, 0.25, "15.03 GiB consumed with 14.28 of weights: noonghunna/club-3090#1087"),
+    rank_context=stated(
+        0.33 * GIB,
+        0.5,
+        "what the pool of two RTX 5090 leaves (noonghunna/club-3090#849); #1087 says up to 0.75",
+        fitted_on=("club-849-q36-nvfp4-pool",),
+    ),
 )
 POOL = BlockPoolRules(
     utilisation=0.92,

@@ -320,7 +320,8 @@ def _balanced_workspace(
     This is what an engine's user reaches by tuning the split by hand (assumption A6): room - workspace is the same per
     cache byte of a token wherever that needs no negative workspace. Devices without a cache keep their own share.
     """
-    share = case.rules.workspace.value
+    divided = case.rules.shared_workspace
+    share = case.rules.workspace.value * (1 - divided + divided / case.tp)
     room = [profile.gpu_of(at * case.tp).vram.value - sum(parts.values()) for at, parts in enumerate(fixed)]
     spread = {device for device, count in enumerate(caches) if count}
     total = share * len(spread)

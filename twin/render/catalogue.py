@@ -65,7 +65,7 @@ def rungs(*, as_json: bool) -> str:
     if not as_json:
         return rungs_text(ladder)
     spreads = {"carried": ladder.carried_spreads, "typical": ladder.typical_spreads}
-    told = {"schema": "twin.rungs/1", "stretch": ladder.stretch, "spreads": spreads, "judged": ladder.judged}
+    told = {"schema": "twin.rungs/1", "whole": ladder.whole, "spreads": spreads, "judged": ladder.judged}
     return dump(msgspec.to_builtins(told))
 
 
@@ -85,6 +85,7 @@ def rungs_text(ladder: Ladder) -> str:
     return (
         "what leaving each machine out (carried) and each engine out (typical) shows\n"
         + table(heads, judged)
+        + f"\nwhole steps are off by {100 * ladder.whole.spread:.0f} % beside their kernels: {ladder.whole.note}\n"
         + "\nspreads of groups, for kernels that fewer than three machines tell of; of others their own\n"
         + table(("rung", "group", "spread", "values", "machines", "engines", "from"), groups)
     )

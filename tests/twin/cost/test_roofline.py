@@ -7,11 +7,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hwprofiles.ladder import ANY, SCHEMA, Carried, Ladder, Learned
+from hwprofiles.ladder import ANY, SCHEMA, Carried, Ladder
 from hwprofiles.profile import Kernel, Roof
 from hwprofiles.rates import Rate
 from tests import worlds
-from tests.worlds import LINEAR, at_its_roof, curve, kernel, link, machine, rate
+from tests.worlds import LINEAR, at_its_roof, curve, kernel, learned, link, machine, rate
 from twin.cost.roofline import WALLS, Roofs
 from twin.errors import MissingRate
 from twin.operations.occupancy import BEGUN_TILES, FlashGrid, SplitKV
@@ -285,17 +285,19 @@ def test_more_tokens_take_no_less_time_where_calibrated_ones_do_not(
 
 
 LENT = "linear/other/bf16"
+WHOLE = 0.25
 
 
 def lending(own: Kernel, *, of_group: bool = True) -> Ladder:
     """Lends LENT: products are off by 0.3, those of many tokens by 0.1, launches by 0.6; by 0.4 where nobody says."""
-    known = {"n": 3, "source": "measured", "date": "2026-01-01", "machines": 3, "engines": 1}
     spreads = {
-        name: Learned(spread=spread, coverage=0.9, half_width=0.5, **known)  # type: ignore[arg-type]
+        name: learned(spread)
         for name, spread in (("products", 0.3), ("products of many tokens", 0.1), ("latencies", 0.6))
     }
     carried = {LENT: {ANY: Carried(kernel=own, machines=("there",), of_group=of_group)}}
-    return Ladder(schema=SCHEMA, carried=carried, typical={}, stretch=1.0, carried_spreads=spreads, typical_spreads={})
+    return Ladder(
+        schema=SCHEMA, carried=carried, typical={}, whole=learned(WHOLE), carried_spreads=spreads, typical_spreads={}
+    )  # fmt: skip
 
 
 def borrowing(own: Kernel, *, of_group: bool = True, **changes: Any) -> Roofs:
@@ -336,6 +338,13 @@ def test_a_borrowed_kernel_that_says_itself_how_far_it_is_off_hangs_on_that_alon
     assert (cost.seconds, cost.latency_rates) == (2.25, (f"{LENT}#latency",))
     assert (found.rates[together].spread, found.rates[f"{LENT}#latency"].spread) == (0.4, 0.7)
     assert found.rungs[together] == found.rungs[f"{LENT}#latency"] == "carried"
+
+
+def test_seconds_of_which_any_are_borrowed_are_off_as_whole_steps_are() -> None:
+    found = borrowing(HALF)
+    assert found.whole_spread == 0
+    found.cost(op(kernel=LENT, vram_bytes=1e9))
+    assert found.whole_spread == WHOLE
 
 
 def test_a_kernel_of_ones_own_is_not_borrowed() -> None:
