@@ -178,6 +178,12 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         if self.efficiency is None and self.latency is None:
             raise ValueError("a kernel needs an efficiency, a latency or both")
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether recorded figures set it, not a calibration's samples."""
+        rates = (self.efficiency, self.latency, self.combine, self.operations)
+        return any(rate is not None and rate.source == "fitted" for rate in rates)
+
     def check(self, key: str) -> None:
         """Raise ValueError where the kernel's name, an axis or a range is wrong."""
         path, (operation, *named) = f"$.kernels.{key}", key.split("/")
