@@ -313,8 +313,9 @@ def mixed(profiles: Sequence[HardwareProfile]) -> HardwareProfile:
     shared = [one.name for one in each if one.gpu.shares_memory]
     if shared:
         raise ValueError(f"the memory of {shared[0]} is its host's")
-    name, host = "+".join(profile.name for profile in profiles), f"host and links of {each[0].name}"
-    return replace(each[0], name=name, summary=f"{name}: {host}", gpu_count=len(each), devices=each, kernels={})
+    name = "+".join(profile.name for profile in profiles)
+    summary = f"devices at the rates of their own machines, on the host of {each[0].name}"
+    return replace(each[0], name=name, summary=summary, gpu_count=len(each), devices=each, kernels={})
 
 
 def _asked(rate: Rate, value: float, option: str) -> Rate:
