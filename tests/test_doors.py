@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -21,9 +22,10 @@ MAY_IMPORT["calibrate"] = set(MAY_IMPORT)
 """Other rooms that a room's files may import, anywhere in them."""
 ROOMS = tuple(MAY_IMPORT)
 
+BORROWING = "predict --model llama-3.1-8b --hw l4 --ctx 2k"
 COMMANDS = (
     "--help", "--version", "predict --ctx 1M --layout offload", "predict --ctx 200k --layout vram --json",
-    "predict --ctx 1M --explain", "compare --ctx 200k", "simulate --requests 2", "formats",
+    "predict --ctx 1M --explain", "compare --ctx 200k", "simulate --requests 2", "formats", BORROWING,
 )  # fmt: skip
 BARRED = ("torch", "triton", "numpy", "scipy", "rich", "realkernels", "calibrate")
 """What a prediction does without, down to the last byte of its answer."""
@@ -125,11 +127,16 @@ def test_a_command_loads_no_library_that_is_not_on_its_list(command: str) -> Non
     assert loaded == ({"click"} if command.startswith("--") else {"click", "msgspec", "simpy"})
 
 
-def test_a_prediction_needs_no_torch_numpy_scipy_or_rich() -> None:
-    done = run(BARRED_RUN.replace("{barred}", repr(set(BARRED))), "predict --ctx 1M --layout offload")
+@pytest.mark.parametrize("command", ["predict --ctx 1M --layout offload", BORROWING])
+def test_a_prediction_needs_no_torch_numpy_scipy_or_rich(command: str) -> None:
+    done = run(BARRED_RUN.replace("{barred}", repr(set(BARRED))), command)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "tok/s" in done.stdout
+    assert ("carried" in done.stdout) == (command == BORROWING)
+
+
+def test_an_import_that_is_barred_is_noticed() -> None:
     noticed = run(BARRED_RUN.replace("{barred}", "{'simpy'}"), "predict --ctx 1M --layout offload")
     assert "simpy is barred" in noticed.stderr
 
@@ -146,6 +153,15 @@ def test_a_gguf_is_read_without_readers_of_configurations(tmp_path: Path) -> Non
     path = write(tmp_path / "small.gguf", *MODELS["llama"])
     done = run(BARRED_RUN.replace("{barred}", "{'twin.models.config'}"), f"models {path}")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_data_file_is_in_the_package() -> None:
+    """A copy that is installed answers as the tree does."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for package, patterns in settings["tool"]["setuptools"]["package-data"].items():
+        folder = ROOT / package.replace(".", "/")
+        packed = {path for pattern in patterns for path in folder.glob(pattern)}
+        assert packed >= {path for path in folder.rglob("*.json") if "models" not in path.relative_to(folder).parts[:1]}
 
 
 def test_no_circle_of_imports() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import settings
 from msgspec.structs import replace
 
+from hwprofiles.ladder import Learned
 from hwprofiles.profile import KERNEL_AXES, SCHEMA, Gpu, HardwareProfile, Host, Kernel, Link, Roof
 from hwprofiles.rates import Counts, Curve, Rate, Unit
 from twin.ask.case import Case
@@ -58,6 +59,13 @@ def link(*, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, run_
 
 def kernel(*, efficiency: Curve | None = None, latency_s: float | None = None) -> Kernel:
     return Kernel(efficiency=efficiency, latency=rate(latency_s, "s") if latency_s is not None else None)
+
+
+def learned(spread: float) -> Learned:
+    """How far borrowed rates are off, by three machines."""
+    return Learned(
+        spread=spread, n=3, source="measured", date="2026-01-01", machines=3, engines=1, coverage=0.9, half_width=0.5
+    )
 
 
 def at_its_roof(key: str) -> Kernel:

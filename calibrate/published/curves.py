@@ -86,7 +86,7 @@ class _File(Struct, frozen=True, kw_only=True):
 
 @cache
 def kernel_rows() -> tuple[KernelRow, ...]:
-    """All points whose operands came from memory, of the files that are shipped. Raises BadFile."""
+    """All points whose operands came from memory, of the files that are shipped."""
     return tuple(
         row
         for name in FILES

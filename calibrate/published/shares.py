@@ -1,22 +1,23 @@
 """Sets rates of engines' kernels from what others published of whole steps on many machines.
 
 `python -m calibrate.published.shares [engine ...]` writes them into `hwprofiles/kernels/<engine>.json`, and for
-`step/<engine>` what its host takes of a step beside kernels. An engine has a
-few (ENGINES): shares of a roof and latencies, each of one or several of its kernels. On every machine with rows they
-are found by least squares on relative errors, and drawn to the engine's mean over machines as strongly as machines are
-alike, which is learned with them: one row moves a machine a little, a curve of rows sets it.
+`step/<engine>` what its host takes of a step beside kernels; `--check` only compares. An engine has a few (ENGINES):
+shares of a roof and latencies, each of one or several of its kernels. On every machine with rows they are found by
+least squares on relative errors, and drawn to the engine's mean over machines as strongly as machines are alike, which
+is learned with them: one row moves a machine a little, a curve of rows sets it.
 """
 
 import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from calibrate.published.curves import KernelRow, kernel_rows
 from calibrate.published.speeds import SERVING, SpeedRow, speed_rows
@@ -27,22 +28,26 @@ from hwprofiles.rates import Curve, Rate
 from hwprofiles.store import KERNELS, KERNELS_SCHEMA
 from twin.cost.breakdown import Breakdown
 from twin.cost.roofline import Roofs
+from twin.engines import engine_names
 
 Row = SpeedRow | KernelRow
+Values = NDArray[Any]
 
 DATE = "2026-12-01"
 NOISE = 0.05  # relative, of a published figure: two runs of a benchmark on machines of one name differ by as much
 ROUNDS = 8
 FOLDS = 8  # that a machine's curves are left out in
 ALIKE = 4  # rows of a curve that tell as much as all of it: its errors go together
-LONGEST_STEP = 0.7
+LONGEST_STEP = 0.7  # of a logarithm, in one round
 KNOWN = 0.9  # of what machines differ by: a kernel of which a machine's rows leave more is not that machine's
-LEAST_SPREAD = 0.02
+LEAST_SPREAD = 0.02  # of a rate
+LEAST_TAU = 0.02  # that machines are taken to differ by
 FEW = 45.0  # tokens up to which bytes hold products
 LATENCY_TAU, FEW_TAU, MANY_TAU = 0.5, 0.15, 0.3  # how far machines differ, before it is learned
 LEAST_S, MOST_S = 1e-7, 1e-2  # of a latency
 LEAST_SHARE = 2e-3
-LEAST_STEP_S = 1e-5
+LEAST_STEP_S = 1e-5  # of what a host takes of a step
+FEWEST_SERVED = 5  # models on machines that set an engine's step; with fewer it stands on that of other engines
 MAD = 1.4826  # standard deviations of a normal distribution in a median distance from its middle
 
 
@@ -64,6 +69,7 @@ class Parameter(NamedTuple):
 STEPS_ALONE = {1.0: 0.9, 12.0: 0.7, 512.0: 0.5}
 """Places, with first values, where whole steps tell: of one token, of a few at once, of a prompt's."""
 CURVES = {16.0: 0.9, 160.0: 0.7, 1024.0: 0.6}
+"""The same where times of single kernels tell: of a few tokens, of many sequences at once, of a prompt's."""
 
 
 def products(
@@ -146,14 +152,14 @@ ENGINES: dict[str, tuple[Parameter, ...]] = {
 class Fitted(NamedTuple):
     """Logarithms of an engine's parameters: their mean over machines, by machine, and how far machines differ."""
 
-    mean: np.ndarray
-    machines: dict[str, np.ndarray]
-    deviations: dict[str, np.ndarray]
-    tau: np.ndarray
+    mean: Values
+    machines: dict[str, Values]
+    deviations: dict[str, Values]
+    tau: Values
 
 
 def kernels_of(
-    parameters: Sequence[Parameter], logs: np.ndarray, spreads: Mapping[str, float], rows: tuple[str, ...]
+    parameters: Sequence[Parameter], logs: Values, spreads: Mapping[str, float], rows: tuple[str, ...]
 ) -> dict[str, Kernel]:
     """Kernels with these values; spreads by phase."""
     shares: dict[str, dict[float, float]] = {}
@@ -188,10 +194,10 @@ class _Told(NamedTuple):
     """Logarithm of predicted over measured of one row, and how it answers to each parameter."""
 
     error: float
-    slopes: np.ndarray
+    slopes: Values
 
 
-def told(rows: Sequence[Row], parameters: Sequence[Parameter], logs: np.ndarray) -> list[_Told]:
+def told(rows: Sequence[Row], parameters: Sequence[Parameter], logs: Values) -> list[_Told]:
     """Rows of one machine at these values."""
     kernels = kernels_of(parameters, logs, {"decode": 0.0, "prefill": 0.0}, ("all",))
     roofs: dict[int, Roofs] = {}
@@ -250,9 +256,9 @@ def fit(parameters: Sequence[Parameter], rows: Sequence[Row]) -> Fitted:
 
 
 def on_machine(
-    parameters: Sequence[Parameter], rows: Sequence[Row], mean: np.ndarray, tau: np.ndarray, start: np.ndarray,
+    parameters: Sequence[Parameter], rows: Sequence[Row], mean: Values, tau: Values, start: Values,
     *, rounds: int = 4,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[Values, Values]:  # fmt: skip
     """One machine's parameters, drawn to the mean, and how well its rows and the mean know them."""
     counts, logs = Counter(row.curve for row in rows), start
     weight = np.array([1 / (NOISE * max(1.0, math.sqrt(counts[row.curve] / ALIKE))) for row in rows])
@@ -268,15 +274,15 @@ def on_machine(
     return logs, np.sqrt(np.diag(covariance))
 
 
-def _bounded(parameters: Sequence[Parameter], logs: np.ndarray) -> np.ndarray:
+def _bounded(parameters: Sequence[Parameter], logs: Values) -> Values:
     most = np.log([MOST_S if parameter.place is None else 1.0 for parameter in parameters])
     least = np.log([LEAST_S if parameter.place is None else LEAST_SHARE for parameter in parameters])
     return np.asarray(np.clip(logs, least, most))
 
 
 def _over_machines(
-    parameters: Sequence[Parameter], logs: dict[str, np.ndarray], deviations: dict[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+    parameters: Sequence[Parameter], logs: dict[str, Values], deviations: dict[str, Values]
+) -> tuple[Values, Values]:
     """Mean and deviation over machines, each weighed by how much its own rows tell of a parameter."""
     values, own = np.array(list(logs.values())), np.array(list(deviations.values()))
     first = np.array([parameter.tau for parameter in parameters])
@@ -284,7 +290,7 @@ def _over_machines(
     total = known.sum(axis=0)
     centre = np.where(total > 0, (known * values).sum(axis=0) / np.maximum(total, 1e-12), values.mean(axis=0))
     squares = ((values - centre) ** 2 * known).sum(axis=0) + first**2  # as if one more machine differed as at first
-    return _bounded(parameters, centre), np.maximum(np.sqrt(squares / (total + 1)), 0.02)
+    return _bounded(parameters, centre), np.maximum(np.sqrt(squares / (total + 1)), LEAST_TAU)
 
 
 def left_out(parameters: Sequence[Parameter], rows: Sequence[Row], fitted: Fitted) -> dict[str, float]:
@@ -307,7 +313,10 @@ def left_out(parameters: Sequence[Parameter], rows: Sequence[Row], fitted: Fitte
 
 
 def spreads_of(rows: Sequence[Row], errors: Mapping[str, float]) -> dict[str, float]:
-    """By phase, what a fitted rate is off by on a curve that did not set it: root mean square, each machine once."""
+    """By phase, what a fitted rate is off by on a curve that did not set it: root mean square, each machine once.
+
+    Where no curve was left out, what machines are taken to differ by.
+    """
     found: dict[str, float] = {}
     for name in ("decode", "prefill"):
         squares: dict[str, list[float]] = {}
@@ -331,38 +340,52 @@ def document_of(engine: str) -> tuple[Table, str]:
     path = KERNELS / f"{engine}.json"
     document: Table = json.loads(path.read_bytes()) if path.exists() else {}
     machines = {name: dict(kernels) for name, kernels in document.get("machines", {}).items()}
-    lines, parameters = [], ENGINES[engine]
-    every = rows_of(engine)
+    lines, parameters, every = [], ENGINES[engine], rows_of(engine)
     for kind in sorted({kind_of(row.machine.gpu) for row in every}):
         rows = [row for row in every if kind_of(row.machine.gpu) == kind]
         fitted = fit(parameters, rows)
         errors = left_out(parameters, rows, fitted)
-        spreads = spreads_of(rows, errors)
-        lines += [
-            f"{engine} on {kind}: {len(rows)} rows, {len(fitted.machines)} machines; left out by curve: {_told(errors)}"
-        ]
-        for parameter, mean, tau in zip(parameters, fitted.mean, fitted.tau, strict=True):
-            names = f"{parameter.kernels[0]}{' and others' if len(parameter.kernels) > 1 else ''}"
-            place = "latency" if parameter.place is None else f"at {parameter.place:g}"
-            lines.append(f"  {names:44s} {place:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}")
-        for name, logs in fitted.machines.items():
-            ids = tuple(sorted({row.named for row in rows if row.machine.device_name == name}))
-            known = {
-                key
-                for parameter, deviation, tau in zip(parameters, fitted.deviations[name], fitted.tau, strict=True)
-                if deviation < KNOWN * tau
-                for key in parameter.kernels
-            }
-            kernels = kernels_of(parameters, logs, spreads, ids)
-            there = machines.get(name, {})
-            own = {
-                key: _plain(kernel)
-                for key, kernel in kernels.items()
-                if key in known and _is_published(there.get(key, {}))
-            }
-            machines[name] = {**machines.get(name, {}), **own}
-    document = {"schema": KERNELS_SCHEMA, "engine": engine, "machines": dict(sorted(machines.items()))}
-    return document, "\n".join(lines)
+        lines += [f"{engine} on {kind}: {len(rows)} rows, {_summary(fitted, errors)}", *_means(parameters, fitted)]
+        for name, kernels in known_kernels(parameters, rows, fitted, spreads_of(rows, errors)).items():
+            there = machines.setdefault(name, {})
+            there |= {key: _plain(own) for key, own in kernels.items() if _is_published(there.get(key, {}))}
+    return _document(engine, machines), "\n".join(lines)
+
+
+def known_kernels(
+    parameters: Sequence[Parameter], rows: Sequence[Row], fitted: Fitted, spreads: Mapping[str, float]
+) -> dict[str, dict[str, Kernel]]:
+    """By machine, the kernels of which its own rows tell more than the mean does."""
+    found: dict[str, dict[str, Kernel]] = {}
+    for name, logs in fitted.machines.items():
+        named = tuple(sorted({row.named for row in rows if row.machine.device_name == name}))
+        told_of = fitted.deviations[name] < KNOWN * fitted.tau
+        known = {key for parameter, own in zip(parameters, told_of, strict=True) if own for key in parameter.kernels}
+        kernels = kernels_of(parameters, logs, spreads, named)
+        found[name] = {key: kernel for key, kernel in kernels.items() if key in known}
+    return found
+
+
+def _document(engine: str, machines: Table) -> Table:
+    return {"schema": KERNELS_SCHEMA, "engine": engine, "machines": dict(sorted(machines.items()))}
+
+
+def _summary(fitted: Fitted, errors: Mapping[str, float]) -> str:
+    """Of how many machines, and how far whole curves are off that were left out."""
+    machines = f"{len(fitted.machines)} machines"
+    if not errors:
+        return f"{machines}, none with two curves"
+    sizes = sorted(abs(error) for error in errors.values())
+    middle, most = sizes[len(sizes) // 2], sizes[int(0.95 * len(sizes))]
+    return f"{machines}; left out by curve: {len(sizes)} rows, median {middle:.1%}, 95th {most:.1%}"
+
+
+def _means(parameters: Sequence[Parameter], fitted: Fitted) -> Iterator[str]:
+    """A line for each parameter."""
+    for parameter, mean, tau in zip(parameters, fitted.mean, fitted.tau, strict=True):
+        names = f"{parameter.kernels[0]}{' and others' if len(parameter.kernels) > 1 else ''}"
+        place = "latency" if parameter.place is None else f"at {parameter.place:g}"
+        yield f"  {names:44s} {place:8s} {math.exp(mean):9.3g}  machines differ by {tau:.0%}"
 
 
 def steps_of(engine: str) -> tuple[Table, str]:
@@ -370,33 +393,35 @@ def steps_of(engine: str) -> tuple[Table, str]:
 
     One number for all machines, each model on each machine once, however its layers are shared.
     """
-    some = Rate(value=LEAST_STEP_S, unit="s", spread=0.0, n=1, source="published", date=DATE)
-    left: dict[tuple[str, str], list[float]] = {}
-    for row in (row for row in speed_rows() if row.engine == engine and row.served):
-        kernels = {**row.machine.kernels, f"step/{engine}/decode": Kernel(latency=some)}
-        breakdown = row.breakdown(Roofs(replace(row.machine, kernels=kernels), strict=False))
-        host_s = sum(seconds for (part, _, _), (seconds, _) in breakdown.by_account.items() if part.startswith("host"))
-        left.setdefault((row.machine.device_name, row.case.model.name), []).append(
-            row.seconds - breakdown.seconds + host_s
-        )
+    left = {key: [beside_kernels_s(row) for row in rows] for key, rows in served(engine).items()}
     medians = [float(np.median(own)) for own in left.values()]
     value = round_to(max(LEAST_STEP_S, float(np.median(medians))), 2)
     spread = round(min(1.0, float(np.median(np.abs(np.array(medians) - value))) * MAD / value), 2)
-    document: Table = json.loads((KERNELS / f"{engine}.json").read_bytes())
     rows = tuple(sorted({f"{SERVING.name} {machine}" for machine, _ in left}))
     latency = {"value": value, "unit": "s", "spread": spread, "n": len(medians), "source": "fitted", "date": DATE,
                "fitted_on": rows, "note": "what kernels leave of served steps"}  # fmt: skip
+    machines: Table = json.loads((KERNELS / f"{engine}.json").read_bytes())["machines"]
     for machine in sorted({machine for machine, _ in left}):
-        document["machines"].setdefault(machine, {})[f"step/{engine}/decode"] = {"latency": latency}
-    document["machines"] = dict(sorted(document["machines"].items()))
-    return document, f"{engine}: {value * 1e3:.2f} ms a step, of {len(medians)} models on machines, {spread:.0%}"
+        machines.setdefault(machine, {})[f"step/{engine}/decode"] = {"latency": latency}
+    told_of = f"{engine}: {value * 1e3:.2f} ms a step, of {len(medians)} models on machines, {spread:.0%}"
+    return _document(engine, machines), told_of
 
 
-def _told(errors: Mapping[str, float]) -> str:
-    if not errors:
-        return "no machine has two curves"
-    sizes = sorted(abs(error) for error in errors.values())
-    return f"{len(sizes)} rows, median {sizes[len(sizes) // 2]:.1%}, 95th {sizes[int(0.95 * len(sizes))]:.1%}"
+def served(engine: str) -> dict[tuple[str, str], list[SpeedRow]]:
+    """Its served steps, by device and model."""
+    found: dict[tuple[str, str], list[SpeedRow]] = {}
+    for row in (row for row in speed_rows() if row.engine == engine and row.served):
+        found.setdefault((row.machine.device_name, row.case.model.name), []).append(row)
+    return found
+
+
+def beside_kernels_s(row: SpeedRow) -> float:
+    """What the kernels of a served step leave of its seconds, less than nothing where they alone take longer."""
+    some = Rate(value=LEAST_STEP_S, unit="s", spread=0.0, n=1, source="published", date=DATE)
+    kernels = {**row.machine.kernels, f"step/{row.engine}/decode": Kernel(latency=some)}
+    breakdown = row.breakdown(Roofs(replace(row.machine, kernels=kernels), strict=False))
+    host_s = sum(seconds for (part, _, _), (seconds, _) in breakdown.by_account.items() if part.startswith("host"))
+    return row.seconds - breakdown.seconds + host_s
 
 
 def _is_published(there: Table) -> bool:
@@ -410,15 +435,22 @@ def _plain(kernel: Kernel) -> Table:
     return {key: value for key, value in raw.items() if value is not None and key != "machine"}
 
 
-def main(engines: Sequence[str]) -> None:
-    """Write the files of the engines named, or of all."""
-    served = {row.engine for row in speed_rows() if row.served}
-    for engine in engines or (*ENGINES, *sorted(f"step/{name}" for name in served)):
+def main(arguments: Sequence[str]) -> int:
+    """Write the files of the engines named, or of all; or check them: 1 where one is another."""
+    check, others = "--check" in arguments, 0
+    steps = [f"step/{name}" for name in engine_names() if len(served(name)) >= FEWEST_SERVED]
+    for engine in [each for each in arguments if each != "--check"] or [*ENGINES, *steps]:
         word, _, name = engine.rpartition("/")
         document, told_of = steps_of(name) if word else document_of(name)
-        (KERNELS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+        path, text = KERNELS / f"{name}.json", json.dumps(document, indent=1) + "\n"
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            others += 1
+            told_of += f"\n{path.name} is another"
         sys.stdout.write(f"{told_of}\n")
+    return int(others > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

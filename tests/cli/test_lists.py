@@ -180,3 +180,22 @@ def test_a_machine_that_nobody_measured_is_refused_or_told_whose_kernels_these_a
         assert "Not measured on rtx3090 (bf16, " in done.out
     else:
         assert_one_line(done, WRONG_INPUT, "no machine has a rate for attend_decode/twin/bf16")
+
+
+def test_how_far_borrowed_rates_are_off_is_listed_by_rung_and_group(capsys: Capture) -> None:
+    told = asked(capsys, "profiles", "--rungs")
+    assert told["schema"] == "twin.rungs/1"
+    assert told["spreads"].keys() == {"carried", "typical"}
+    text = run(capsys, "profiles", "--rungs")
+    assert (text.code, text.err) == (ANSWERED, "")
+    for rung, spreads in told["spreads"].items():
+        for group, own in spreads.items():
+            assert f"{rung}  {group} " in text.out
+            assert 0 < own["spread"] <= 1
+    for row in told["judged"]:
+        assert 0 <= row["coverage"] <= 1
+        assert f"{row['rung']}  {row['of']} " in text.out
+
+
+def test_rungs_are_of_all_machines(capsys: Capture) -> None:
+    assert_one_line(run(capsys, "profiles", "h200", "--rungs"), WRONG_INPUT, "--rungs is of all machines")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hwprofiles.store import shipped_document
-from tests.cli.command import WRONG_INPUT, assert_one_line, run
+from tests.cli.command import ANSWERED, WRONG_INPUT, assert_one_line, run
 
 PROFILE = shipped_document("rtx3090")
 
@@ -73,6 +73,20 @@ def test_a_refusal_in_json_is_one_document_and_nothing_else(capsys: Capture, ask
     assert error["type"] in {"BadValue", "UnknownName", "BadFile", "UsageError"}
     assert error["message"]
     assert "\n" not in error["message"]
+
+
+STRICT = ("predict", "--strict", "--model", "llama-3.1-8b", "--hw", "h100-pcie", "--ctx", "2k", "--engine", "vllm")
+
+
+def test_rates_that_were_not_measured_there_are_refused_where_only_those_may_answer(capsys: Capture) -> None:
+    assert run(capsys, *(word for word in STRICT if word != "--strict")).code == ANSWERED
+    assert_one_line(run(capsys, *STRICT), WRONG_INPUT, "not measured on h100-pcie: ", "linear/library/bf16 (carried)")
+    done = run(capsys, *STRICT, "--json")
+    assert (done.code, done.err) == (WRONG_INPUT, "")
+    error = json.loads(done.out)["error"]
+    assert error["type"] == "MissingRate"
+    assert error["message"].startswith("not measured on h100-pcie: ")
+    assert "--strict" in error["hint"]
 
 
 def set_at(*path: str, to: Any) -> Edit:

@@ -131,7 +131,7 @@ class Roofs:
         }
 
     def kernel(self, key: str) -> _KernelRates:
-        """Rates of the kernel `key`, looked up once; MissingRate where the profile has none."""
+        """Rates of the kernel `key`, looked up once; MissingRate where it has none, nor any to borrow."""
         if key not in self._kernels:
             self._kernels[key] = self._looked_up(key)
         return self._kernels[key]
@@ -158,7 +158,7 @@ class Roofs:
             rungs=rungs,
         )
 
-    def _taken(self, key: str, found: Borrowed) -> tuple[Kernel, "_Rungs"]:
+    def _taken(self, key: str, found: Borrowed) -> tuple[Kernel, _Rungs]:
         """A borrowed kernel with its rates entered, and the spreads of its rung that they hang on beside their own.
 
         A device whose instructions nobody counted is taken to issue as many as its kernels need.
@@ -173,12 +173,10 @@ class Roofs:
                 self.rungs[f"{key}#{name}"] = found.rung
         if not found.spreads:
             return kernel, NO_RUNGS
-        names = []
-        for group in (found.group, f"{found.group}{MANY}", LATENCIES):
-            name = f"{found.rung} {group}"
+        of = {f"{found.rung} {group}": group for group in (found.group, f"{found.group}{MANY}", LATENCIES)}
+        for name, group in of.items():
             self.rates[name], self.rungs[name] = found.spreads.get(group, found.spreads[found.group]), found.rung
-            names.append((name,))
-        return kernel, _Rungs(*names)
+        return kernel, _Rungs(*((name,) for name in of))
 
     @property
     def whole_spread(self) -> float:
@@ -187,7 +185,7 @@ class Roofs:
 
     def has(self, key: str) -> bool:
         """Whether the kernel `key` has rates here, its own or borrowed ones."""
-        return key in self.profile.kernels or not (self.strict or borrowed(self.profile, key, self.ladder) is None)
+        return key in self.profile.kernels or (not self.strict and borrowed(self.profile, key, self.ladder) is not None)
 
     def _alike(self, key: str) -> str:
         """What the profile has of the same operation."""
@@ -305,6 +303,8 @@ class Roofs:
             return roofs + kernel.efficiency_rates
         name = f"{op.kernel}#efficiency with its roof, {100 * spread:.2g} %"  # places known alike err together
         self.rates[name] = replace(curve, spread=spread, spreads=UNSET)
+        if (rung := self.rungs.get(f"{op.kernel}#efficiency")) is not None:
+            self.rungs[name] = rung
         return (name,)
 
     def _efficiency(self, op: Op, curve: Curve) -> float:

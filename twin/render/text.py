@@ -114,9 +114,9 @@ def _speeds(prediction: Prediction) -> list[str]:
 
 def _standing(prediction: Prediction) -> list[str]:
     """On what the speeds stand, where not all of it was measured on the machine."""
-    standing = prediction.standing()
     if not prediction.rungs:
         return []
+    standing = prediction.standing()
     counted = [f"{len(keys)} {rung}" for rung, keys in standing.items()]
     return [row("rates", f"{', '.join(counted)} of {sum(map(len, standing.values()))} kernels; --explain names them")]
 

@@ -12,11 +12,11 @@ from twin.ask.question import Question
 from twin.cost.breakdown import Breakdown
 from twin.cost.mixed import MixedRoofs, roofs_of
 from twin.cost.roofline import Roofs
-from twin.errors import Impossible
+from twin.errors import Impossible, MissingRate
 from twin.memory.plan import plan_memory
 from twin.operations.lower import decode_program, last_device, layer_groups, split_layers
 from twin.operations.ops import Step
-from twin.prediction import predict
+from twin.prediction import predict, refuse_borrowed
 
 
 def device(name: str, *, times: float = 1, vram_bytes: float = 2**30) -> HardwareProfile:
@@ -75,6 +75,25 @@ def test_rates_say_whose_they_are_and_alike_devices_are_only_many() -> None:
     many = mixed((device("slow"), device("slow")))
     assert (many.gpu_count, many.devices, many.name) == (2, (), "2x-slow")
     assert type(roofs_of(many)) is Roofs
+
+
+def test_a_rate_is_borrowed_for_the_device_that_lacks_it_and_refused_once() -> None:
+    key = "linear/exllamav3/bf16"
+    poor = device("poor")
+    poor = replace(poor, kernels={name: own for name, own in poor.kernels.items() if name != key})
+    both = mixed((device("rich"), poor))
+    roofs, program = (
+        roofs_of(both, strict=False),
+        decode_program(case(64), Step(kv_tokens=64, q_tokens=1), both.stages(1)),
+    )
+    Breakdown().run(program, roofs)
+    assert roofs.rungs.keys() <= roofs.rates.keys()
+    assert {name.partition("@")[2] for name in roofs.rungs} == {"poor"}
+    assert {name.partition("#")[0] for name in roofs.rungs if "#" in name} == {key}
+    with pytest.raises(MissingRate, match=rf"^not measured on rich\+poor: {key} \(\w+\)$"):
+        refuse_borrowed(roofs)
+    with pytest.raises(MissingRate):
+        Breakdown().run(program, roofs_of(both))
 
 
 def test_memory_of_each_device_is_its_own() -> None:

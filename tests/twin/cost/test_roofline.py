@@ -7,10 +7,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hwprofiles.profile import Roof
+from hwprofiles.ladder import ANY, SCHEMA, Carried, Ladder
+from hwprofiles.profile import Kernel, Roof
 from hwprofiles.rates import Rate
 from tests import worlds
-from tests.worlds import LINEAR, at_its_roof, curve, kernel, link, machine, rate
+from tests.worlds import LINEAR, at_its_roof, curve, kernel, learned, link, machine, rate
 from twin.cost.roofline import WALLS, Roofs
 from twin.errors import MissingRate
 from twin.operations.occupancy import BEGUN_TILES, FlashGrid, SplitKV
@@ -281,3 +282,118 @@ def test_more_tokens_take_no_less_time_where_calibrated_ones_do_not(
     assume(points == sorted(points))
     few, many = sorted((one, other))
     assert weights_s(many, **shape) >= weights_s(few, **shape) * (1 - 1e-9)
+
+
+LENT = "linear/other/bf16"
+WHOLE = 0.25
+
+
+def lending(own: Kernel, *, of_group: bool = True) -> Ladder:
+    """Lends LENT: products are off by 0.3, those of many tokens by 0.1, launches by 0.6; by 0.4 where nobody says."""
+    spreads = {
+        name: learned(spread)
+        for name, spread in (("products", 0.3), ("products of many tokens", 0.1), ("latencies", 0.6))
+    }
+    carried = {LENT: {ANY: Carried(kernel=own, machines=("there",), of_group=of_group)}}
+    return Ladder(
+        schema=SCHEMA, carried=carried, typical={}, whole=learned(WHOLE), carried_spreads=spreads, typical_spreads={}
+    )  # fmt: skip
+
+
+def borrowing(own: Kernel, *, of_group: bool = True, **changes: Any) -> Roofs:
+    return Roofs(machine(**changes), strict=False, ladder=lending(own, of_group=of_group))
+
+
+HALF = kernel(efficiency=curve(efficiency=(0.5,)), latency_s=0.25)
+
+
+def test_a_borrowed_kernel_is_a_share_of_this_machines_roofs_and_hangs_on_the_spreads_of_its_group() -> None:
+    found = borrowing(HALF)
+    bytes_bound, products = (found.cost(op(kernel=LENT, **work)) for work in ({"vram_bytes": 1e9}, {"flops": 1e12}))
+    assert bytes_bound.seconds == products.seconds == 2.25
+    assert bytes_bound.bound_rates == ("vram", f"{LENT}#efficiency", "carried products")
+    assert products.bound_rates == ("tensor.fp16", f"{LENT}#efficiency", "carried products of many tokens")
+    assert bytes_bound.latency_rates == products.latency_rates == (f"{LENT}#latency", "carried latencies")
+    spreads = {name: found.rates[name].spread for name in found.rungs if "#" not in name}
+    assert spreads == {"carried products": 0.3, "carried products of many tokens": 0.1, "carried latencies": 0.6}
+    assert found.rungs.keys() == {*spreads, f"{LENT}#efficiency", f"{LENT}#latency"}
+    assert set(found.rungs.values()) == {"carried"}
+
+
+def test_a_group_of_which_no_more_is_known_has_one_spread_for_all() -> None:
+    there = lending(HALF)
+    known = {"products": there.carried_spreads["products"]}
+    found = Roofs(machine(), strict=False, ladder=replace(there, carried_spreads=known))
+    found.cost(op(kernel=LENT, vram_bytes=1e9))
+    assert {found.rates[name].spread for name in found.rungs if "#" not in name} == {0.3}
+
+
+def test_a_borrowed_kernel_that_says_itself_how_far_it_is_off_hangs_on_that_alone_and_is_borrowed_all_the_same() -> (
+    None
+):
+    shares = replace(curve(efficiency=(0.5,)), spread=0.4, spreads=(0.4,))
+    found = borrowing(Kernel(efficiency=shares, latency=rate(0.25, "s", spread=0.7)), of_group=False)
+    cost = found.cost(op(kernel=LENT, vram_bytes=1e9))
+    (together,) = cost.bound_rates
+    assert (cost.seconds, cost.latency_rates) == (2.25, (f"{LENT}#latency",))
+    assert (found.rates[together].spread, found.rates[f"{LENT}#latency"].spread) == (0.4, 0.7)
+    assert found.rungs[together] == found.rungs[f"{LENT}#latency"] == "carried"
+
+
+def test_seconds_of_which_any_are_borrowed_are_off_as_whole_steps_are() -> None:
+    found = borrowing(HALF)
+    assert found.whole_spread == 0
+    found.cost(op(kernel=LENT, vram_bytes=1e9))
+    assert found.whole_spread == WHOLE
+
+
+def test_a_kernel_of_ones_own_is_not_borrowed() -> None:
+    found = borrowing(HALF, kernels={LENT: at_its_roof(LENT)})
+    assert found.cost(op(kernel=LENT, vram_bytes=1e9)).seconds == 1
+    assert not found.rungs
+
+
+def test_nothing_is_borrowed_where_only_measured_rates_may_answer() -> None:
+    lends, refuses = (Roofs(machine(), strict=strict, ladder=lending(HALF)) for strict in (False, True))
+    assert (lends.has(LENT), refuses.has(LENT), refuses.has(KEY)) == (True, False, True)
+    assert not lends.has("pray/other/bf16")
+    with pytest.raises(MissingRate, match=f"machine toy has no rate for {LENT}"):
+        refuses.cost(op(kernel=LENT, vram_bytes=1e9))
+    assert not refuses.rungs
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has", "computed_in"),
+    [
+        ("bf16", ("fp16", "fp32"), "fp16"),
+        ("bf16", ("bf16", "fp16"), "bf16"),
+        ("fp16", ("fp32",), "fp32"),
+        ("fp8", ("bf16", "fp32"), "bf16"),
+        ("fp4", ("bf16", "fp16"), "fp16"),
+        ("fp32", ("fp16",), None),
+    ],
+)
+def test_products_are_computed_in_the_next_wider_type_that_a_device_has(
+    dtype: str, has: tuple[str, ...], computed_in: str | None
+) -> None:
+    toy, work = machine(), op(kernel=KEY, flops=1e12, dtype=dtype)
+    there = replace(toy, gpu=replace(toy.gpu, tensor=dict.fromkeys(has, toy.gpu.tensor["fp16"])))
+    own = Roofs(there, strict=False)
+    if computed_in is None:
+        with pytest.raises(MissingRate, match=f"no {dtype} tensor rate"):
+            own.cost(work)
+    else:
+        assert own.cost(work).bound_rates[0] == f"tensor.{computed_in}"
+    if computed_in != dtype:
+        with pytest.raises(MissingRate, match=f"no {dtype} tensor rate"):
+            Roofs(there).cost(work)
+
+
+def test_a_device_whose_instructions_nobody_counted_issues_as_many_as_a_borrowed_kernel_needs() -> None:
+    """9e8 elements of 4 operations take 3.6 s where 1e9 are issued a second; the bytes take 1 s."""
+    own = replace(at_its_roof(LENT), operations=worlds.operations(4))
+    work = op(kernel=LENT, vram_bytes=1e9, split_kv=split_kv(elements=9e8))
+    uncounted, counted = borrowing(own), Roofs(working(4).profile, strict=False, ladder=lending(own))
+    assert (uncounted.cost(work).seconds, counted.cost(work).seconds) == (1, 3.6)
+    assert uncounted.extrapolated == {f"{LENT} without a rate of instructions"}
+    assert not counted.extrapolated
