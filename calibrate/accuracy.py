@@ -50,8 +50,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:
-    """Of one; a dash for none."""
-    return "-" if share is None else f"{100 * share:{'+' if signed else ''}.1f} %"
+    """Of one; a dash for none. What rounds to nothing has no sign: it would be that of a last bit."""
+    return "-" if share is None else f"{round(100 * share, 1) + 0.0:{'+' if signed else ''}.1f} %"
 
 
 def figure(value: float | None, unit: str = "") -> str:

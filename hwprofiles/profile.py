@@ -178,6 +178,12 @@ class Kernel(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         if self.efficiency is None and self.latency is None:
             raise ValueError("a kernel needs an efficiency, a latency or both")
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether recorded figures set it, not a calibration's samples."""
+        rates = (self.efficiency, self.latency, self.combine, self.operations)
+        return any(rate is not None and rate.source == "fitted" for rate in rates)
+
     def check(self, key: str) -> None:
         """Raise ValueError where the kernel's name, an axis or a range is wrong."""
         path, (operation, *named) = f"$.kernels.{key}", key.split("/")
@@ -307,8 +313,9 @@ def mixed(profiles: Sequence[HardwareProfile]) -> HardwareProfile:
     shared = [one.name for one in each if one.gpu.shares_memory]
     if shared:
         raise ValueError(f"the memory of {shared[0]} is its host's")
-    name, host = "+".join(profile.name for profile in profiles), f"host and links of {each[0].name}"
-    return replace(each[0], name=name, summary=f"{name}: {host}", gpu_count=len(each), devices=each, kernels={})
+    name = "+".join(profile.name for profile in profiles)
+    summary = f"devices at the rates of their own machines, on the host of {each[0].name}"
+    return replace(each[0], name=name, summary=summary, gpu_count=len(each), devices=each, kernels={})
 
 
 def _asked(rate: Rate, value: float, option: str) -> Rate:

@@ -80,7 +80,10 @@ def load_profile(name: str) -> HardwareProfile:
 
 def _mixed(name: str) -> HardwareProfile:
     """Several machines' devices in one, such as rtx4070+rtx3060; NotShipped where they do not go together."""
-    parts = [load_profile(part.strip()) for part in name.split("+")]
+    names = [part.strip() for part in name.split("+")]
+    if not all(names):
+        raise NotShipped("machine", name, "'+' stands between two machines, such as rtx4070+rtx3060")
+    parts = [load_profile(part) for part in names]
     try:
         return mixed(parts)
     except ValueError as wrong:

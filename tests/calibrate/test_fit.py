@@ -37,8 +37,10 @@ Change = Callable[[Operation, Point, float], float]
 
 @pytest.fixture(scope="module")
 def truth() -> HardwareProfile:
-    """A machine with a rate for everything."""
-    return load_profile(MACHINE)
+    """A machine with a rate for everything that is calibrated."""
+    profile = load_profile(MACHINE)
+    calibrated = {key: kernel for key, kernel in profile.kernels.items() if not kernel.is_fitted}
+    return replace(profile, kernels=calibrated)
 
 
 def seconds(program: Program, profile: HardwareProfile) -> float:

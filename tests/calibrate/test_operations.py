@@ -56,13 +56,19 @@ def test_no_size_of_a_gpu_is_in_both_but_a_few_that_are_told(operation: Operatio
     assert both <= ({0} if size == "past_tokens" else {1} if operation.name == "product" else set())
 
 
-def test_every_rate_of_the_shipped_machine_has_held_out_points() -> None:
-    kernels = set(load_profile(MACHINE).kernels)
-    assert kernels <= rates(case for group in GROUPS for case in held_out_cases(group, cuda=True, quick=False))
+def calibrated_kernels() -> set[str]:
+    """Of the shipped machine, without those of engines that published figures set."""
+    return {key for key, kernel in load_profile(MACHINE).kernels.items() if not kernel.is_fitted}
 
 
-def test_every_rate_of_the_shipped_machine_is_in_a_recorded_case() -> None:
-    assert set(load_profile(MACHINE).kernels) <= rates(row.case for row in shipped_measurements(MACHINE).rows)
+def test_every_rate_that_a_calibration_sets_has_held_out_points() -> None:
+    assert calibrated_kernels() <= rates(
+        case for group in GROUPS for case in held_out_cases(group, cuda=True, quick=False)
+    )
+
+
+def test_every_rate_that_a_calibration_sets_is_in_a_recorded_case() -> None:
+    assert calibrated_kernels() <= rates(row.case for row in shipped_measurements(MACHINE).rows)
 
 
 def test_the_shipped_samples_were_taken_at_the_points_of_the_table() -> None:

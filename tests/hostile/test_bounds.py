@@ -13,20 +13,20 @@ ELSEWHERE = {"KernelCase"}
 """Checked as a question is, when it is asked."""
 
 
-def numbers(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """All number types in a type, with the way there."""
+def numbers(kind: Any, path: str, inside: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """All number types in a type, with the way there; one `inside` itself has those already."""
     if isinstance(kind, inspect.IntType | inspect.FloatType):
         yield path, kind
-    elif isinstance(kind, inspect.StructType) and kind.cls.__name__ not in ELSEWHERE:
+    elif isinstance(kind, inspect.StructType) and kind.cls.__name__ not in ELSEWHERE and kind.cls not in inside:
         for field in kind.fields:
-            yield from numbers(field.type, f"{path}.{field.name}")
+            yield from numbers(field.type, f"{path}.{field.name}", (*inside, kind.cls))
     elif isinstance(kind, inspect.UnionType):
         for each in kind.types:
-            yield from numbers(each, path)
+            yield from numbers(each, path, inside)
     elif isinstance(kind, inspect.VarTupleType):
-        yield from numbers(kind.item_type, f"{path}[]")
+        yield from numbers(kind.item_type, f"{path}[]", inside)
     elif isinstance(kind, inspect.DictType):
-        yield from numbers(kind.value_type, f"{path}{{}}")
+        yield from numbers(kind.value_type, f"{path}{{}}", inside)
 
 
 FOUND = {

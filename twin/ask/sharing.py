@@ -35,7 +35,7 @@ def sharing_of(question: Question, rules: EngineRules, there: Callable[[], int])
     if pp is None:
         pp = 1 if by_rows else max(1, devices // tp)
     if tp * pp > devices and (devices > 1 or question.gpus is not None):
-        each = f"{tp} ranks" if pp == 1 else f"{pp} stages of {tp} ranks"
+        each = f"{tp} ranks" if pp == 1 else f"{pp} stages" if tp == 1 else f"{pp} stages of {tp} ranks"
         raise Impossible(f"{each} need {tp * pp} devices, there are {devices}")
     return Sharing(tp, tp * pp)
 

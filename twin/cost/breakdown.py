@@ -47,6 +47,7 @@ class Breakdown:
         """Seconds and speed-of-light seconds on the critical path."""
         self.engines: dict[Engine, tuple[float, float]] = {}
         """Busy seconds and seconds at datasheet peaks of each kind of engine, over all devices."""
+        self.borrowed_s = 0.0  # of `seconds`, with kernels that were not measured on the machine
         self.products_s = 0.0  # all products at the tensor cores' datasheet peaks, whichever engine their op holds
         self.link_bytes = 0.0
         self.link_write_bytes = 0.0
@@ -64,6 +65,8 @@ class Breakdown:
                 self._add_work(op, cost, graph.iterations * graph.times)
                 self.products_s += roofs.products_floor_s(op) * graph.iterations * graph.times
                 calls = critical * graph.times
+                if cost.is_borrowed:
+                    self.borrowed_s += cost.seconds * calls
                 if calls and cost.bound_s:
                     self._add_seconds((op.part, cost.wall, cost.bound_rates), cost.bound_s * calls, cost.sol_s * calls)
                 if calls and cost.latency_s:
@@ -74,6 +77,7 @@ class Breakdown:
     def add(self, other: "Breakdown", times: float = 1.0) -> "Breakdown":
         """The other's work `times` times over, after this one's."""
         self.seconds += other.seconds * times
+        self.borrowed_s += other.borrowed_s * times
         self.products_s += other.products_s * times
         self.link_bytes += other.link_bytes * times
         self.link_write_bytes += other.link_write_bytes * times
@@ -101,9 +105,9 @@ class Breakdown:
         return by_rate
 
     def spread_s(self, roofs: Roofs) -> float:
-        """Standard deviation of `seconds`: independent rates to first order; with borrowed ones, of whole steps too."""
+        """Standard deviation of `seconds`: independent rates to first order; borrowed kernels err together, too."""
         own = sum((seconds * roofs.rates[rate].spread) ** 2 for rate, seconds in self.sensitivity().items())
-        return math.sqrt(own + (self.seconds * roofs.whole_spread) ** 2)
+        return math.sqrt(own + (self.borrowed_s * roofs.whole_spread) ** 2)
 
     def bound(self) -> str:
         """The wall with the largest share of the time."""

@@ -47,6 +47,7 @@ class Cost(NamedTuple):
     wall: str  # key in WALLS of the roof that sets bound_s
     bound_rates: tuple[str, ...]
     latency_rates: tuple[str, ...]
+    is_borrowed: bool = False  # whether its kernel was not measured on this machine
 
 
 class _Rungs(NamedTuple):
@@ -179,7 +180,7 @@ class Roofs:
 
     @property
     def whole_spread(self) -> float:
-        """Of whole steps, beside their rates' own: where not all kernels were measured here."""
+        """Of whole steps whose kernels were all borrowed, beside their rates' own; of others it is a share."""
         return (self.ladder or shipped_ladder()).whole.spread if self.rungs else 0.0
 
     def has(self, key: str) -> bool:
@@ -230,7 +231,10 @@ class Roofs:
                     rates = kernel.operations_rates
         calls = op.calls
         times = ((latency_s + bound_s) * calls, latency_s * calls, bound_s * calls)
-        return Cost(*times, bound.sol_s * calls, bound.floor_s * calls, wall, rates, kernel.latency_rates)
+        return Cost(
+            *times, bound.sol_s * calls, bound.floor_s * calls, wall, rates, kernel.latency_rates,
+            is_borrowed=bool(op.kernel) and op.kernel not in self.profile.kernels,
+        )  # fmt: skip
 
     def _as_run_here(self, op: Op) -> Op:
         """The op with its kernel's whole name; as a plain copy where it may be one and this machine lacks the rates."""

@@ -9,7 +9,7 @@ from hwprofiles import load_profile, profile_names
 from hwprofiles.ladder import Ladder, shipped_ladder
 from hwprofiles.rates import Curve, Provenance, Rate
 from twin.cli.delivery import dump
-from twin.cost.roofline import Roofs
+from twin.cost.mixed import roofs_of
 from twin.engines import engine_names, load_engine
 from twin.formats import KVFormat, Plane, format_names, is_exl3, kv_format
 from twin.layouts import layout_names, load_layout
@@ -49,8 +49,10 @@ def _profile(name: str | None, *, as_json: bool) -> str:
     profile = load_profile(name)
     if as_json:
         return dump(msgspec.to_builtins(profile))
-    rates: dict[str, Provenance] = {"vram bytes": profile.gpu.vram, "host bytes": profile.host.memory}
-    rates |= {"host bytes reserved": profile.host.reserved} | Roofs(profile).rates
+    rates: dict[str, Provenance] = {f"vram bytes@{each.name}": each.gpu.vram for each in profile.devices}
+    rates |= {} if profile.devices else {"vram bytes": profile.gpu.vram}
+    rates |= {"host bytes": profile.host.memory, "host bytes reserved": profile.host.reserved}
+    rates |= roofs_of(profile).rates
     rows = [
         (key, _value(rate), f"{100 * rate.spread:.0f} %", str(rate.n), rate.source, rate.date, rate.note)
         for key, rate in rates.items()

@@ -49,6 +49,7 @@ def test_an_engine_shares_as_asked_or_in_its_own_way(
         ("vllm", 4, {"split": "row", "pp": 2}, "--pp means nothing under --split row"),
         ("vllm", 3, {"tp": 4}, "4 ranks need 4 devices, there are 3"),
         ("vllm", 1, {"gpus": 4, "tp": 4, "pp": 2}, "2 stages of 4 ranks need 8 devices, there are 4"),
+        ("vllm", 2, {"pp": 3}, "3 stages need 3 devices, there are 2"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(engine: str, there: int, asked: dict[str, Any], says: str) -> None:

@@ -96,3 +96,18 @@ def test_independent_spreads_add_in_squares() -> None:
         {"vram": 3, f"{KEY}#efficiency": 3, "h2d": 5, "h2d.latency": LATENCY_S}, rel=1e-12
     )
     assert found.spread_s(Roofs(unsure)) == pytest.approx(math.hypot(0.3, 1.0))
+
+
+def test_what_nobody_measured_widens_its_own_share_and_nothing_else() -> None:
+    """Two equal calls, of which one is borrowed: beside both rates' own spreads half of what whole steps are off by."""
+    roofs, foreign = Roofs(machine(), strict=False), replace(READ, kernel="linear/nobodys/bf16")
+    own = Breakdown().run((OpGraph(ops=(READ,)),), roofs)
+    before = own.spread_s(roofs)
+    other = Breakdown().run((OpGraph(ops=(foreign,)),), roofs)
+    assert roofs.rungs
+    assert own.spread_s(roofs) == before  # whatever else the same rates were asked for
+    assert (own.borrowed_s, other.borrowed_s) == (0, pytest.approx(other.seconds))
+    both = Breakdown().add(own).add(other)
+    apart = sum((s * roofs.rates[rate].spread) ** 2 for rate, s in both.sensitivity().items())
+    assert roofs.whole_spread > 0
+    assert both.spread_s(roofs) ** 2 - apart == pytest.approx((other.seconds * roofs.whole_spread) ** 2)

@@ -112,6 +112,9 @@ def test_machines_are_joined_by_name() -> None:
     assert load_profile("rtx3090+rtx3090") == load_profile("rtx3090").repeated(2)
     with pytest.raises(UnknownName, match="nosuch"):
         load_profile("rtx3090+nosuch")
+    for short in ("rtx3090+", "+rtx3090", "rtx3090++rtx4070"):
+        with pytest.raises(NotShipped, match=r"rtx3090.*is not shipped"):
+            load_profile(short)
     with pytest.raises(NotShipped) as refused:
         load_profile("rtx3090+gb10")
     assert "the memory of gb10 is its host's" in refused.value.hint

@@ -340,7 +340,7 @@ def test_a_borrowed_kernel_that_says_itself_how_far_it_is_off_hangs_on_that_alon
     assert found.rungs[together] == found.rungs[f"{LENT}#latency"] == "carried"
 
 
-def test_seconds_of_which_any_are_borrowed_are_off_as_whole_steps_are() -> None:
+def test_borrowed_seconds_are_off_as_whole_steps_are() -> None:
     found = borrowing(HALF)
     assert found.whole_spread == 0
     found.cost(op(kernel=LENT, vram_bytes=1e9))

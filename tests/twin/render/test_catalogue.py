@@ -21,6 +21,14 @@ def test_a_machine_shows_every_rate_in_full(name: str) -> None:
         assert " ".join(rate.note.split()) in line
 
 
+def test_of_devices_of_several_kinds_each_ones_memory_and_rates_are_shown() -> None:
+    text = listed("profile", "rtx4070+rtx3060", as_json=False)
+    for name in ("rtx4070", "rtx3060-12gb"):
+        for key in (f"vram bytes@{name}", *(f"{key}@{name}" for key in Roofs(load_profile(name)).rates)):
+            assert f"\n  {key}  " in text
+    assert "\n  vram bytes  " not in text
+
+
 def lines() -> dict[str, str]:
     return {line.split("  ")[1]: line for line in format_text(None).splitlines()[1:-1]}
 
