@@ -28,9 +28,6 @@ from twin.units import GB, GIB, KIB, MIB, MINUTE, MS
 
 Estimator = Callable[[Asked], Estimate]
 
-IN_POOL = ("null block", "state and windows")
-"""Parts of a device that lie in its pool of blocks, not beside it."""
-
 
 class Figure(Struct, frozen=True, kw_only=True):
     """One predictable figure."""
@@ -277,10 +274,9 @@ def kv_pool(asked: Asked) -> Estimate:
     if asked.question.pool_bytes is not None:
         return Estimate(value=value, low=value, high=value, naive=pool.pool_bytes / per_token)
     weights = device.fixed.get("weights", 0.0) + device.fixed.get("embedding", 0.0)
-    left = device.capacity_bytes - sum(size for name, size in device.fixed.items() if name not in IN_POOL)
     low, high = (
         pool.plan.printed_tokens(
-            max(0, pool.plan.blocks_in(int(left + sigmas * device.capacity_spread))), pool.max_model_tokens
+            max(0, pool.plan.blocks_in(int(pool.pool_bytes + sigmas * device.capacity_spread))), pool.max_model_tokens
         )
         for sigmas in (-Z90, Z90)
     )

@@ -207,6 +207,12 @@ def test_a_question_that_cannot_be_asked_yet_is_told_in_the_twins_own_line() -> 
         question_of({"ctx_tokens": 1, "model": "llama-3.1-8b", "no_such": 2})
 
 
+def test_an_interval_holds_its_prediction() -> None:
+    for case in validate_public().cases:
+        if isinstance(case, PublicComparison) and case.low is not None and case.high is not None:
+            assert case.low <= case.predicted <= case.high, case.id
+
+
 def test_speeds_and_memory_are_each_judged_together() -> None:
     sorts = [group for group in validate_public(("exl3-100-6-1-2k", "exl2")).groups if group.by == "sort"]
     assert [(group.name, group.fit.n + group.held_out.n) for group in sorts] == [("speed", 2), ("memory", 2)]
