@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from calibrate.means import FEWEST, LEAST, Z90, Shelf, widened
 from calibrate.published.curves import KernelRow
@@ -34,8 +35,9 @@ SHELF: Shelf = {
 
 
 def row(machine: str, seconds: float, key: str = KEY) -> KernelRow:
-    """A call that has nothing to do but to be launched."""
-    return KernelRow("row", "curve", "file", "engine", load_profile(machine), Op("x", 0, kernel=key), seconds)
+    """A call that has nothing to do but to be launched, on a machine that knows how long it takes."""
+    there = replace(load_profile(machine), kernels={key: SHELF[machine][key]})
+    return KernelRow("row", "curve", "file", "engine", there, Op("x", 0, kernel=key), seconds)
 
 
 def miss(log: float, name: str, *, deviation: float = 0.0, **shares: float) -> Missed:
