@@ -274,9 +274,10 @@ def kv_pool(asked: Asked) -> Estimate:
     if asked.question.pool_bytes is not None:
         return Estimate(value=value, low=value, high=value, naive=pool.pool_bytes / per_token)
     weights = device.fixed.get("weights", 0.0) + device.fixed.get("embedding", 0.0)
+    left = pool.pool_bytes or min(0.0, device.free_bytes())
     low, high = (
         pool.plan.printed_tokens(
-            max(0, pool.plan.blocks_in(int(pool.pool_bytes + sigmas * device.capacity_spread))), pool.max_model_tokens
+            max(0, pool.plan.blocks_in(int(left + sigmas * device.capacity_spread))), pool.max_model_tokens
         )
         for sigmas in (-Z90, Z90)
     )

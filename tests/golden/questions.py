@@ -278,7 +278,7 @@ def questions() -> dict[str, list[Words]]:
     """All of them, each once, by the name of the file that keeps their answers."""
     made: dict[str, Iterable[Words]] = {
         "predict": _predictions(),
-        "options": (*_with_options(), *_celled()),
+        "options": (*_with_options(), *_celled(), *_of_engines()),
         "speculation": _speculating(),
         "compare": _comparisons(),
         "simulate": _simulations(),
@@ -492,13 +492,41 @@ def _celled() -> Iterator[Words]:
         yield ("predict", "--model", one(able, by), *where, *asked)
 
 
+OF_ENGINES: tuple[tuple[Words, Options], ...] = (
+    (
+        ("--model", "llama-3.1-8b", "--engine", "vllm", "--hw", "h200"),
+        valued(strict=("",), enforce_eager=("",), graph_tokens=("64", "4096"), kv_offload=("8GiB",)),
+    ),
+    (("--model", "qwen3.5-27b", "--engine", "sglang", "--hw", "h200"), valued(state_slots=("40",))),
+    (("--model", "gemma-4-26b-a4b", "--engine", "sglang", "--hw", "h200"), valued(window_share=("0.5",))),
+    (
+        ("--model", "qwen3-30b-a3b", "--weights", "q4_k_m", "--engine", "llama.cpp", "--hw", "rtx3090"),
+        valued(ngl=("9",), n_cpu_moe=("9",), swa_full=("",)),
+    ),
+)
+"""Options that few engines have, each on a model and a machine that can."""
+FROM_HOST = ("--prefix-cache", "--cached", "6k", "--kv-offload", "8GiB", "--cached-in", "host")
+
+
+def _of_engines() -> Iterator[Words]:
+    """Each by all commands that have it."""
+    for words, options in OF_ENGINES:
+        formats = "q8_0,fp16" if "llama.cpp" in words else "bf16,fp8"
+        for value in (value for values in options.values() for value in values):
+            yield ("predict", *words, "--ctx", "8k", *value)
+            yield ("compare", *words, "--ctx", "8k", "--formats", formats, *value)
+            if "llama.cpp" not in words:
+                yield ("simulate", *words, *value, *REQUESTS)
+    yield ("predict", *OF_ENGINES[0][0], "--ctx", "100k", *FROM_HOST)
+
+
 def _compared_on(place: Place, value: Words) -> Words:
     return _ask(place, one(place.usual, str(value)), "--over", "formats", *value, command="compare")
 
 
 def _catalogue() -> Iterator[Words]:
     """Lists of what is known and every entry of them; of exllamav3's many formats a few."""
-    yield from (("profiles",), ("models",), ("layouts",), ("formats",))
+    yield from (("profiles",), ("profiles", "--rungs"), ("models",), ("layouts",), ("formats",))
     yield from (("profiles", machine) for machine in measured_machines())
     yield from (("models", model) for model in model_names())
     for weights in (*weight_names(), BITS_A_WEIGHT):

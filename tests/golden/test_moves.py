@@ -41,7 +41,7 @@ def other(value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, float):
-        return value * (1 + 1e-8) if value else 1e-9
+        return value * (1 + 1e-8) if abs(value) > 1e-6 else value + 1e-9
     return value + 1 if isinstance(value, int) else f"{value}!"
 
 
