@@ -17,8 +17,7 @@ from calibrate.build import Evidence, build, checked, instructions_roof
 from calibrate.machine.description import Machine
 from calibrate.probes import ProbeRecord
 from hwprofiles.files import read_json
-from hwprofiles.profile import Kernel
-from hwprofiles.shipping import ship
+from hwprofiles.shipping import laid_over, ship
 from hwprofiles.store import RECORDS, shipped_document
 
 Records = Mapping[str, ProbeRecord]
@@ -56,16 +55,9 @@ def refitted(machine: str, samples: Callable[[Records], Records] = dict) -> dict
         chosen |= {key: kernel for key, kernel in kernels.items() if key not in chosen}
     profile["kernels"] |= of_library | chosen
     checked(profile)
-    made[PROFILE] = _over(shipped_document(machine), profile)
+    made[PROFILE] = laid_over(shipped_document(machine), profile)
     as_data: dict[str, dict[str, Any]] = json.loads(json.dumps(made, allow_nan=False))
     return as_data
-
-
-def _over(shipped: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
-    """The profile as fitted, with what no sample tells of."""
-    known = msgspec.convert(shipped["kernels"], dict[str, Kernel])
-    published = {key: raw for key, raw in shipped["kernels"].items() if known[key].is_fitted}
-    return shipped | fitted | {"gpu": shipped["gpu"] | fitted["gpu"], "kernels": published | fitted["kernels"]}
 
 
 def rate_records(machine: str) -> dict[str, dict[str, Any]]:

@@ -7,8 +7,20 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
+
 from hwprofiles.files import Table, read_json
-from hwprofiles.store import KERNELS, KERNELS_SCHEMA, MACHINES, load_profile, own_document
+from hwprofiles.profile import Kernel
+from hwprofiles.store import (
+    KERNELS,
+    KERNELS_SCHEMA,
+    MACHINES,
+    SHEET,
+    load_profile,
+    own_document,
+    profile_names,
+    shipped_document,
+)
 
 ENGINES = {"twin_inline": "twin", "flash_attention": "library"}
 """Whose kernels an implementation's are that is not called after its engine, where `twin calibrate` measured them."""
@@ -29,6 +41,16 @@ def ship(profile: Table, *, machines: Path = MACHINES, kernels: Path = KERNELS) 
         _write(kernels / f"{engine}.json", {**file, "machines": dict(sorted(file["machines"].items()))})
 
 
+def laid_over(shipped: Table, measured: Table) -> Table:
+    """A machine as measured anew, with what no sample tells of: links to other devices, kernels that figures set."""
+    kernels = shipped.get("kernels", {})
+    known = msgspec.convert(kernels, dict[str, Kernel])
+    published = {key: raw for key, raw in kernels.items() if known[key].is_fitted}
+    kept = {key: value for key, value in shipped.items() if key not in (SHEET, "extends")}
+    gpu = kept.get("gpu", {}) | measured.get("gpu", {})
+    return kept | measured | {"gpu": gpu, "kernels": published | measured.get("kernels", {})}
+
+
 def _write(path: Path, document: Table) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -36,7 +58,9 @@ def _write(path: Path, document: Table) -> None:
 def main(path: str) -> None:
     """Ship the profile in `path`, which must be one. Raises BadFile."""
     load_profile(path)
-    ship(own_document(Path(path)))
+    profile = own_document(Path(path))
+    name = profile["name"]
+    ship(laid_over(shipped_document(name), profile) if name in profile_names() else profile)
 
 
 if __name__ == "__main__":

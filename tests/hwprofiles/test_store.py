@@ -17,7 +17,7 @@ from hwprofiles.errors import BadFile, UnknownName
 from hwprofiles.files import read_json
 from hwprofiles.profile import Kernel
 from hwprofiles.rates import Rate
-from hwprofiles.shipping import main, ship
+from hwprofiles.shipping import laid_over, main, ship
 from hwprofiles.store import KERNEL_KEYS, KERNELS, KERNELS_SCHEMA, MACHINES, OPERATIONS, shipped_document
 from twin.ask.question import Question
 from twin.prediction import predict
@@ -270,6 +270,17 @@ def test_shipping_what_is_shipped_changes_no_byte_and_a_new_machine_goes_to_its_
     assert {"twin", "library"} < {engine for engine, entries in files.items() if entries}
     assert {key: kernel for entries in files.values() for key, kernel in entries.items()} == made["kernels"]
     assert read_json(machines / "new.json") == {key: value for key, value in made.items() if key != "kernels"}
+
+
+def test_a_machine_measured_anew_keeps_what_no_sample_tells_of() -> None:
+    shipped = shipped_document("h200")
+    fitted = {key for key, kernel in load_profile("h200").kernels.items() if kernel.is_fitted}
+    measured = {key: value for key, value in shipped["gpu"].items() if key != "peer"}
+    key = "linear/twin/bf16"
+    anew = laid_over(shipped, {"name": "h200", "gpu": measured, "kernels": {key: shipped["kernels"][key]}})
+    assert anew["gpu"] == shipped["gpu"]
+    assert anew["kernels"] == {name: shipped["kernels"][name] for name in (*fitted, key)}
+    assert "datasheet" not in laid_over(shipped_document("rtx4090"), {"gpu": measured})
 
 
 FIRST_RELEASE = Path(__file__).parent / "data" / "profile_0_1_0.json"
