@@ -98,12 +98,19 @@ def _several(name: str, count: int, one: HardwareProfile) -> HardwareProfile:
         raise NotShipped("machine", name, f"{one.name} cannot be repeated: {wrong}") from None
 
 
+@cache
+def _by_engine() -> tuple[EngineKernels, ...]:
+    """The files of kernels, read once for a machine and what it extends."""
+    files = sorted(KERNELS.glob("*.json"))
+    return tuple(msgspec.json.decode(path.read_bytes(), type=EngineKernels) for path in files)
+
+
 def shipped_document(name: str) -> Table:
     """A shipped machine as one file of one's own would hold it: `extends` as it is, kernels of all engines joined."""
     machine: Table = msgspec.json.decode((MACHINES / f"{name}.json").read_bytes())
     kernels: Table = {}
-    for path in sorted(KERNELS.glob("*.json")):
-        measured = msgspec.json.decode(path.read_bytes(), type=EngineKernels).machines.get(name)
+    for engine in _by_engine():
+        measured = engine.machines.get(name)
         if measured is not None:
             kernels |= msgspec.json.decode(measured)
     return {**machine, "kernels": kernels} if kernels else machine
@@ -113,8 +120,8 @@ def shipped_document(name: str) -> Table:
 def shipped_kernels() -> dict[str, dict[str, Kernel]]:
     """Shipped kernels of all engines by the machine that they were measured on."""
     found: dict[str, dict[str, Kernel]] = {}
-    for path in sorted(KERNELS.glob("*.json")):
-        for machine, raw in msgspec.json.decode(path.read_bytes(), type=EngineKernels).machines.items():
+    for engine in _by_engine():
+        for machine, raw in engine.machines.items():
             kernels = msgspec.json.decode(raw, type=dict[str, Kernel])
             found.setdefault(machine, {}).update(kernels)
     return found
