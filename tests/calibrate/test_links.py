@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from calibrate import links
-from calibrate.machine.collectives import GPU_GRID, by_role
 from hwprofiles import load_profile
 from twin.errors import BadFile
+
+pytest.importorskip("torch")
+
+from calibrate.machine.collectives import GPU_GRID, by_role
 
 PEAK = 3.6e11
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from calibrate.machine import collectives
-from realkernels.shape import DenseShape
-from realkernels.timed.library import random_weights
+torch = pytest.importorskip("torch")
+
+from calibrate.machine import collectives  # noqa: E402 - needs torch
+from realkernels.shape import DenseShape  # noqa: E402
+from realkernels.timed.library import random_weights  # noqa: E402
 
 
 def test_two_processes_check_and_time_all_that_needs_no_device(tmp_path: Path) -> None:
